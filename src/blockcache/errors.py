@@ -1,0 +1,48 @@
+"""Everything that blockcache refuses, it refuses with one of these.
+
+A message says what is wrong, what was expected, what was found and what to do next, in one sentence or two.
+"""
+
+
+class BlockcacheError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ScheduleError(BlockcacheError):
+    """A schedule that is not well formed, or that does not fit the policy it is meant for."""
+
+
+class FileError(BlockcacheError):
+    """A file that cannot be read, written or understood. A failed write leaves the old file whole."""
+
+
+class RecordingError(BlockcacheError):
+    """A calibration that cannot be used, such as one that holds NaN."""
+
+
+class PolicyError(BlockcacheError):
+    """A policy that cannot be accelerated as it is."""
+
+
+class ObservationError(BlockcacheError):
+    """An observation that the policy cannot answer: wrong shape, wrong type or not finite."""
+
+
+class StepError(BlockcacheError):
+    """The denoiser was called with another timestep than the sampler's table says."""
+
+
+class EngineError(BlockcacheError):
+    """An engine that is missing, or that does not support what was asked of it."""
+
+
+class StaleWeightsError(EngineError):
+    """The policy's weights changed after an engine had copied them."""
+
+
+class SamplerError(BlockcacheError):
+    """A sampler setting that is unknown or not supported."""
+
+
+class TaskError(BlockcacheError):
+    """A task that is unknown, that lacks its simulator, or that the policy or the data does not fit."""

@@ -1,0 +1,81 @@
+"""What a schedule, recording or export was made for, and how that differs from what is at hand. Plain values only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from blockcache.errors import ScheduleError
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A field that is None binds nothing: the printed schedules bind family, blocks and steps only."""
+
+    family: str | None = None
+    blocks: tuple[str, ...] | None = None
+    widths: Mapping[str, int] | None = None
+    steps: int | None = None
+    sampler: Mapping[str, Any] | None = None
+    weights: str | None = None
+
+    def differences(self, actual: Fingerprint, ignore: Iterable[str] = ()) -> tuple[str, ...]:
+        """One phrase for each bound field in which `actual` differs."""
+        found = []
+        for field in fields(self):
+            bound, got = getattr(self, field.name), getattr(actual, field.name)
+            if field.name in ignore or bound is None or got is None or bound == got:
+                continue
+            found.append(_difference(field.name, bound, got))
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "family": self.family,
+            "blocks": None if self.blocks is None else list(self.blocks),
+            "widths": None if self.widths is None else dict(self.widths),
+            "steps": self.steps,
+            "sampler": None if self.sampler is None else dict(self.sampler),
+            "weights": self.weights,
+        }
+
+    @classmethod
+    def from_dict(cls, value: Any) -> Fingerprint:
+        """Strict: exactly the known keys, each of its type or null."""
+        kinds = {"family": str, "blocks": list, "widths": dict, "steps": int, "sampler": dict, "weights": str}
+        if not isinstance(value, dict) or set(value) != set(kinds):
+            raise ScheduleError(f"a fingerprint has the keys {', '.join(kinds)}, got {_keys(value)}")
+        for name, kind in kinds.items():
+            if value[name] is not None and (not isinstance(value[name], kind) or isinstance(value[name], bool)):
+                raise ScheduleError(f"fingerprint field {name} must be a {kind.__name__} or null, got {value[name]!r}")
+        blocks = value["blocks"]
+        return cls(**{**value, "blocks": None if blocks is None else tuple(blocks)})
+
+
+def _difference(name: str, bound: Any, got: Any) -> str:
+    if name == "weights":
+        return f"weights {got[:8]} instead of {bound[:8]}"
+    if name == "blocks":
+        return _block_difference(bound, got)
+    if isinstance(bound, Mapping):
+        keys = [key for key in dict.fromkeys((*bound, *got)) if bound.get(key) != got.get(key)]
+        return ", ".join(f"{key} {_value(got.get(key))} instead of {_value(bound.get(key))}" for key in keys)
+    return f"{name} {_value(got)} instead of {_value(bound)}"
+
+
+def _block_difference(bound: tuple[str, ...], got: tuple[str, ...]) -> str:
+    for sign, names in (("no block", set(bound) - set(got)), ("an extra block", set(got) - set(bound))):
+        if names:
+            first = min(names)
+            return f"{len(got)} blocks instead of {len(bound)} ({sign} {first})"
+    return "the same blocks in another order"
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def _keys(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)

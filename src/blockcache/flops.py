@@ -1,0 +1,87 @@
+"""FLOPs of one generation, by formula and exact: 2 x MACs, attention products included, batch 1.
+
+Norms, activations and softmax are not counted, as in the paper. Knows nothing of torch; `DPTShape` is the formula for
+the DP-T family, other families bring their own blocks and per-step cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blockcache.blocks import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION, Block
+from blockcache.errors import ScheduleError
+from blockcache.schedule import Schedule
+
+
+def linear(tokens: int, inputs: int, outputs: int) -> int:
+    return 2 * tokens * inputs * outputs
+
+
+def attention(queries: int, keys: int, width: int) -> int:
+    """Projections of q, k, v and the output, and the two products; keys and values are projected here too."""
+    projections = linear(queries, width, width) + linear(keys, width, 2 * width) + linear(queries, width, width)
+    products = 2 * linear(queries, width, keys)
+    return projections + products
+
+
+def feed_forward(tokens: int, width: int, hidden: int) -> int:
+    return linear(tokens, width, hidden) + linear(tokens, hidden, width)
+
+
+@dataclass(frozen=True)
+class DPTShape:
+    """The sizes of a DP-T denoiser that decide its cost.
+
+    The defaults are the reference shape of the paper's schedules: 15.74 GFLOP for 100 steps. In the encoder-only form
+    (`cond_tokens` = 0) the time is one of the `tokens` and there is no cross-attention.
+    """
+
+    width: int = 256
+    layers: int = 8
+    tokens: int = 10
+    cond_tokens: int = 3
+    cond_dim: int = 66
+    input_dim: int = 2
+    output_dim: int = 2
+    cond_layers: int = 0
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The cached blocks in execution order, with their costs."""
+        costs = {
+            SELF_ATTENTION: attention(self.tokens, self.tokens, self.width),
+            CROSS_ATTENTION: attention(self.tokens, self.cond_tokens, self.width),
+            FEED_FORWARD: feed_forward(self.tokens, self.width, 4 * self.width),
+        }
+        kinds = [kind for kind in costs if kind != CROSS_ATTENTION or self.cond_tokens > 0]
+        names = [(f"layers.{layer}.{kind}", kind) for layer in range(self.layers) for kind in kinds]
+        return tuple(Block(name, kind, order, costs[kind]) for order, (name, kind) in enumerate(names))
+
+    @property
+    def every_step(self) -> int:
+        """What runs at every step whatever the schedule: embeddings, condition encoder, head."""
+        action_tokens = self.tokens if self.cond_tokens else self.tokens - 1
+        ends = linear(action_tokens, self.input_dim, self.width) + linear(action_tokens, self.width, self.output_dim)
+        observations = linear(max(self.cond_tokens - 1, 0), self.cond_dim, self.width)
+        return ends + observations + self._encoder
+
+    @property
+    def _encoder(self) -> int:
+        if not self.cond_tokens:
+            return 0
+        mlp = feed_forward(self.cond_tokens, self.width, 4 * self.width)
+        if not self.cond_layers:
+            return mlp
+        return self.cond_layers * (attention(self.cond_tokens, self.cond_tokens, self.width) + mlp)
+
+
+def generation(blocks: Sequence[Block], every_step: int, steps: int, schedule: Schedule | None = None) -> int:
+    """FLOPs of one whole generation of `steps` steps; without a schedule every block runs at every step."""
+    if schedule is None:
+        return steps * (every_step + sum(block.cost for block in blocks))
+    if schedule.steps != steps:
+        raise ScheduleError(f"the schedule is for {schedule.steps} steps, the generation has {steps}")
+    if schedule.blocks != tuple(block.name for block in blocks):
+        raise ScheduleError(f"the schedule's {len(schedule.blocks)} blocks are not the {len(blocks)} of this shape")
+    return steps * every_step + sum(block.cost * len(schedule.updates[block.name]) for block in blocks)

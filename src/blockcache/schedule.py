@@ -1,0 +1,133 @@
+"""The Schedule: at which denoising steps each block is computed. A frozen value with a JSON file format.
+
+Steps count in execution order, 0 is the first denoising step (most noise). Between its update steps a block's last
+output is used again. The format is specified in docs/schedule-format.md. Knows nothing of torch or of solvers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+from blockcache._version import __version__
+from blockcache.errors import FileError, ScheduleError
+from blockcache.files import PathLike, expect_format, read_json, write_json
+from blockcache.fingerprint import Fingerprint
+
+FORMAT, VERSION = "blockcache.schedule", 1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Update steps per block, in execution order of the blocks; checked when it is made.
+
+    `fingerprint` says what the schedule fits (its blocks and steps always those of the schedule itself), `origin` is
+    a record of how it came to be.
+    """
+
+    steps: int
+    updates: Mapping[str, Sequence[int]]
+    fingerprint: Fingerprint = Fingerprint()
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not _is_count(self.steps) or self.steps < 1:
+            raise ScheduleError(f"a schedule needs a positive whole number of steps, got {self.steps!r}")
+        if not self.updates:
+            raise ScheduleError("a schedule needs at least one block, got none")
+        checked = {name: check_updates(name, steps, self.steps) for name, steps in self.updates.items()}
+        own = {"blocks": tuple(checked), "steps": self.steps}
+        for name, value in own.items():
+            bound = getattr(self.fingerprint, name)
+            if bound is not None and bound != value:
+                raise ScheduleError(f"the schedule's own {name} differ from those of its fingerprint")
+        object.__setattr__(self, "updates", MappingProxyType(checked))
+        object.__setattr__(self, "fingerprint", replace(self.fingerprint, blocks=tuple(checked), steps=self.steps))
+        object.__setattr__(self, "origin", MappingProxyType(dict(self.origin)))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a mapping proxy cannot be copied or sent to a worker by itself
+        return Schedule, (self.steps, dict(self.updates), self.fingerprint, dict(self.origin))
+
+    @cached_property
+    def update_sets(self) -> Mapping[str, frozenset[int]]:
+        return {name: frozenset(steps) for name, steps in self.updates.items()}
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return tuple(self.updates)
+
+    @property
+    def computed(self) -> int:
+        """Block computations in one generation."""
+        return sum(len(steps) for steps in self.updates.values())
+
+    @property
+    def reused_share(self) -> float:
+        """The share of all block x step cells that are not computed."""
+        return 1.0 - self.computed / (self.steps * len(self.updates))
+
+    @classmethod
+    def every_step(cls, steps: int, blocks: Sequence[str], fingerprint: Fingerprint = Fingerprint()) -> Schedule:
+        """Nothing is ever reused: full precision, written as a schedule."""
+        return cls(steps, {name: range(steps) for name in blocks}, fingerprint, {"method": "full"})
+
+    def save(self, path: PathLike) -> None:
+        """Write the JSON file, atomically."""
+        write_json(
+            path,
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "made_by": f"blockcache {__version__}",
+                "steps": self.steps,
+                "updates": {name: list(steps) for name, steps in self.updates.items()},
+                "fingerprint": self.fingerprint.to_dict(),
+                "origin": dict(self.origin),
+            },
+        )
+
+    @classmethod
+    def load(cls, path: PathLike) -> Schedule:
+        """Read a JSON file. Unknown versions and keys are refused, so no meaning is ever lost in silence."""
+        value = read_json(path, "schedule")
+        expect_format(value, FORMAT, VERSION, "schedule", path)
+        expected = {"format", "version", "made_by", "steps", "updates", "fingerprint", "origin"}
+        if set(value) != expected:
+            odd = ", ".join(sorted(set(value) ^ expected))
+            raise FileError(f"the schedule {path} has missing or unknown keys: {odd}")
+        for key in ("updates", "origin"):
+            if not isinstance(value[key], dict):
+                raise FileError(f"the schedule {path} needs an object under {key!r}, got {value[key]!r}")
+        try:
+            return cls(value["steps"], value["updates"], Fingerprint.from_dict(value["fingerprint"]), value["origin"])
+        except ScheduleError as error:
+            raise ScheduleError(f"{path}: {error}") from error
+
+
+def check_updates(name: str, updates: Sequence[int], steps: int) -> tuple[int, ...]:
+    """The update steps of one block as a tuple, or a sentence saying what is wrong with them."""
+    if not isinstance(updates, Sequence) or isinstance(updates, str | bytes):
+        raise ScheduleError(f"{name}: update steps must be a list of whole numbers, got {updates!r}")
+    for step in updates:
+        if not _is_count(step):
+            raise ScheduleError(f"{name}: update steps must be whole numbers, got {step!r}")
+    if not updates or updates[0] != 0:
+        raise ScheduleError(f"{name}: the first update step must be 0, got {updates[0] if updates else 'no steps'}")
+    for before, after in pairwise(updates):
+        if after == before:
+            raise ScheduleError(f"{name}: update step {after} appears twice")
+        if after < before:
+            raise ScheduleError(f"{name}: update steps must rise, got {after} after {before}")
+    if updates[-1] >= steps:
+        raise ScheduleError(
+            f"{name}: update step {updates[-1]} is out of range, the last of {steps} steps is {steps - 1}"
+        )
+    return tuple(updates)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,139 @@
+"""A policy as the recorder and the engines see it: its denoiser, sampler, timesteps and fingerprint.
+
+Any object with `model`, `noise_scheduler`, `num_inference_steps` and `predict_action` will do, ours or foreign. Knows
+nothing of schedules.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from blockcache.errors import PolicyError, SamplerError
+from blockcache.families import Adapter, adapter_for
+from blockcache.fingerprint import Fingerprint
+from blockcache.samplers import SamplerConfig
+
+_TYPES = {"DDPMScheduler": "ddpm", "DDIMScheduler": "ddim", "DPMSolverMultistepScheduler": "dpmsolver++"}
+_UNKNOWN_TO_US = (
+    "thresholding",
+    "use_karras_sigmas",
+    "trained_betas",
+    "rescale_betas_zero_snr",
+    "use_lu_lambdas",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """`timesteps` in execution order, as the denoiser is given them. `sampler` is None if we cannot tabulate it."""
+
+    policy: Any
+    adapter: Adapter
+    timesteps: tuple[float, ...]
+    sampler: SamplerConfig | None
+    fingerprint: Fingerprint
+
+    @property
+    def reentrant(self) -> bool:
+        """Whether several threads may generate at once; foreign policies hold one scheduler, so theirs may not."""
+        return bool(getattr(self.policy, "reentrant", False))
+
+
+def examine(policy: Any) -> Target:
+    """Look at a policy, or say in one sentence why it cannot be used."""
+    missing = [
+        name
+        for name in ("model", "noise_scheduler", "num_inference_steps", "predict_action")
+        if getattr(policy, name, None) is None
+    ]
+    if missing:
+        raise PolicyError(
+            f"{type(policy).__name__} is no diffusion policy that we know: it lacks {', '.join(missing)}; "
+            "expected model, noise_scheduler, num_inference_steps and predict_action"
+        )
+    denoiser = policy.model
+    if not isinstance(denoiser, nn.Module):
+        raise PolicyError(f"the policy's model must be a torch module, got {type(denoiser).__name__}")
+    check_eval_mode(policy)
+    adapter = adapter_for(denoiser)
+    timesteps = _timesteps(policy)
+    sampler = _sampler(policy)
+    settings = _generic_settings(policy) if sampler is None else sampler.to_dict()
+    return Target(
+        policy=policy,
+        adapter=adapter,
+        timesteps=timesteps,
+        sampler=sampler,
+        fingerprint=Fingerprint(
+            family=adapter.family,
+            blocks=tuple(block.name for block in adapter.blocks),
+            widths=adapter.widths,
+            steps=len(timesteps),
+            sampler=settings,
+            weights=weights_hash(policy if isinstance(policy, nn.Module) else denoiser),
+        ),
+    )
+
+
+def check_eval_mode(policy: Any) -> None:
+    """Dropout would make every comparison between steps a lie."""
+    if policy.model.training:
+        raise PolicyError("the policy is in train mode; call policy.eval() first")
+
+
+def weights_hash(module: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        array = tensor.detach().to("cpu").contiguous()
+        digest.update(f"{name} {array.dtype} {tuple(array.shape)}\n".encode())
+        digest.update(array.reshape(-1).view(torch.uint8).numpy().data if array.numel() else b"")
+    return digest.hexdigest()
+
+
+def _timesteps(policy: Any) -> tuple[float, ...]:
+    scheduler = copy.deepcopy(policy.noise_scheduler)
+    scheduler.set_timesteps(policy.num_inference_steps)
+    return tuple(torch.as_tensor(scheduler.timesteps).tolist())
+
+
+def _sampler(policy: Any) -> SamplerConfig | None:
+    """The sampler in our words, if it is one that we can tabulate."""
+    own = getattr(policy, "sampler", None)
+    if isinstance(own, SamplerConfig):
+        return own
+    config = dict(getattr(policy.noise_scheduler, "config", {}))
+    kind = _TYPES.get(type(policy.noise_scheduler).__name__)
+    if kind is None or any(config.get(name) for name in _UNKNOWN_TO_US):
+        return None
+    if kind == "dpmsolver++" and config.get("algorithm_type") != "dpmsolver++":
+        return None
+    extra = getattr(policy, "kwargs", {})
+    settings: dict[str, Any] = {
+        field.name: config[field.name] for field in fields(SamplerConfig) if field.name in config
+    }
+    if kind == "ddim" and isinstance(extra, Mapping):
+        settings["eta"] = extra.get("eta", 0.0)
+    try:
+        return SamplerConfig(**{**settings, "type": kind, "num_inference_steps": policy.num_inference_steps})
+    except SamplerError:
+        return None
+
+
+def _generic_settings(policy: Any) -> dict[str, Any]:
+    """Any other sampler: its class and its plain settings, enough to tell two of them apart."""
+    config = dict(getattr(policy.noise_scheduler, "config", {}))
+    plain = {key: value for key, value in sorted(config.items()) if isinstance(value, bool | int | float | str)}
+    plain = {key: value for key, value in plain.items() if not key.startswith("_")}
+    return {
+        "type": type(policy.noise_scheduler).__name__,
+        "num_inference_steps": policy.num_inference_steps,
+        **plain,
+    }

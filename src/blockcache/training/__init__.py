@@ -1,0 +1,6 @@
+"""The training recipe: demonstrations in, a policy directory out."""
+
+from blockcache.training.config import TrainConfig, TrainingError
+from blockcache.training.loop import train
+
+__all__ = ["TrainConfig", "TrainingError", "train"]

@@ -1,0 +1,106 @@
+"""Demonstrations: read them, hold some episodes out, cut the rest into windows. Knows nothing of models."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from blockcache.errors import FileError
+from blockcache.files import PathLike, read_bytes
+from blockcache.tasks import TaskSpec
+from blockcache.training.config import TrainingError
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_HELD_OUT = 0.02  # share of the episodes that are kept for validation, at least one
+_SPLIT_SEED = 42  # the same episodes are held out whatever the seed of the run
+
+
+@dataclass(frozen=True, eq=False)
+class Demonstrations:
+    """Recorded episodes one behind the other: obs (N, O), action (N, A), and where each episode ends."""
+
+    obs: Array
+    action: Array
+    episode_ends: Array
+    sha256: str
+
+    @property
+    def episodes(self) -> list[tuple[int, int]]:
+        """First step of each episode, and the one behind its last."""
+        starts = np.concatenate(([0], self.episode_ends[:-1]))
+        return list(zip(starts.tolist(), self.episode_ends.tolist(), strict=True))
+
+
+def read_demonstrations(spec: TaskSpec, path: PathLike) -> Demonstrations:
+    """Read a task's .npz file; one that does not fit the task is refused."""
+    data = read_bytes(path, "demonstrations")
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise FileError(f"the demonstrations {path} are not an .npz file of plain arrays ({error})") from error
+    try:
+        obs = _OBSERVATIONS.get(spec.name, lambda named: named["obs"])(arrays)
+        action, ends = arrays["action"], arrays["episode_ends"]
+    except KeyError as error:
+        raise FileError(f"the demonstrations {path} lack the array {error}; found {sorted(arrays)}") from error
+    for name, array, columns in (("observation", obs, spec.obs_dim), ("action", action, spec.action_dim)):
+        if array.ndim != 2 or array.shape[1] != columns:
+            raise TrainingError(
+                f"the {name}s in {path} have shape {array.shape}, task {spec.name!r} needs (steps, {columns})"
+            )
+        if not np.isfinite(array).all():
+            raise TrainingError(f"the {name}s in {path} hold NaN or infinity; remove those episodes")
+    sound = ends.ndim == 1 and np.issubdtype(ends.dtype, np.integer) and len(ends) > 0
+    if not (sound and ends[0] > 0 and (np.diff(ends) > 0).all() and ends[-1] == len(obs) == len(action)):
+        raise TrainingError(
+            f"episode_ends in {path} must be whole numbers that rise to the number of steps, "
+            f"which is {len(obs)} in the observations and {len(action)} in the actions"
+        )
+    return Demonstrations(obs.astype(np.float32), action.astype(np.float32), ends, hashlib.sha256(data).hexdigest())
+
+
+def split(demos: Demonstrations) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The episodes to train on and those held out, always the same ones."""
+    episodes = demos.episodes
+    if len(episodes) < 2:
+        raise TrainingError(f"training needs at least 2 episodes, one of them held out; got {len(episodes)}")
+    count = max(1, round(_HELD_OUT * len(episodes)))
+    chosen = np.random.default_rng(_SPLIT_SEED).choice(len(episodes), size=count, replace=False)
+    held_out = set(chosen.tolist())
+    kept = [episode for i, episode in enumerate(episodes) if i not in held_out]
+    return kept, [episodes[i] for i in sorted(held_out)]
+
+
+def window_indices(
+    episodes: list[tuple[int, int]], horizon: int, n_obs_steps: int, n_action_steps: int
+) -> npt.NDArray[np.int64]:
+    """The steps of every window, (windows, horizon), padded as in Diffusion Policy.
+
+    An episode is extended by n_obs_steps - 1 repeats of its first step and n_action_steps - 1 of its last, so
+    that the robot's first observation and its last actions are seen in training. No window crosses episodes.
+    """
+    before, after = n_obs_steps - 1, n_action_steps - 1
+    rows = [np.empty((0, horizon), dtype=np.int64)]
+    for start, stop in episodes:
+        first = np.arange(start - before, stop + after - horizon + 1)
+        rows.append(np.clip(first[:, None] + np.arange(horizon), start, stop - 1))
+    return np.concatenate(rows)
+
+
+def _pusht_observation(arrays: Mapping[str, Array]) -> Array:
+    """Nine keypoints of the block, then the agent: 18 + 2 numbers."""
+    keypoints, state = arrays["keypoint"], arrays["state"]
+    return np.concatenate((keypoints.reshape(len(keypoints), -1), state[:, :2]), axis=1)
+
+
+# Tasks whose files do not hold the observation as it is, under the name "obs".
+_OBSERVATIONS: dict[str, Callable[[Mapping[str, Array]], Array]] = {"pusht": _pusht_observation}

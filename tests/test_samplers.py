@@ -157,9 +157,7 @@ def test_ddim_follows_diffusers(eta, steps, set_alpha_to_one, clip, prediction_t
 @pytest.mark.parametrize("lower_order_final", [True, False])
 @pytest.mark.parametrize("steps", [20, 15, 14, 8, 2, 1])
 @pytest.mark.parametrize("solver_order", [1, 2])
-def test_dpmsolver_follows_diffusers(
-    solver_order, steps, lower_order_final, final_sigmas_type, prediction_type
-):
+def test_dpmsolver_follows_diffusers(solver_order, steps, lower_order_final, final_sigmas_type, prediction_type):
     config = SamplerConfig(
         "dpmsolver++",
         num_inference_steps=steps,
@@ -183,9 +181,7 @@ def test_beta_schedules_follow_diffusers(kind, beta_schedule, betas, train):
 
 
 @pytest.mark.parametrize("kind", ["ddpm", "ddim", "dpmsolver++"])
-@pytest.mark.parametrize(
-    ("spacing", "offset"), [("linspace", 0), ("trailing", 0), ("leading", 0), ("leading", 1)]
-)
+@pytest.mark.parametrize(("spacing", "offset"), [("linspace", 0), ("trailing", 0), ("leading", 0), ("leading", 1)])
 @pytest.mark.parametrize("steps", [98, 15, 7, 3])
 def test_spacings_follow_diffusers(kind, spacing, offset, steps):
     config = SamplerConfig(kind, num_inference_steps=steps, timestep_spacing=spacing, steps_offset=offset)
@@ -216,9 +212,7 @@ def test_a_solver_step_of_no_length_follows_diffusers():
 
 
 def test_rdt_settings_follow_diffusers():
-    config = SamplerConfig(
-        "dpmsolver++", num_train_timesteps=1000, num_inference_steps=5, prediction_type="sample"
-    )
+    config = SamplerConfig("dpmsolver++", num_train_timesteps=1000, num_inference_steps=5, prediction_type="sample")
     assert_same_trajectory(config, SINGLE)
 
 

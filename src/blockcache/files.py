@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from blockcache.errors import FileError
 
@@ -24,7 +24,9 @@ def write_bytes(path: PathLike, data: bytes) -> None:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+        # not tempfile: its files are private, and giving them the usual rights means reading the umask by setting it
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     except OSError as error:
         raise FileError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
     try:
@@ -32,7 +34,6 @@ def write_bytes(path: PathLike, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -58,7 +59,11 @@ def read_bytes(path: PathLike, what: str) -> bytes:
 
 
 def write_json(path: PathLike, value: Mapping[str, Any]) -> None:
-    write_bytes(path, (_pretty(value) + "\n").encode())
+    try:
+        text = _pretty(value)
+    except (TypeError, ValueError) as error:  # NaN, or a type that JSON does not have
+        raise FileError(f"cannot write {path}: {error}; nothing was changed") from error
+    write_bytes(path, (text + "\n").encode())
 
 
 def read_json(path: PathLike, what: str) -> dict[str, Any]:
@@ -68,8 +73,8 @@ def read_json(path: PathLike, what: str) -> dict[str, Any]:
 
 def parse_json(data: bytes, what: str, path: PathLike) -> dict[str, Any]:
     try:
-        value = json.loads(data, object_pairs_hook=_no_duplicates)
-    except (UnicodeDecodeError, ValueError) as error:
+        value = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except (RecursionError, ValueError) as error:
         raise FileError(f"the {what} {path} is not valid JSON ({error}); it may be cut short") from error
     if not isinstance(value, dict):
         raise FileError(f"the {what} {path} holds a JSON {type(value).__name__}, expected an object")
@@ -81,7 +86,7 @@ def expect_format(header: Mapping[str, Any], name: str, version: int, what: str,
     if header.get("format") != name:
         raise FileError(f"{path} is not a {what}: its format is {header.get('format')!r}, expected {name!r}")
     found = header.get("version")
-    if found != version or isinstance(found, bool):
+    if type(found) is not int or found != version:
         raise FileError(
             f"the {what} {path} has format version {found!r}, this blockcache reads version {version}; "
             "use the blockcache that wrote it or make the file again"
@@ -94,6 +99,10 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"key {next(n for n in names if names.count(n) > 1)!r} appears twice")
     return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _pretty(value: Mapping[str, Any]) -> str:
@@ -110,9 +119,3 @@ def _render(value: Any, indent: str) -> str:
         rows = [inner + _render(item, inner) for item in value]
         return "[\n" + ",\n".join(rows) + f"\n{indent}]"
     return json.dumps(value, allow_nan=False)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -51,6 +51,8 @@ class Fingerprint:
             if value[name] is not None and (not isinstance(value[name], kind) or isinstance(value[name], bool)):
                 raise ScheduleError(f"fingerprint field {name} must be a {kind.__name__} or null, got {value[name]!r}")
         blocks = value["blocks"]
+        if blocks is not None and not all(isinstance(name, str) for name in blocks):
+            raise ScheduleError(f"fingerprint field blocks must be a list of names or null, got {blocks!r}")
         return cls(**{**value, "blocks": None if blocks is None else tuple(blocks)})
 
 

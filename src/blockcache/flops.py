@@ -7,7 +7,7 @@ the DP-T family, other families bring their own blocks and per-step cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blockcache.blocks import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION, Block
 from blockcache.errors import ScheduleError
@@ -45,6 +45,7 @@ class DPTShape:
     input_dim: int = 2
     output_dim: int = 2
     cond_layers: int = 0
+    hidden: int | None = None  # of the trunk's feed-forward blocks; 4 x width where nothing else is said
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -52,7 +53,7 @@ class DPTShape:
         costs = {
             SELF_ATTENTION: attention(self.tokens, self.tokens, self.width),
             CROSS_ATTENTION: attention(self.tokens, self.cond_tokens, self.width),
-            FEED_FORWARD: feed_forward(self.tokens, self.width, 4 * self.width),
+            FEED_FORWARD: feed_forward(self.tokens, self.width, self.hidden or 4 * self.width),
         }
         kinds = [kind for kind in costs if kind != CROSS_ATTENTION or self.cond_tokens > 0]
         names = [(f"layers.{layer}.{kind}", kind) for layer in range(self.layers) for kind in kinds]
@@ -74,6 +75,22 @@ class DPTShape:
         if not self.cond_layers:
             return mlp
         return self.cond_layers * (attention(self.cond_tokens, self.cond_tokens, self.width) + mlp)
+
+
+def whole_loop(shape: DPTShape, steps: int, schedule: Schedule | None = None, tokens: int | None = None) -> int:
+    """FLOPs of one generation that remain in the whole-loop engines, after their exact savings.
+
+    Observations are encoded and projected to keys and values once, the time token comes from a table, and only the first
+    `tokens` action tokens are computed.
+    """
+    kept = replace(shape, tokens=shape.tokens if tokens is None else tokens)
+    observed = shape.cond_tokens - 1
+    project = linear(shape.cond_tokens, shape.width, 2 * shape.width)
+    once = linear(observed, shape.cond_dim, shape.width) + feed_forward(observed, shape.width, 4 * shape.width)
+    once += shape.layers * linear(observed, shape.width, 2 * shape.width)
+    ends = linear(kept.tokens, shape.input_dim, shape.width) + linear(kept.tokens, shape.width, shape.output_dim)
+    blocks = [replace(b, cost=b.cost - project) if b.kind == CROSS_ATTENTION else b for b in kept.blocks]
+    return once + generation(blocks, ends, steps, schedule)
 
 
 def generation(blocks: Sequence[Block], every_step: int, steps: int, schedule: Schedule | None = None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from blockcache.errors import ObservationError, StepError
+from blockcache.errors import StepError
 from blockcache.families import Layer
+from blockcache.observations import check_finite
 from blockcache.patching import Patches
 from blockcache.target import Target, check_eval_mode
 
@@ -110,15 +111,6 @@ def attach(target: Target, new_run: Callable[[], Run]) -> Patches:
     return patches
 
 
-def check_finite(value: Any) -> None:
-    """Refuse NaN and infinity anywhere in an observation, however nested."""
-    if isinstance(value, Mapping):
-        for item in value.values():
-            check_finite(item)
-    elif isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        raise ObservationError("the observation holds NaN or infinity; check the sensor before asking for an action")
-
-
 def _advance(scope: _Scope, timesteps: tuple[float, ...], given: Any) -> None:
     values = torch.as_tensor(given).reshape(-1)
     timestep = float(values[0])
@@ -128,7 +120,7 @@ def _advance(scope: _Scope, timesteps: tuple[float, ...], given: Any) -> None:
     if step >= len(timesteps) or not math.isclose(timestep, timesteps[step], rel_tol=1e-6, abs_tol=1e-9):
         expected = f"{timesteps[step]:g}" if step < len(timesteps) else "no further call"
         raise StepError(
-            f"denoising step {step}: the denoiser was given timestep {timestep:g}, the sampler's table says {expected}; "
+            f"denoising step {step}: the denoiser got timestep {timestep:g}, the sampler's table says {expected}; "
             "was the sampler changed after enabling?"
         )
     scope.step = step

@@ -38,6 +38,8 @@ class Patches:
 
     def replace(self, instance: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Put `make(original)` in place of `instance.name`."""
+        if not hasattr(instance, "__dict__"):
+            raise PolicyError(f"{type(instance).__name__} has __slots__: there is no place for a replacement of {name}")
         if name in vars(instance):
             raise PolicyError(
                 f"{type(instance).__name__}.{name} is already patched"
@@ -63,4 +65,4 @@ class Patches:
 
 
 def is_ours(instance: Any, name: str) -> bool:
-    return isinstance(vars(instance).get(name), Replacement)
+    return isinstance(getattr(instance, "__dict__", {}).get(name), Replacement)

@@ -48,6 +48,6 @@ def published_schedule(name: str, union: bool = True) -> Schedule:
 
 @cache
 def _printed() -> dict[str, Any]:
-    text = resources.files("blockcache").joinpath("assets", "published_schedules.json").read_text()
+    text = resources.files("blockcache").joinpath("assets", "published_schedules.json").read_text("utf-8")
     value: dict[str, Any] = json.loads(text)
     return value

@@ -6,6 +6,7 @@ Knows nothing of tasks, solvers or plots.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
 from itertools import islice
@@ -79,21 +80,33 @@ class _Recorder:
         self.scores = np.zeros(n)
         self.changes: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []  # input, output of each sample
         self.run: _RecordingRun | None = None
+        self.thread = threading.get_ident()
 
     def new_run(self) -> _RecordingRun:
-        self.run = _RecordingRun(self.target)
-        return self.run
+        run = _RecordingRun(self.target)
+        if threading.get_ident() == self.thread:  # whoever else uses the policy meanwhile is not recorded
+            self.run = run
+        return run
 
     def generation(self, batch: Any, seed: int) -> None:
         size, start = _batch_size(batch), 0
         while start < size:
             stop = min(start + self.part, size)
-            generate(self.target.policy.predict_action, _rows(batch, start, stop), seed=seed * 1_000_003 + start)
+            self._generate(_rows(batch, start, stop, size), range(seed * 1_000_003 + start, seed * 1_000_003 + stop))
             assert self.run is not None
             self._reduce(self.run, stop - start)
             self.part = max(1, FEATURE_BYTES * (stop - start) // self.run.feature_bytes)
             self.run = None
             start = stop
+
+    def _generate(self, rows: Any, seeds: range) -> None:
+        """Where a policy takes noise, each sample has its own seed, so parts of any size give the same recording."""
+        policy = self.target.policy
+        if not hasattr(policy, "draw_noise"):
+            generate(policy.predict_action, rows, seeds[0])
+            return
+        noise = [policy.draw_noise(1, torch.Generator().manual_seed(seed)) for seed in seeds]
+        policy.predict_action(rows, noise=torch.cat(noise, dim=1))  # (1 + draws, B, T, D)
 
     def _reduce(self, run: _RecordingRun, samples: int) -> None:
         for index, features in enumerate(run.features.values()):
@@ -108,8 +121,8 @@ class _Recorder:
                     self.sums[name][index] += matrix
                     if name == "l1":  # a mean over elements; the score sums them
                         self.scores[index] += matrix.mean() * feature.shape[1]
-        inputs, outputs = torch.stack(run.input_change, 1), torch.stack(run.output_change, 1)  # (B, K - 1)
-        self.changes += [(inputs[b].numpy(), outputs[b].numpy()) for b in range(samples)]
+        inputs, outputs = _columns(run.input_change, samples), _columns(run.output_change, samples)
+        self.changes += list(zip(inputs, outputs, strict=True))
 
     def result(self, generations: int, origin: Mapping[str, Any]) -> Recording:
         samples = len(self.changes)
@@ -193,7 +206,16 @@ def _batch_size(batch: Any) -> int:
     return shape[0]
 
 
-def _rows(batch: Any, start: int, stop: int) -> Any:
+def _rows(batch: Any, start: int, stop: int, size: int) -> Any:
     if isinstance(batch, Mapping):
-        return {key: _rows(value, start, stop) for key, value in batch.items()}
+        return {key: _rows(value, start, stop, size) for key, value in batch.items()}
+    if not getattr(batch, "shape", ()):
+        return batch  # not one value per sample
+    if len(batch) != size:
+        raise ObservationError(f"an observation mixes batches of {size} and {len(batch)} samples")
     return batch[start:stop]
+
+
+def _columns(changes: list[Tensor], samples: int) -> NDArray[np.float64]:
+    """(B,) for each step but the first -> (B, K - 1)."""
+    return torch.stack(changes, dim=1).numpy() if changes else np.zeros((samples, 0))

@@ -46,9 +46,13 @@ class Recording:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        n, k = len(self.blocks), self.steps
         if set(self.matrices) != set(METRICS):
-            raise RecordingError(f"a recording holds {', '.join(METRICS)}, got {', '.join(self.matrices)}")
+            raise RecordingError(f"a recording holds {', '.join(METRICS)}, got {', '.join(self.matrices) or 'none'}")
+        if not self.blocks or not isinstance(self.generations, int) or self.generations < 1:
+            raise RecordingError(
+                f"a recording holds blocks and generations, got {len(self.blocks)} and {self.generations!r}"
+            )
+        n, k = len(self.blocks), self.steps
         shapes = {
             **{name: (matrix, (n, k, k)) for name, matrix in self.matrices.items()},
             "scores": (self.scores, (n,)),
@@ -65,7 +69,7 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        return int(next(iter(self.matrices.values())).shape[-1])
+        return int(self.matrices["cosine"].shape[-1])
 
     @property
     def samples(self) -> int:
@@ -108,6 +112,11 @@ class Recording:
             raise FileError(f"the recording {path} cannot be read ({error}); it may be cut short") from error
         header = parse_json(text.encode() or b"{}", "recording's header", path)
         expect_format(header, FORMAT, VERSION, "recording", path)
+        expected = {"format", "version", "made_by", "blocks", "generations", "fingerprint", "origin"}
+        arrays = {*(f"matrices.{name}" for name in METRICS), "scores", "input_change", "output_change"}
+        if set(header) != expected or set(tensors) != arrays:
+            odd = ", ".join(sorted((set(header) ^ expected) | (set(tensors) ^ arrays)))
+            raise FileError(f"the recording {path} has missing or unknown keys: {odd}; calibrate again")
         try:
             return cls(
                 blocks=tuple(Block(**item) for item in header["blocks"]),
@@ -119,8 +128,8 @@ class Recording:
                 fingerprint=Fingerprint.from_dict(header["fingerprint"]),
                 origin=header["origin"],
             )
-        except (KeyError, TypeError) as error:
-            raise FileError(f"the recording {path} lacks or garbles {error}; calibrate again") from error
+        except (IndexError, TypeError) as error:
+            raise FileError(f"the recording {path} is garbled ({error}); calibrate again") from error
 
 
 def _metadata(data: bytes) -> dict[str, str]:

@@ -185,7 +185,7 @@ def table(config: SamplerConfig) -> SamplerTable:
     """The coefficients of the whole loop.
 
     They are computed in single precision, operation by operation as in torch, and only then widened:
-    `1 - now / after` cancels, and in double precision a small beta would be 1e-3 away from that of diffusers.
+    `1 - now / after` cancels, and in double precision a small beta would be 4e-4 away from that of diffusers.
     What is left is torch's square root, which on some machines is off by an ulp; here it is not.
     """
     rule = {"ddpm": _ddpm, "ddim": _ddim, "dpmsolver++": _dpmsolver}[config.type]

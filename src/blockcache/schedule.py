@@ -39,6 +39,9 @@ class Schedule:
             raise ScheduleError(f"a schedule needs a positive whole number of steps, got {self.steps!r}")
         if not self.updates:
             raise ScheduleError("a schedule needs at least one block, got none")
+        for name in self.updates:
+            if not isinstance(name, str) or not name:
+                raise ScheduleError(f"a block's name must be a text that is not empty, got {name!r}")
         checked = {name: check_updates(name, steps, self.steps) for name, steps in self.updates.items()}
         own = {"blocks": tuple(checked), "steps": self.steps}
         for name, value in own.items():

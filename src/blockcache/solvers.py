@@ -39,7 +39,7 @@ def adaptive(similarity: ArrayLike, updates: int, maximise: bool = True) -> tupl
     for i in range(steps):
         np.cumsum(matrix[i, i:], out=gain[i, i + 1 :])
     tail = _tail_values(gain, updates)
-    scale = 1e-12 * max(1.0, float(np.abs(matrix).sum(axis=1).max()))
+    scale = 1e-12 * float(np.abs(matrix).sum(axis=1).max())
     chosen = [0]
     for left in range(updates - 1, 0, -1):
         here = chosen[-1]

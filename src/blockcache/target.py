@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from blockcache.errors import PolicyError, SamplerError
 from blockcache.families import Adapter, adapter_for
@@ -21,12 +22,19 @@ from blockcache.fingerprint import Fingerprint
 from blockcache.samplers import SamplerConfig
 
 _TYPES = {"DDPMScheduler": "ddpm", "DDIMScheduler": "ddim", "DPMSolverMultistepScheduler": "dpmsolver++"}
+_OFF: tuple[Any, ...] = (None, False, "midpoint", -math.inf)  # what settings that are not in our words must be
 _UNKNOWN_TO_US = (
     "thresholding",
-    "use_karras_sigmas",
     "trained_betas",
     "rescale_betas_zero_snr",
+    "solver_type",
+    "euler_at_final",
+    "lambda_min_clipped",
+    "use_karras_sigmas",
+    "use_exponential_sigmas",
+    "use_beta_sigmas",
     "use_lu_lambdas",
+    "use_flow_sigmas",
 )
 
 
@@ -61,7 +69,7 @@ def examine(policy: Any) -> Target:
     denoiser = policy.model
     if not isinstance(denoiser, nn.Module):
         raise PolicyError(f"the policy's model must be a torch module, got {type(denoiser).__name__}")
-    check_eval_mode(policy)
+    check_eval_mode(policy, every_module=True)
     adapter = adapter_for(denoiser)
     timesteps = _timesteps(policy)
     sampler = _sampler(policy)
@@ -82,9 +90,10 @@ def examine(policy: Any) -> Target:
     )
 
 
-def check_eval_mode(policy: Any) -> None:
-    """Dropout would make every comparison between steps a lie."""
-    if policy.model.training:
+def check_eval_mode(policy: Any, every_module: bool = False) -> None:
+    """Dropout would make every comparison between steps a lie. A look at every module is too slow for each call."""
+    modules = (policy if isinstance(policy, nn.Module) else policy.model).modules() if every_module else (policy.model,)
+    if any(module.training for module in modules):
         raise PolicyError("the policy is in train mode; call policy.eval() first")
 
 
@@ -92,6 +101,9 @@ def weights_hash(module: nn.Module) -> str:
     """SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
+        if not isinstance(tensor, Tensor):  # a module's extra state; of unknown type, so only its presence counts
+            digest.update(f"{name} {type(tensor).__name__}\n".encode())
+            continue
         array = tensor.detach().to("cpu").contiguous()
         digest.update(f"{name} {array.dtype} {tuple(array.shape)}\n".encode())
         digest.update(array.reshape(-1).view(torch.uint8).numpy().data if array.numel() else b"")
@@ -111,29 +123,37 @@ def _sampler(policy: Any) -> SamplerConfig | None:
         return own
     config = dict(getattr(policy.noise_scheduler, "config", {}))
     kind = _TYPES.get(type(policy.noise_scheduler).__name__)
-    if kind is None or any(config.get(name) for name in _UNKNOWN_TO_US):
+    if kind is None or not all(_is_off(config.get(name)) for name in _UNKNOWN_TO_US):
         return None
     if kind == "dpmsolver++" and config.get("algorithm_type") != "dpmsolver++":
         return None
-    extra = getattr(policy, "kwargs", {})
-    settings: dict[str, Any] = {
-        field.name: config[field.name] for field in fields(SamplerConfig) if field.name in config
-    }
-    if kind == "ddim" and isinstance(extra, Mapping):
-        settings["eta"] = extra.get("eta", 0.0)
+    settings = {item.name: config[item.name] for item in fields(SamplerConfig) if config.get(item.name) is not None}
+    settings |= _step_arguments(policy)  # the public code hands these to the scheduler's step, DDIM's eta for one
     try:
         return SamplerConfig(**{**settings, "type": kind, "num_inference_steps": policy.num_inference_steps})
-    except SamplerError:
+    except (SamplerError, TypeError):
         return None
+
+
+def _is_off(value: Any) -> bool:
+    return any(value is off or (isinstance(value, str | float) and value == off) for off in _OFF)
+
+
+def _step_arguments(policy: Any) -> dict[str, Any]:
+    given = getattr(policy, "kwargs", None)
+    return dict(given) if isinstance(given, Mapping) else {}
 
 
 def _generic_settings(policy: Any) -> dict[str, Any]:
     """Any other sampler: its class and its plain settings, enough to tell two of them apart."""
-    config = dict(getattr(policy.noise_scheduler, "config", {}))
-    plain = {key: value for key, value in sorted(config.items()) if isinstance(value, bool | int | float | str)}
-    plain = {key: value for key, value in plain.items() if not key.startswith("_")}
+    config = dict(getattr(policy.noise_scheduler, "config", {})) | _step_arguments(policy)
+    plain = {
+        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
+        for key, value in sorted(config.items())
+        if isinstance(value, bool | int | float | str) and not key.startswith("_")
+    }
     return {
         "type": type(policy.noise_scheduler).__name__,
-        "num_inference_steps": policy.num_inference_steps,
+        "num_inference_steps": int(policy.num_inference_steps),
         **plain,
     }

@@ -6,7 +6,7 @@ follow it. Knows nothing of how a stack is run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ DEGREE = 4
 
 @dataclass(frozen=True)
 class Rule:
-    """Recompute once the estimated output change since the last computation passes `threshold`.
+    """Recompute once the estimated output change since the last computation reaches `threshold`.
 
     `coefficients` (highest power first) estimate the relative change of the stack's residual over one step from that
     of the first block's normalised input. The first and the last step are always computed.
@@ -33,12 +33,20 @@ class Rule:
     def __post_init__(self) -> None:
         if not (np.isfinite(self.threshold) and self.threshold >= 0):
             raise RecordingError(f"the threshold must be a finite number of at least 0, got {self.threshold!r}")
+        if not self.coefficients or not np.isfinite(self.coefficients).all():
+            raise RecordingError(f"the coefficients must be finite numbers, got {self.coefficients!r}")
+        if self.fingerprint.steps not in (None, self.steps):
+            raise RecordingError(
+                f"the rule's {self.steps} steps differ from its fingerprint's {self.fingerprint.steps}"
+            )
+        object.__setattr__(self, "fingerprint", replace(self.fingerprint, steps=self.steps))
 
 
 def fit_teacache(recording: Recording, threshold: float) -> Rule:
     """Fit the polynomial to a calibration."""
-    if recording.input_change.size <= DEGREE:
-        raise RecordingError(f"TeaCache needs more than {DEGREE} recorded changes, got {recording.input_change.size}")
+    distinct = np.unique(recording.input_change).size
+    if distinct <= DEGREE:
+        raise RecordingError(f"TeaCache needs more than {DEGREE} different recorded changes, got {distinct}")
     fit = np.polynomial.Polynomial.fit(recording.input_change.ravel(), recording.output_change.ravel(), DEGREE)
     rising_powers = fit.convert().coef
     coefficients = np.zeros(DEGREE + 1)

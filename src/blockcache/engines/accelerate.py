@@ -7,15 +7,19 @@ from types import TracebackType
 from typing import Any
 
 from blockcache.engines import patched
+from blockcache.engines.compiled import compile_policy
+from blockcache.engines.loop import Loop
 from blockcache.engines.stats import Counts, Stats
+from blockcache.engines.whole_loop import attach_runner, cut_for
 from blockcache.errors import EngineError, PolicyError, ScheduleError
 from blockcache.fingerprint import Fingerprint
 from blockcache.patching import Patches, is_ours
+from blockcache.plan import compile_plan
 from blockcache.schedule import Schedule
 from blockcache.target import Target, examine
 from blockcache.teacache import Rule
 
-ENGINES = ("auto", "patched")
+ENGINES = ("auto", "onnx", "loop", "patched")
 OUTPUTS = ("chunk", "action")
 _enabling = threading.Lock()
 
@@ -78,23 +82,56 @@ def accelerate(
 ) -> Acceleration:
     """Make the policy's `predict_action` follow a schedule (or a TeaCache rule), in place, until it is disabled.
 
-    `check="shape"` accepts a schedule made for other weights of the same shape, and `stats()` says so.
+    Without a schedule the policy runs at full precision, with the exact savings of the engine only. `output="action"`
+    leaves out what the robot does not execute (loop and onnx). `check="shape"` accepts a schedule made for other weights
+    of the same shape, and `stats()` says so.
     """
     _check_choice("engine", engine, ENGINES)
     _check_choice("output", output, OUTPUTS)
     _check_choice("check", check, ("strict", "shape"))
+    if not isinstance(schedule, Schedule | Rule | None):
+        raise ScheduleError(
+            f"accelerate needs a Schedule, a TeaCache Rule or None, got {type(schedule).__name__}; "
+            "a file is read with Schedule.load(path)"
+        )
     with _enabling:
         if is_ours(policy, "predict_action"):
             raise PolicyError("this policy is accelerated already; call disable() first")
         target = examine(policy)
+        blocks = tuple(block.name for block in target.adapter.blocks)
         notes = () if schedule is None else check_fit(schedule.fingerprint, target, check)
         counts = Counts()
-        if isinstance(schedule, Rule):
-            patches = patched.attach_rule(target, schedule, counts)
-        else:
-            full = Schedule.every_step(len(target.timesteps), [block.name for block in target.adapter.blocks])
-            patches = patched.attach_schedule(target, schedule or full, counts)
-    return Acceleration(policy, "patched", tuple(b.name for b in target.adapter.blocks), patches, counts, notes)
+        followed = Schedule.every_step(len(target.timesteps), blocks) if schedule is None else schedule
+        chosen, patches = _attach(target, followed, engine, output, counts)
+    return Acceleration(policy, chosen, blocks, patches, counts, notes)
+
+
+def _attach(target: Target, followed: Schedule | Rule, engine: str, output: str, counts: Counts) -> tuple[str, Patches]:
+    """Attach the engine that was asked for; with "auto" the fastest that supports the policy."""
+    if isinstance(followed, Rule):
+        if engine not in ("auto", "patched") or output != "chunk":
+            raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
+        return "patched", patched.attach_rule(target, followed, counts)
+    if engine == "auto":
+        return _attach_fastest(target, followed, output, counts)
+    if engine == "patched":
+        if output != "chunk":
+            raise EngineError(
+                'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
+            )
+        return engine, patched.attach_schedule(target, followed, counts)
+    compiled = cut_for(compile_policy(target, engine), output)
+    runner = Loop(compiled, compile_plan(followed))
+    return engine, attach_runner(target, compiled, runner, followed, output, counts)
+
+
+def _attach_fastest(target: Target, schedule: Schedule, output: str, counts: Counts) -> tuple[str, Patches]:
+    for engine in ("loop",):
+        try:
+            return _attach(target, schedule, engine, output, counts)
+        except EngineError:
+            continue
+    return _attach(target, schedule, "patched", output, counts)
 
 
 def check_fit(bound: Fingerprint, target: Target, check: str = "strict") -> tuple[str, ...]:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockcache.engines.stats import Counts
 from blockcache.families import Layer
+from blockcache.generation import attach
 from blockcache.patching import Patches
 from blockcache.plan import compile_plan
 from blockcache.recorder import relative_change
 from blockcache.schedule import Schedule
-from blockcache.engines.stats import Counts
-from blockcache.generation import attach
 from blockcache.target import Target
 from blockcache.teacache import Rule
 
@@ -107,7 +107,7 @@ class _RuleRun:
             self.drift = torch.zeros(len(value), dtype=torch.float64, device=value.device)
         else:
             self.drift = self.drift + self._estimate(relative_change(value, self.before).to(torch.float64))
-            self.compute = self.drift > self.rule.threshold
+            self.compute = ~(self.drift < self.rule.threshold)  # with threshold 0, or NaN, everything is computed
             self.drift = torch.where(self.compute, torch.zeros_like(self.drift), self.drift)
         self.before = value
         samples = int(self.compute.sum())

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class Stats:
     """Counts over all finished generations, per block in execution order.
 
-    Steps for a schedule, whatever the batch size; sample-steps for TeaCache, which decides for each sample. `notes` says
-    what a reader of the numbers must know, such as a schedule that was made for other weights.
+    Steps for a schedule, whatever the batch size; sample-steps for TeaCache, which decides for each sample. `notes`
+    says what a reader of the numbers must know, such as a schedule that was made for other weights.
     """
 
     engine: str

@@ -30,7 +30,7 @@ def find(denoiser: nn.Module) -> Adapter | None:
     shape, widths = _sizes(denoiser, layers, decoder)
     per_layer = len(shape.blocks) // len(layers)
     names = [tuple(b.name for b in shape.blocks[i * per_layer : (i + 1) * per_layer]) for i in range(len(layers))]
-    counted = shape.tokens > 0
+    counted = "tokens" in widths and (not decoder or "cond_tokens" in widths)
     return Adapter(
         family=FAMILY,
         denoiser=denoiser,
@@ -84,28 +84,35 @@ def _check(index: int, layer: Any) -> None:
 def _sizes(denoiser: Any, layers: Sequence[Any], decoder: bool) -> tuple[DPTShape, dict[str, int]]:
     """Sizes read off the tensors. Foreign denoisers may lack some: what is unknown is 0 and binds nothing."""
     attention = layers[0].self_attn
-    position, cond_position = getattr(denoiser, "pos_emb", None), getattr(denoiser, "cond_pos_emb", None)
+    tokens, cond_tokens = _token_count(denoiser, "pos_emb"), _token_count(denoiser, "cond_pos_emb") if decoder else 0
     encoder_layers = getattr(getattr(denoiser, "encoder", None), "layers", ()) if decoder else ()
     shape = DPTShape(
         width=attention.embed_dim,
         layers=len(layers),
-        tokens=0 if position is None else position.shape[1],
-        cond_tokens=(1 if cond_position is None else cond_position.shape[1]) if decoder else 0,
+        tokens=tokens,
+        cond_tokens=cond_tokens or int(decoder),
         cond_dim=getattr(getattr(denoiser, "cond_obs_emb", None), "in_features", 0),
         input_dim=getattr(getattr(denoiser, "input_emb", None), "in_features", 0),
         output_dim=getattr(getattr(denoiser, "head", None), "out_features", 0),
         cond_layers=len(encoder_layers),
+        hidden=layers[0].linear1.out_features,
     )
     widths = {
         "width": shape.width,
         "heads": attention.num_heads,
         "hidden": layers[0].linear1.out_features,
-        "tokens": shape.tokens,
-        "cond_tokens": shape.cond_tokens,
+        "tokens": tokens,
+        "cond_tokens": cond_tokens,
         "cond_dim": shape.cond_dim,
         "input_dim": shape.input_dim,
     }
     return shape, {name: size for name, size in widths.items() if size}
+
+
+def _token_count(denoiser: nn.Module, name: str) -> int:
+    """Tokens of a position embedding (1, tokens, width); 0 where a foreign denoiser has none or another kind of it."""
+    embedding = getattr(denoiser, name, None)
+    return int(embedding.shape[1]) if isinstance(embedding, Tensor) and embedding.ndim == 3 else 0
 
 
 def _decoder_layer(layer: Any, blocks: tuple[str, ...]) -> Layer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -14,11 +15,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from blockcache._version import __version__
 from blockcache.errors import FileError, PolicyError
-from blockcache.files import PathLike, read_bytes, read_json, write_bytes, write_json
+from blockcache.files import PathLike, expect_format, read_bytes, read_json, write_bytes, write_json
 from blockcache.policies.dpt import DiffusionTransformerPolicy, DPTConfig
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FORMAT, VERSION = "blockcache.policy", 1
 
 
 def shipped_policies() -> tuple[str, ...]:
@@ -26,53 +29,66 @@ def shipped_policies() -> tuple[str, ...]:
     return tuple(sorted(item.name for item in _shipped().iterdir() if item.joinpath(CONFIG).is_file()))
 
 
+def policy_directory(source: PathLike) -> Path:
+    """Where a policy lies: the directory itself, or that of a shipped policy by name."""
+    directory, name = Path(source), os.fspath(source)
+    if directory.is_dir():
+        return directory
+    if name not in shipped_policies():
+        raise FileError(
+            f"no policy {name!r}: it is neither a directory nor one of the shipped policies "
+            f"({', '.join(shipped_policies())})"
+        )
+    return _shipped() / name
+
+
 def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
     """A shipped policy by name, or a policy directory. It comes in eval mode, float32, on the CPU."""
-    directory = Path(source)
-    if not directory.is_dir():
-        name = os.fspath(source)
-        if name not in shipped_policies():
-            raise FileError(
-                f"no policy {name!r}: it is neither a directory nor one of the shipped policies "
-                f"({', '.join(shipped_policies())})"
-            )
-        with resources.as_file(_shipped() / name) as directory:
-            return _load(directory)
-    return _load(directory)
+    directory = policy_directory(source)
+    settings = read_json(directory / CONFIG, "policy config")
+    if "format" in settings or "version" in settings:  # directories made by hand from public weights say neither
+        expect_format(settings, FORMAT, VERSION, "policy config", directory / CONFIG)
+    config = DPTConfig.from_dict(
+        {key: settings[key] for key in settings if key not in ("format", "version", "made_by")}
+    )
+    data = read_bytes(directory / WEIGHTS, "policy weights")
+    try:
+        tensors = safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise FileError(
+            f"cannot read the weights {directory / WEIGHTS} ({error}); the file may be cut short"
+        ) from error
+    policy = DiffusionTransformerPolicy(config)
+    load_tensors(policy, tensors)
+    return policy.eval()
 
 
 def save_policy(policy: DiffusionTransformerPolicy, directory: PathLike) -> None:
-    """Write the policy's directory; an older one of the same name stays whole until the new one is complete."""
-    target = Path(directory)
+    """Write the policy's directory; an older one of the same name stays whole until the new one is complete.
+
+    The old directory goes as a whole, so one that holds anything but a policy is refused.
+    """
+    target = Path(directory).resolve()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
+    header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}"}
     try:
+        _check_replaceable(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     except OSError as error:
         raise FileError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
     try:
         write_bytes(fresh / WEIGHTS, safetensors.torch.save(tensors, metadata={"format": "pt"}))
-        write_json(fresh / CONFIG, policy.config.to_dict())
+        write_json(fresh / CONFIG, {**header, **policy.config.to_dict()})
         fresh.chmod(0o755)
         _swap(fresh, target)
-    except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
+    except (OSError, FileError) as error:  # either may name the temporary place, which says nothing to the user
+        reason = error.__cause__ or error
+        raise FileError(
+            f"cannot write {target}: {getattr(reason, 'strerror', 0) or reason}; nothing was changed"
+        ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _load(directory: Path) -> DiffusionTransformerPolicy:
-    config = DPTConfig.from_dict(read_json(directory / CONFIG, "policy config"))
-    data = read_bytes(directory / WEIGHTS, "policy weights")
-    try:
-        tensors = safetensors.torch.load(data)
-    except SafetensorError as error:
-        raise FileError(
-            f"the weights {directory / WEIGHTS} cannot be read ({error}); the file may be cut short"
-        ) from error
-    policy = DiffusionTransformerPolicy(config)
-    load_tensors(policy, tensors)
-    return policy.eval()
 
 
 def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tensor]) -> None:
@@ -86,31 +102,27 @@ def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tenso
     missing = [name for name in own if name not in given and ".input_stats." not in name]
     unknown = [name for name in given if name not in own]
     if missing or unknown:
-        raise PolicyError(
-            f"the weights do not fit the policy's config: {_some('missing', missing)}{_some('unknown', unknown)}".rstrip(
-                "; "
-            )
-        )
+        misfits = _some("missing", missing) + _some("unknown", unknown)
+        raise PolicyError(f"the weights do not fit the policy's config: {'; '.join(misfits)}")
     for name, tensor in given.items():
         if tensor.shape != own[name].shape:
             raise PolicyError(
                 f"the weights do not fit the policy's config: {name} has shape {tuple(tensor.shape)}, "
                 f"expected {tuple(own[name].shape)}"
             )
-        if name.endswith(("mask", "input_stats.std")):
-            continue  # masks hold -inf by design and statistics are for the record
-        if not bool(torch.isfinite(tensor).all()):
+        if name.endswith("input_stats.std"):
+            continue  # for the record only
+        wrong = tensor.isnan() if name.endswith("mask") else ~tensor.isfinite()  # masks hold -inf by design
+        if bool(wrong.any()):
             raise PolicyError(f"the weights hold NaN or infinity in {name}")
     with torch.no_grad():
         for name, tensor in given.items():
             own[name].copy_(tensor)
 
 
-def _some(what: str, names: list[str]) -> str:
-    if not names:
-        return ""
+def _some(what: str, names: list[str]) -> list[str]:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{what} {', '.join(names[:3])}{more}; "
+    return [f"{what} {', '.join(names[:3])}{more}"] if names else []
 
 
 def _swap(fresh: Path, target: Path) -> None:
@@ -118,14 +130,27 @@ def _swap(fresh: Path, target: Path) -> None:
         fresh.rename(target)
         return
     old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-    target.rename(old / target.name)
     try:
-        fresh.rename(target)
+        target.rename(old / target.name)
+        try:
+            fresh.rename(target)
+        except OSError:
+            (old / target.name).rename(target)
+            raise
     except OSError:
-        (old / target.name).rename(target)
+        with contextlib.suppress(OSError):  # if even the way back failed, the old policy stays in there
+            old.rmdir()
         raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_replaceable(target: Path) -> None:
+    if target.is_dir():
+        others = sorted(item.name for item in target.iterdir() if item.name not in (CONFIG, WEIGHTS))
+        if others:
+            raise FileError(f"{target} holds {others[0]} besides a policy, which would be lost; give another place")
+    elif target.exists():
+        raise FileError(f"{target} is a file, a policy is a directory; give another place")
 
 
 def _shipped() -> Path:

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from blockcache.errors import ObservationError, PolicyError
+from blockcache.errors import PolicyError
+from blockcache.noise import draw_all
+from blockcache.observations import Observation, check_observation
 from blockcache.policies.denoiser import DiffusionTransformer
 from blockcache.policies.normalizer import LinearNormalizer
-from blockcache.policies.sampling import denoise, draw_noise, make_scheduler, noise_shape
+from blockcache.policies.sampling import denoise, make_scheduler
 from blockcache.samplers import SamplerConfig, table
 
 FAMILY = "dp-t"
@@ -59,12 +60,19 @@ class DPTConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise PolicyError(f"policy setting {name} must be a positive whole number, got {value!r}")
-        if self.n_emb % self.n_head or self.n_emb % 2:
-            raise PolicyError(f"n_emb must be even and divisible by n_head, got {self.n_emb} and {self.n_head}")
+        if self.n_emb % self.n_head or self.n_emb % 2 or self.n_emb < 4:
+            raise PolicyError(f"n_emb must be even, 4 or more, divisible by n_head, got {self.n_emb} and {self.n_head}")
+        if not isinstance(self.n_cond_layers, int) or self.n_cond_layers < 0:
+            raise PolicyError(f"policy setting n_cond_layers must be 0 or more, got {self.n_cond_layers!r}")
+        for name in ("causal_attn", "time_as_cond", "obs_as_cond"):
+            if not isinstance(getattr(self, name), bool):
+                raise PolicyError(f"policy setting {name} must be true or false, got {getattr(self, name)!r}")
+        for name in ("p_drop_emb", "p_drop_attn"):
+            if not isinstance(getattr(self, name), int | float) or not 0 <= getattr(self, name) < 1:
+                raise PolicyError(f"policy setting {name} must be from 0 to below 1, got {getattr(self, name)!r}")
         if self.n_obs_steps - 1 + self.n_action_steps > self.horizon:
-            raise PolicyError(
-                f"the executed slice ends at {self.n_obs_steps - 1 + self.n_action_steps}, behind the horizon {self.horizon}"
-            )
+            end = self.n_obs_steps - 1 + self.n_action_steps
+            raise PolicyError(f"the executed slice ends at {end}, behind the horizon {self.horizon}")
         if self.obs_as_cond and not self.time_as_cond:
             raise PolicyError("obs_as_cond needs time_as_cond: the encoder-only form in-paints its observations")
 
@@ -121,6 +129,26 @@ class DiffusionTransformerPolicy(nn.Module):
         self.normalizer = LinearNormalizer(config.obs_dim, config.action_dim)
 
     @property
+    def horizon(self) -> int:
+        return self.config.horizon
+
+    @property
+    def n_obs_steps(self) -> int:
+        return self.config.n_obs_steps
+
+    @property
+    def n_action_steps(self) -> int:
+        return self.config.n_action_steps
+
+    @property
+    def obs_dim(self) -> int:
+        return self.config.obs_dim
+
+    @property
+    def action_dim(self) -> int:
+        return self.config.action_dim
+
+    @property
     def sampler(self) -> SamplerConfig:
         return self.config.sampler
 
@@ -139,13 +167,13 @@ class DiffusionTransformerPolicy(nn.Module):
         nn.Module.__init__(other)
         other.config = replace(self.config, sampler=sampler)
         other.model, other.normalizer = self.model, self.normalizer
-        other.train(self.training)
+        other.training = self.training  # its own flag only: the shared modules keep theirs
         return other
 
     @torch.no_grad()
     def predict_action(
         self,
-        obs: Tensor | np.ndarray[Any, Any] | Mapping[str, Any],
+        obs: Observation,
         *,
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
@@ -154,40 +182,15 @@ class DiffusionTransformerPolicy(nn.Module):
 
         Noise comes from `generator` (torch's global one without it) or, all of it, from `noise`; see `draw_noise`.
         """
-        observed = self.normalizer.obs.normalize(self.check_observation(obs))
-        return self.finish(self._sample(observed, generator, noise))
+        checked = check_observation(obs, self.n_obs_steps, self.obs_dim, like=self.model.pos_emb)
+        sample = self._sample(self.normalizer.obs.normalize(checked), generator, noise)
+        actions = self.normalizer.action.unnormalize(sample[..., : self.config.action_dim])
+        return {"action": actions[:, self.config.executed], "action_pred": actions}
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """All the noise of one generation, (1 + draws, B, horizon, D), exactly as `generator` would give it."""
-        shape = noise_shape(table(self.config.sampler), (batch, self.config.horizon, self.config.sample_dim))
-        return draw_noise(shape, self.model.pos_emb, generator)
-
-    def check_observation(self, obs: Tensor | np.ndarray[Any, Any] | Mapping[str, Any]) -> Tensor:
-        """The observation as a tensor on the policy's device, or a sentence saying what is wrong with it."""
-        if isinstance(obs, Mapping):
-            if "obs" not in obs:
-                raise ObservationError(f"the observation has no key 'obs', got {sorted(map(str, obs))}")
-            obs = obs["obs"]
-        try:
-            tensor = torch.as_tensor(obs)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ObservationError(f"the observation is not an array of numbers: {error}") from error
-        expected = (self.config.n_obs_steps, self.config.obs_dim)
-        if tensor.ndim != 3 or tuple(tensor.shape[1:]) != expected or tensor.shape[0] < 1:
-            raise ObservationError(
-                f"the observation has shape {tuple(tensor.shape)}, expected (batch, {expected[0]}, {expected[1]})"
-            )
-        tensor = tensor.to(device=self.model.pos_emb.device, dtype=self.model.pos_emb.dtype)
-        if not bool(torch.isfinite(tensor).all()):
-            raise ObservationError(
-                "the observation holds NaN or infinity; check the sensor before asking for an action"
-            )
-        return tensor
-
-    def finish(self, sample: Tensor) -> dict[str, Tensor]:
-        """A normalised sample (B, horizon, D) -> actions in robot units."""
-        actions = self.normalizer.action.unnormalize(sample[..., : self.config.action_dim])
-        return {"action": actions[:, self.config.executed], "action_pred": actions}
+        chunk = (batch, self.config.horizon, self.config.sample_dim)
+        return draw_all(table(self.config.sampler), chunk, self.model.pos_emb, generator)
 
     def _sample(self, observed: Tensor, generator: torch.Generator | None, noise: Tensor | None) -> Tensor:
         chunk = (observed.shape[0], self.config.horizon, self.config.sample_dim)

@@ -1,8 +1,7 @@
-"""The denoising loop on `diffusers` schedulers, and the noise it uses. Knows nothing of models or caching.
+"""The denoising loop on `diffusers` schedulers. Knows nothing of models or caching.
 
-Noise is drawn in the schedulers' own order: the start of the chunk first, then one tensor for each step that draws
-(the last DDPM step draws none), always at full shape. A caller may hand over all of it instead, as one tensor
-(1 + draws, B, T, D); the result is then bit-identical to that of the generator which would have drawn it.
+A caller may hand over all the noise as one tensor (1 + draws, B, T, D); the result is then bit-identical to that of the
+generator which would have drawn it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from blockcache.errors import ObservationError
-from blockcache.samplers import SamplerConfig, SamplerTable, table
+from blockcache.noise import check_noise, draw
+from blockcache.samplers import SamplerConfig, table
 
 
 def make_scheduler(config: SamplerConfig) -> Any:
@@ -46,16 +45,6 @@ def make_scheduler(config: SamplerConfig) -> Any:
     )
 
 
-def noise_shape(sampler: SamplerTable, chunk: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    """All the noise of one generation for a chunk (B, T, D): the start, then one for each step that draws."""
-    return (1 + sampler.draw_count, *chunk)
-
-
-def draw_noise(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw (1 + draws, B, T, D) tensor by tensor, in the order in which the scheduler would."""
-    return torch.stack([_randn(shape[1:], like, generator) for _ in range(shape[0])])
-
-
 def denoise(
     config: SamplerConfig,
     denoiser: Callable[[Tensor, Tensor], Tensor],
@@ -71,17 +60,11 @@ def denoise(
     `like` gives dtype and device; `constrain` is applied to the sample before every step and at the end (in-painting).
     """
     if noise is not None:
-        expected = noise_shape(table(config), chunk)
-        if tuple(noise.shape) != expected:
-            raise ObservationError(
-                f"noise has shape {tuple(noise.shape)}, expected {expected}: the start and one tensor for each step "
-                "that draws; policy.draw_noise makes it"
-            )
-        noise = noise.to(like)
+        noise = check_noise(noise, table(config), chunk, like)
     scheduler = make_scheduler(config)
     scheduler.set_timesteps(config.num_inference_steps)
     extra = {"eta": config.eta} if config.type == "ddim" else {}
-    x = _randn(chunk, like, generator) if noise is None else noise[0]
+    x = draw(chunk, like, generator) if noise is None else noise[0]
     feed = contextlib.nullcontext() if noise is None else _Feed(iter(noise[1:]))
     for t in scheduler.timesteps:
         x = constrain(x)
@@ -89,11 +72,6 @@ def denoise(
         with feed:  # around the sampler only: inside it torch's modules would leave their fast paths
             x = scheduler.step(output, t, x, generator=generator, **extra).prev_sample
     return constrain(x)
-
-
-def _randn(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    device = like.device if generator is None else generator.device
-    return torch.randn(shape, generator=generator, device=device, dtype=like.dtype).to(like.device)
 
 
 class _Feed(TorchFunctionMode):

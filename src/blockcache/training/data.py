@@ -45,10 +45,10 @@ def read_demonstrations(spec: TaskSpec, path: PathLike) -> Demonstrations:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise FileError(f"the demonstrations {path} are not an .npz file of plain arrays ({error})") from error
     try:
-        obs = _OBSERVATIONS.get(spec.name, lambda named: named["obs"])(arrays)
+        obs = _OBSERVATIONS.get(spec.name, _plain_observation)(arrays)
         action, ends = arrays["action"], arrays["episode_ends"]
     except KeyError as error:
         raise FileError(f"the demonstrations {path} lack the array {error}; found {sorted(arrays)}") from error
@@ -94,6 +94,10 @@ def window_indices(
         first = np.arange(start - before, stop + after - horizon + 1)
         rows.append(np.clip(first[:, None] + np.arange(horizon), start, stop - 1))
     return np.concatenate(rows)
+
+
+def _plain_observation(arrays: Mapping[str, Array]) -> Array:
+    return arrays["obs"]
 
 
 def _pusht_observation(arrays: Mapping[str, Array]) -> Array:

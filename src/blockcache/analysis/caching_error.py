@@ -1,0 +1,98 @@
+"""Caching error: how far the residual that a schedule adds is from the one that the full run would add.
+
+`|b^ - b| / |b|` (L2) for every block and step, `b` from a full run with the same noise. At an update step the error comes
+from upstream (update-induced), elsewhere from reuse as well (reuse-induced).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from blockcache.engines.accelerate import check_fit
+from blockcache.families import Layer
+from blockcache.generation import attach
+from blockcache.pairing import generate
+from blockcache.schedule import Schedule
+from blockcache.target import Target, examine
+
+
+@dataclass(frozen=True, eq=False)
+class CachingError:
+    """`errors` (blocks, K), averaged over samples; `updates` (blocks, K) marks the update steps."""
+
+    blocks: tuple[str, ...]
+    errors: NDArray[np.float64]
+    updates: NDArray[np.bool_]
+
+    @property
+    def per_block(self) -> NDArray[np.float64]:
+        return np.asarray(self.errors.mean(axis=1))
+
+    @property
+    def update_induced(self) -> float:
+        return float(self.errors[self.updates].mean())
+
+    @property
+    def reuse_induced(self) -> float:
+        return float(self.errors[~self.updates].mean()) if (~self.updates).any() else 0.0
+
+
+def caching_error(
+    policy: Any, schedule: Schedule, observations: Sequence[Any], seed: int = 0, progress: str | None = None
+) -> CachingError:
+    """Run each batch of observations twice, in full and by the schedule, and compare what each block added."""
+    target = examine(policy)
+    check_fit(schedule.fingerprint, target)
+    full = Schedule.every_step(schedule.steps, schedule.blocks)
+    total, samples = np.zeros((len(schedule.blocks), schedule.steps)), 0
+    batches = tqdm(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
+    for index, batch in enumerate(batches):
+        true = _residuals(target, full, batch, seed + index)
+        used = _residuals(target, schedule, batch, seed + index)
+        for row, name in enumerate(schedule.blocks):
+            difference = (used[name] - true[name]).flatten(2).norm(dim=2)  # (K, B)
+            norm = true[name].flatten(2).norm(dim=2).clamp_min(torch.finfo(torch.float32).tiny)
+            total[row] += (difference / norm).sum(dim=1).numpy()
+        samples += true[schedule.blocks[0]].shape[1]
+    updates = np.array([[step in steps for step in range(schedule.steps)] for steps in schedule.update_sets.values()])
+    return CachingError(schedule.blocks, total / samples, updates)
+
+
+def _residuals(target: Target, schedule: Schedule, batch: Any, seed: int) -> dict[str, Tensor]:
+    """What each block added at each step, (K, B, T, d)."""
+    run = _NotingRun(schedule)
+    patches = attach(target, lambda: run)
+    try:
+        generate(target.policy.predict_action, batch, seed)
+    finally:
+        patches.remove()
+    return {name: torch.stack(residuals) for name, residuals in run.used.items()}
+
+
+class _NotingRun:
+    def __init__(self, schedule: Schedule) -> None:
+        self.updates = schedule.update_sets
+        self.used: dict[str, list[Tensor]] = {name: [] for name in schedule.blocks}
+        self.step = -1
+
+    def layer(
+        self, step: int, index: int, layer: Layer, original: Callable[..., Tensor], *args: Any, **kwargs: Any
+    ) -> Tensor:
+        self.step = step
+        return layer.forward(self._route, *args, **kwargs)
+
+    def _route(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        residual = compute() if self.step in self.updates[name] else self.used[name][-1]
+        self.used[name].append(residual.detach())
+        return residual
+
+    def finish(self) -> None:
+        pass

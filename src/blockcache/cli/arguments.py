@@ -1,0 +1,64 @@
+"""Arguments that several verbs share: policies, schedules and observations by name or file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import numpy as np
+
+from blockcache.errors import FileError, ObservationError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from blockcache.policies import DiffusionTransformerPolicy
+    from blockcache.schedule import Schedule
+
+
+def load_schedule(source: str) -> Schedule:
+    """A schedule file, or a printed schedule by name."""
+    from blockcache.presets import published_names, published_schedule
+    from blockcache.schedule import Schedule
+
+    if source in published_names() and not Path(source).exists():
+        return published_schedule(source)
+    if not Path(source).exists():
+        raise FileError(f"no schedule {source!r}: neither a file nor one of {', '.join(published_names())}")
+    return Schedule.load(source)
+
+
+def load_observations(policy: DiffusionTransformerPolicy, source: str, path: str | None) -> Tensor:
+    """(N, n_obs_steps, obs_dim) from a .npz or .npy file, or those that ship with the policy."""
+    import torch
+
+    file = Path(path) if path else observations_of(source)
+    if file is None:
+        raise FileError(f"the policy {source} brings no observations; give some with --observations FILE.npz")
+    try:
+        loaded = np.load(file, allow_pickle=False)
+        array = loaded if isinstance(loaded, np.ndarray) else loaded["obs"]
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise FileError(
+            f"cannot read observations from {file}: {error}; expected a .npz file with an array 'obs' of shape "
+            f"(N, {policy.n_obs_steps}, {policy.obs_dim})"
+        ) from error
+    if array.ndim != 3 or array.shape[1:] != (policy.n_obs_steps, policy.obs_dim):
+        raise ObservationError(
+            f"observations in {file} have shape {array.shape}, expected (N, {policy.n_obs_steps}, {policy.obs_dim})"
+        )
+    return torch.as_tensor(array, dtype=torch.float32)
+
+
+def observations_of(source: str) -> Path | None:
+    """The observations that lie beside a policy's weights, if any."""
+    from blockcache.policies.checkpoint import policy_directory
+
+    file = policy_directory(source) / "observations.npz"
+    return file if file.exists() else None
+
+
+threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads for torch."
+)

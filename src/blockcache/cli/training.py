@@ -1,0 +1,72 @@
+"""The verbs that need a task: train, observe."""
+
+from __future__ import annotations
+
+import click
+
+from blockcache.cli.arguments import threads_option
+
+
+@click.command()
+@click.argument("task")
+@click.option("--data", required=True, metavar="FILE", help="The demonstrations, a .npz file.")
+@click.option("-o", "--output", required=True, metavar="DIR", help="The policy directory to write.")
+@click.option("--width", default=256, show_default=True)
+@click.option("--layers", default=8, show_default=True)
+@click.option("--epochs", default=60, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads for torch. Default: all cores.")
+@click.option("--resume/--anew", default=True, show_default=True, help="Go on from the state beside the output.")
+def train(
+    task: str,
+    data: str,
+    output: str,
+    width: int,
+    layers: int,
+    epochs: int,
+    seed: int,
+    threads: int | None,
+    resume: bool,
+) -> None:
+    """Train a DP-T policy for TASK from demonstrations. Killed at any moment, the same command goes on.
+
+    \b
+    Examples:
+      blockcache train pusht --data pusht_cchi_v7_lowdim.npz -o my_policy
+      nice -n 19 blockcache train pusht --data demos.npz -o small --width 128 --epochs 80
+    """
+    from blockcache.training import TrainConfig
+    from blockcache.training import train as run
+
+    config = TrainConfig(task, width=width, layers=layers, epochs=epochs, seed=seed)
+    click.echo(run(config, data, output, threads=threads, resume=resume))
+
+
+@click.command()
+@click.argument("task")
+@click.argument("policy")
+@click.option("-o", "--output", default="observations.npz", show_default=True)
+@click.option("--episodes", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("--count", type=click.IntRange(min=1), default=64, show_default=True, help="Observations to keep.")
+@click.option("--seed", default=0, show_default=True, help="First environment seed; test seeds are refused.")
+@threads_option
+def observe(task: str, policy: str, output: str, episodes: int, count: int, seed: int, threads: int) -> None:
+    """Let POLICY do TASK and keep what it saw, to calibrate on.
+
+    \b
+    Example:
+      blockcache observe pusht my_policy/ -o my_policy/observations.npz
+    """
+    import torch
+
+    from blockcache.experiments.observe import observe as run
+    from blockcache.experiments.observe import save_observations
+    from blockcache.policies import load_policy
+
+    torch.set_num_threads(threads)
+    obs = run(load_policy(policy), task, episodes, count, seed)
+    save_observations(output, obs)
+    click.echo(f"{output}: {len(obs)} observations of {episodes} episodes")
+
+
+COMMANDS = (train, observe)

@@ -1,0 +1,257 @@
+"""A DP-T policy reduced to the matrices that a whole-loop engine multiplies by. Exact algebra, done once at build time.
+
+Folded in, in float64, so that nothing is left to do in the loop: the observation normaliser into the observation
+embedding, every LayerNorm's gain and bias into the matrix behind it, the attention scale into the query matrix and
+position embeddings into biases. The time token depends on the step alone, so its condition encoding and its
+cross-attention keys and values are tabulated for all K steps. Knows nothing of schedules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from blockcache.errors import EngineError
+from blockcache.samplers import SamplerTable, table
+from blockcache.target import Target
+
+BLOCKS_PER_LAYER = 3  # self-attention, cross-attention, feed-forward
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledLayer:
+    """Matrices stand as (inputs, outputs): `x @ w + b`."""
+
+    qkv_w: Tensor  # (d, 3d) self-attention
+    qkv_b: Tensor
+    out_w: Tensor  # (d, d)
+    out_b: Tensor
+    query_w: Tensor  # (d, d) cross-attention
+    query_b: Tensor
+    cross_w: Tensor  # (d, d)
+    cross_b: Tensor
+    up_w: Tensor  # (d, 4d) feed-forward
+    up_b: Tensor
+    down_w: Tensor  # (4d, d)
+    down_b: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledPolicy:
+    """Everything that turns a raw observation and noise into actions, but for the schedule."""
+
+    sampler: SamplerTable
+    heads: int
+    norm_eps: float
+    n_obs_steps: int
+    obs_dim: int
+    horizon: int
+    sample_dim: int
+    executed: tuple[int, int]  # first and one behind the last token that the robot executes
+    causal: bool
+    layers: tuple[CompiledLayer, ...]
+    obs_w: Tensor  # (obs, d)
+    obs_b: Tensor  # (n_obs, d)
+    encode_up_w: Tensor  # (d, 4d), then Mish
+    encode_up_b: Tensor
+    encode_down_w: Tensor  # (4d, d)
+    encode_down_b: Tensor
+    memory_w: Tensor  # (d, layers * 2d): keys and values of all layers, layer by layer
+    memory_b: Tensor
+    time_memory: Tensor  # (K, layers * 2d)
+    input_w: Tensor  # (D, d)
+    input_b: Tensor  # (T, d)
+    self_mask: Tensor | None  # (T, T), 0 or -inf
+    memory_mask: Tensor | None  # (T, 1 + n_obs)
+    head_w: Tensor  # (d, D)
+    head_b: Tensor
+    action_scale: Tensor  # (D,) robot units = sample * scale + offset
+    action_offset: Tensor
+
+    @property
+    def width(self) -> int:
+        return int(self.input_w.shape[1])
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are computed: the horizon, or fewer after `cut`."""
+        return len(self.input_b)
+
+    @property
+    def cond_tokens(self) -> int:
+        return 1 + self.n_obs_steps
+
+    def chunk(self, batch: int) -> tuple[int, int, int]:
+        return batch, self.horizon, self.sample_dim
+
+    def cut(self, tokens: int) -> CompiledPolicy:
+        """The same policy for the first tokens of the chunk only; exact with causal attention."""
+        changes = {
+            "input_b": self.input_b[:tokens].contiguous(),
+            "self_mask": None if self.self_mask is None else self.self_mask[:tokens, :tokens].contiguous(),
+            "memory_mask": None if self.memory_mask is None else self.memory_mask[:tokens].contiguous(),
+        }
+        return CompiledPolicy(**{item.name: getattr(self, item.name) for item in fields(self)} | changes)
+
+
+def compile_policy(target: Target, engine: str) -> CompiledPolicy:
+    """Fold a policy's weights, or say why this engine cannot run it and which one can."""
+    policy, denoiser, state = target.policy, target.adapter.denoiser, _state(target)
+    _require_supported(target, engine)
+    assert target.sampler is not None
+    sampler = table(target.sampler)
+    modules: Any = denoiser
+    double: Callable[[str], Tensor] = lambda name: state[f"model.{name}"].to(torch.float64)  # noqa: E731
+    width, depth = double("pos_emb").shape[-1], len(target.adapter.layers)
+    heads = modules.decoder.layers[0].self_attn.num_heads
+    positions = double("cond_pos_emb")[0]
+
+    encode_up, encode_down = _linear(double, "encoder.0"), _linear(double, "encoder.2")
+    time = modules.time_emb(torch.tensor(sampler.timesteps.tolist())).to(torch.float64) + positions[0]
+    time = F.mish(time @ encode_up[0] + encode_up[1]) @ encode_down[0] + encode_down[1]  # (K, d)
+    memory_w, memory_b = _memory(double, depth, width)
+
+    obs_scale, obs_offset = (state[f"normalizer.params_dict.obs.{n}"].to(torch.float64) for n in ("scale", "offset"))
+    obs_w, obs_b = _linear(double, "cond_obs_emb")
+    action_scale, action_offset = (
+        state[f"normalizer.params_dict.action.{n}"].to(torch.float64) for n in ("scale", "offset")
+    )
+    input_w, input_b = _linear(double, "input_emb")
+    head_w, head_b = _after_norm(double, "ln_f", *_linear(double, "head"))
+    start, horizon = int(policy.n_obs_steps) - 1, int(policy.horizon)
+    values: dict[str, Any] = {
+        "obs_w": obs_scale[:, None] * obs_w,
+        "obs_b": obs_b + obs_offset @ obs_w + positions[1:],
+        "encode_up_w": encode_up[0],
+        "encode_up_b": encode_up[1],
+        "encode_down_w": encode_down[0],
+        "encode_down_b": encode_down[1],
+        "memory_w": memory_w,
+        "memory_b": memory_b,
+        "time_memory": time @ memory_w + memory_b,
+        "input_w": input_w,
+        "input_b": input_b + double("pos_emb")[0],
+        "self_mask": state.get("model.mask"),
+        "memory_mask": state.get("model.memory_mask"),
+        "head_w": head_w,
+        "head_b": head_b,
+        "action_scale": 1.0 / action_scale,
+        "action_offset": -action_offset / action_scale,
+    }
+    like = state["model.pos_emb"]
+    cast: dict[str, Any] = {name: None if value is None else _as(value, like) for name, value in values.items()}
+    return CompiledPolicy(
+        sampler=sampler,
+        heads=heads,
+        norm_eps=modules.decoder.layers[0].norm1.eps,
+        n_obs_steps=int(policy.n_obs_steps),
+        obs_dim=int(policy.obs_dim),
+        horizon=horizon,
+        sample_dim=int(input_w.shape[0]),
+        executed=(start, start + int(policy.n_action_steps)),
+        causal=_is_causal(state.get("model.mask")),
+        layers=tuple(_layer(double, index, width, heads, like) for index in range(depth)),
+        **cast,
+    )
+
+
+def _require_supported(target: Target, engine: str) -> None:
+    """The forms that the folding above is written for; anything else has the patched engine."""
+    policy: Any = target.policy
+    denoiser: Any = target.adapter.denoiser
+    reasons = [
+        (target.adapter.family != "dp-t", f"the family {target.adapter.family}"),
+        (target.sampler is None, f"the sampler {type(policy.noise_scheduler).__name__} with these settings"),
+        (getattr(denoiser, "decoder", None) is None, "the encoder-only form"),
+        (getattr(denoiser, "cond_obs_emb", None) is None, "in-painted observations (obs_as_cond=False)"),
+        (not isinstance(getattr(denoiser, "encoder", None), nn.Sequential), "a transformer condition encoder"),
+        (bool(getattr(policy, "pred_action_steps_only", False)), "pred_action_steps_only"),
+    ]
+    reasons += [
+        (getattr(policy, name, None) is None, f"a policy without {name}")
+        for name in ("horizon", "n_obs_steps", "n_action_steps", "obs_dim", "action_dim")
+    ]
+    state = _state(target)
+    needed = ("model.pos_emb", "model.cond_pos_emb", "normalizer.params_dict.obs.scale", "model.encoder.2.weight")
+    reasons += [(name not in state, f"a policy without the tensor {name}") for name in needed]
+    decoder = getattr(denoiser, "decoder", None)
+    if decoder is not None:
+        reasons += [
+            (getattr(decoder, "norm", None) is not None, "a decoder with a final norm of its own"),
+            (any(not _is_gelu(layer.activation) for layer in decoder.layers), "an activation other than GELU"),
+        ]
+    for unsupported, what in reasons:
+        if unsupported:
+            raise EngineError(f'the {engine} engine does not support {what}; use engine="patched"')
+
+
+def _state(target: Target) -> Mapping[str, Tensor]:
+    policy = target.policy
+    state = policy.state_dict() if isinstance(policy, nn.Module) else {}
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def _is_gelu(activation: Any) -> bool:
+    probe = torch.linspace(-3, 3, 7)
+    return bool(torch.equal(activation(probe), F.gelu(probe)))
+
+
+def _is_causal(mask: Tensor | None) -> bool:
+    return mask is not None and bool(torch.isinf(mask.triu(diagonal=1))[torch.ones_like(mask).triu(1) > 0].all())
+
+
+def _linear(double: Callable[[str], Tensor], name: str) -> tuple[Tensor, Tensor]:
+    return double(f"{name}.weight").T, double(f"{name}.bias")
+
+
+def _after_norm(double: Callable[[str], Tensor], norm: str, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Fold a norm's gain and bias into the matrix behind it: the norm itself is left with neither."""
+    gain, bias = double(f"{norm}.weight"), double(f"{norm}.bias")
+    return gain[:, None] * w, b + bias @ w
+
+
+def _memory(double: Callable[[str], Tensor], depth: int, width: int) -> tuple[Tensor, Tensor]:
+    """Key and value projections of all layers' cross-attention, side by side."""
+    names = [f"decoder.layers.{index}.multihead_attn.in_proj" for index in range(depth)]
+    return (
+        torch.cat([double(f"{name}_weight")[width:].T for name in names], dim=1),
+        torch.cat([double(f"{name}_bias")[width:] for name in names]),
+    )
+
+
+def _layer(double: Callable[[str], Tensor], index: int, width: int, heads: int, like: Tensor) -> CompiledLayer:
+    prefix = f"decoder.layers.{index}"
+    scale = math.sqrt(width // heads)
+    own_w, own_b = double(f"{prefix}.self_attn.in_proj_weight").T, double(f"{prefix}.self_attn.in_proj_bias")
+    scales = torch.cat([torch.full((width,), 1 / scale), torch.ones(2 * width)]).to(own_w)
+    query_w = double(f"{prefix}.multihead_attn.in_proj_weight")[:width].T / scale
+    query_b = double(f"{prefix}.multihead_attn.in_proj_bias")[:width] / scale
+    pairs = {
+        "qkv": _after_norm(double, f"{prefix}.norm1", own_w * scales, own_b * scales),
+        "out": _linear(double, f"{prefix}.self_attn.out_proj"),
+        "query": _after_norm(double, f"{prefix}.norm2", query_w, query_b),
+        "cross": _linear(double, f"{prefix}.multihead_attn.out_proj"),
+        "up": _after_norm(double, f"{prefix}.norm3", *_linear(double, f"{prefix}.linear1")),
+        "down": _linear(double, f"{prefix}.linear2"),
+    }
+    return CompiledLayer(
+        **{
+            f"{name}_{part}": _as(value, like)
+            for name, pair in pairs.items()
+            for part, value in zip("wb", pair, strict=True)
+        }
+    )
+
+
+def _as(value: Tensor, like: Tensor) -> Tensor:
+    return value.to(dtype=like.dtype, device=like.device).contiguous()

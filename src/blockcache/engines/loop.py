@@ -1,0 +1,124 @@
+"""The whole denoising loop as a compiled plan in plain torch: exact savings, pre-summed residuals, constant sampler.
+
+Any device and dtype. Inside the loop nothing is decided and nothing is copied to the host; shapes depend on the batch
+size alone. Takes a CompiledPolicy and a Plan; knows nothing of policies or of where a schedule came from.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from blockcache.engines.compiled import BLOCKS_PER_LAYER, CompiledLayer, CompiledPolicy
+from blockcache.plan import Compute, Plan
+
+
+class Loop:
+    """`loop(obs, noise)` -> actions (B, tokens, D) in robot units. Several threads may call it at once."""
+
+    def __init__(self, policy: CompiledPolicy, plan: Plan) -> None:
+        self.policy = policy
+        self.plan = plan
+
+    @torch.no_grad()
+    def __call__(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """obs (B, n_obs, obs) in robot units, noise (1 + draws, B, horizon, D)."""
+        sampler = self.policy.sampler
+        generation = _Generation(self.policy, self.plan, obs)
+        noise = noise[:, :, : self.policy.tokens]
+        x, x0_prev, drawn = noise[0], None, 1
+        for step in range(sampler.steps):
+            out = generation.denoise(step, x)
+            x0 = _mix(x, float(sampler.x0_x[step]), out, float(sampler.x0_out[step]))
+            if sampler.clip is not None:
+                x0 = x0.clamp(-sampler.clip, sampler.clip)
+            after = _mix(x, float(sampler.a[step]), x0, float(sampler.b[step]))
+            if sampler.e[step]:
+                eps = _mix(x, float(sampler.eps_x[step]), out, float(sampler.eps_out[step]))
+                after = after.add(eps, alpha=float(sampler.e[step]))
+            if sampler.c[step]:
+                assert x0_prev is not None
+                after = after.add(x0_prev, alpha=float(sampler.c[step]))
+            if sampler.draws[step]:
+                after = after.add(noise[drawn], alpha=float(sampler.s[step]))
+                drawn += 1
+            x, x0_prev = after, x0
+        return x * self.policy.action_scale + self.policy.action_offset
+
+
+class _Generation:
+    """One generation's state: the observations' keys and values, cached residuals, sums of runs."""
+
+    def __init__(self, policy: CompiledPolicy, plan: Plan, obs: Tensor) -> None:
+        self.policy = policy
+        self.program = plan.program
+        self.batch = len(obs)
+        self.positions = policy.input_b.repeat(self.batch, 1)  # (B * T, d)
+        self.residuals = obs.new_empty((len(plan.blocks), self.batch * policy.tokens, policy.width))
+        self.sums: dict[tuple[int, int], Tensor] = {}
+        tokens = obs @ policy.obs_w + policy.obs_b
+        tokens = F.mish(tokens @ policy.encode_up_w + policy.encode_up_b) @ policy.encode_down_w + policy.encode_down_b
+        observed = tokens @ policy.memory_w + policy.memory_b  # (B, n_obs, layers * 2d)
+        # all layers' keys and values, (layers * 2, B, H, 1 + n_obs, d / H); the time token's are filled in at each use
+        self.memory = _split(policy, F.pad(observed, (0, 0, 1, 0)))
+        self.time = _split(policy, policy.time_memory[:, None, :])[:, :, :, 0]  # (layers * 2, K, H, d / H)
+
+    def denoise(self, step: int, x: Tensor) -> Tensor:
+        """x (B, T, D) -> the denoiser's output (B, T, D)."""
+        policy = self.policy
+        stream = torch.addmm(self.positions, x.flatten(0, 1), policy.input_w)  # (B * T, d)
+        for operation in self.program[step]:
+            if isinstance(operation, Compute):
+                residual = self._compute(operation.block, step, stream)
+                if operation.keep:
+                    self.residuals[operation.block] = residual
+                stream = stream + residual
+                continue
+            run = (operation.first, operation.last)
+            if operation.built == step:
+                self.sums[run] = self.residuals[operation.first : operation.last + 1].sum(dim=0)
+            stream = stream + self.sums[run]
+        return torch.addmm(policy.head_b, self._norm(stream), policy.head_w).view(self.batch, policy.tokens, -1)
+
+    def _compute(self, block: int, step: int, stream: Tensor) -> Tensor:
+        index, place = divmod(block, BLOCKS_PER_LAYER)
+        layer, normed = self.policy.layers[index], self._norm(stream)
+        if place == 0:
+            return self._self_attention(layer, normed)
+        if place == 1:
+            return self._cross_attention(layer, normed, index, step)
+        hidden = F.gelu(torch.addmm(layer.up_b, normed, layer.up_w))
+        return torch.addmm(layer.down_b, hidden, layer.down_w)
+
+    def _self_attention(self, layer: CompiledLayer, normed: Tensor) -> Tensor:
+        qkv = torch.addmm(layer.qkv_b, normed, layer.qkv_w)
+        heads = qkv.view(self.batch, -1, 3, self.policy.heads, self.policy.head_size).permute(2, 0, 3, 1, 4)
+        attended = self._attend(heads[0], heads[1], heads[2], self.policy.self_mask)
+        return torch.addmm(layer.out_b, attended, layer.out_w)
+
+    def _cross_attention(self, layer: CompiledLayer, normed: Tensor, index: int, step: int) -> Tensor:
+        query = torch.addmm(layer.query_b, normed, layer.query_w)
+        heads = query.view(self.batch, -1, self.policy.heads, self.policy.head_size).transpose(1, 2)
+        pair = self.memory[2 * index : 2 * index + 2]
+        pair[:, :, :, 0] = self.time[2 * index : 2 * index + 2, step, None]
+        return torch.addmm(layer.cross_b, self._attend(heads, pair[0], pair[1], self.policy.memory_mask), layer.cross_w)
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """The scale is in the query already. (B, H, T, d / H) -> (B * T, d)."""
+        scores = query @ keys.transpose(-1, -2)
+        if mask is not None:
+            scores = scores + mask
+        return (scores.softmax(dim=-1) @ values).transpose(1, 2).reshape(-1, self.policy.width)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (self.policy.width,), eps=self.policy.norm_eps)
+
+
+def _split(policy: CompiledPolicy, memory: Tensor) -> Tensor:
+    """(N, S, layers * 2d) -> (layers * 2, N, H, S, d / H)."""
+    return memory.view(*memory.shape[:2], -1, policy.heads, policy.head_size).permute(2, 0, 3, 1, 4).contiguous()
+
+
+def _mix(x: Tensor, x_weight: float, y: Tensor, y_weight: float) -> Tensor:
+    return y * y_weight if x_weight == 0.0 else (x * x_weight).add(y, alpha=y_weight)

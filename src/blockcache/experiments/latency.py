@@ -1,0 +1,54 @@
+"""Latency of plain callables, all candidates interleaved in one run. Knows nothing of caching."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+
+@dataclass(frozen=True, eq=False)
+class Latency:
+    """Seconds of every timed call, in the order in which they were made."""
+
+    seconds: NDArray[np.float64]
+
+    def percentile(self, percent: float) -> float:
+        return float(np.percentile(self.seconds, percent))
+
+    @property
+    def p50(self) -> float:
+        return self.percentile(50)
+
+    def over(self, other: Latency) -> float:
+        """How many times faster than `other`: the median ratio of calls made in the same round.
+
+        Rounds share whatever else the machine was doing, so their ratios are steadier than a ratio of medians.
+        """
+        return float(np.median(other.seconds / self.seconds))
+
+
+def measure(
+    candidates: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    warmup: int = 2,
+    progress: bool = True,
+) -> dict[str, Latency]:
+    """Time each candidate `repeats` times, one call each in turn; the order rotates from round to round."""
+    names = list(candidates)
+    for name in names:
+        for _ in range(warmup):
+            candidates[name]()
+    seconds = {name: np.empty(repeats) for name in names}
+    for turn in tqdm(range(repeats), "timing", unit="round", disable=not progress, delay=1.0):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            started = time.perf_counter()
+            candidates[name]()
+            seconds[name][turn] = time.perf_counter() - started
+    return {name: Latency(values) for name, values in seconds.items()}

@@ -1,0 +1,50 @@
+"""Observations to calibrate on: what a policy sees while it does its task. Never from test seeds."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from blockcache.errors import TaskError
+from blockcache.files import PathLike, write_bytes
+from blockcache.pairing import generate
+from blockcache.tasks import make_task, rollout, task_spec
+
+
+def observe(policy: Any, task: str, episodes: int, count: int, first_seed: int = 0) -> NDArray[np.float32]:
+    """(count, n_obs_steps, obs_dim): spread evenly over all decisions of some episodes."""
+    last_seed = first_seed + episodes - 1
+    if last_seed >= task_spec(task).first_test_seed:
+        raise TaskError(f"seeds {first_seed} to {last_seed} reach into the test seeds; calibrate on lower ones")
+    seen: list[NDArray[np.float32]] = []
+
+    def act(obs: NDArray[np.float32], chunk: int) -> NDArray[np.float64]:
+        seen.append(obs.copy())
+        result = generate(policy.predict_action, torch.as_tensor(obs), seed=first_seed + chunk)
+        return np.asarray(result["action"].cpu(), dtype=np.float64)
+
+    rollout(
+        partial(make_task, task),
+        act,
+        range(first_seed, first_seed + episodes),
+        n_obs_steps=policy.n_obs_steps,
+        n_action_steps=policy.n_action_steps,
+    )
+    decisions = np.concatenate(seen)
+    if len(decisions) < count:
+        raise TaskError(
+            f"{episodes} episodes gave {len(decisions)} observations, {count} were asked for; use more episodes"
+        )
+    kept = np.linspace(0, len(decisions) - 1, count).round().astype(int)
+    return np.asarray(decisions[kept], dtype=np.float32)
+
+
+def save_observations(path: PathLike, obs: NDArray[np.float32]) -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, obs=obs)
+    write_bytes(path, buffer.getvalue())

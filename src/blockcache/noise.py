@@ -1,0 +1,43 @@
+"""The noise of one generation: how much there is and in which order it is drawn. Knows nothing of models.
+
+Drawn in the order of the `diffusers` schedulers: the start of the chunk first, then one tensor for each step that draws
+(the last DDPM step draws none), always at full shape (B, T, D).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blockcache.errors import ObservationError
+from blockcache.samplers import SamplerTable
+
+
+def noise_shape(sampler: SamplerTable, chunk: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    """All the noise of a generation of a chunk (B, T, D): the start, then one for each step that draws."""
+    return (1 + sampler.draw_count, *chunk)
+
+
+def draw(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One tensor, with the dtype and device of `like`; a generator on another device draws there."""
+    device = like.device if generator is None else generator.device
+    return torch.randn(shape, generator=generator, device=device, dtype=like.dtype).to(like.device)
+
+
+def draw_all(
+    sampler: SamplerTable, chunk: tuple[int, int, int], like: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """(1 + draws, B, T, D), tensor by tensor as a scheduler would draw them."""
+    count, *shape = noise_shape(sampler, chunk)
+    return torch.stack([draw(tuple(shape), like, generator) for _ in range(count)])
+
+
+def check_noise(noise: Tensor, sampler: SamplerTable, chunk: tuple[int, int, int], like: Tensor) -> Tensor:
+    """Noise that a caller hands over, as (1 + draws, B, T, D)."""
+    expected = noise_shape(sampler, chunk)
+    if tuple(noise.shape) != expected:
+        raise ObservationError(
+            f"noise has shape {tuple(noise.shape)}, expected {expected}: the start and one tensor for each step that "
+            "draws; policy.draw_noise makes it"
+        )
+    return noise.to(like)

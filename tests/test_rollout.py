@@ -140,6 +140,19 @@ def test_an_action_that_is_not_finite_fails_that_episode_only() -> None:
     assert (records[0].score, records[0].steps, records[1].steps, records[1].error) == (None, 1, 7, None)
 
 
+def test_a_simulator_that_blows_up_fails_alone_before_the_policy_sees_it() -> None:
+    class Exploding(Toy):
+        def observe(self) -> Any:
+            return super().observe() * (np.nan if (self.seed, self.steps) == (2, 4) else 1)
+
+    policy = Recorder()
+    log: list[Toy] = []
+    good, bad = rollout(lambda: Exploding({}, log), policy, [1, 2], n_obs_steps=2, n_action_steps=3)
+    assert bad.error == "TaskError: the simulator's observation holds NaN or infinity"
+    assert (good.score, good.steps) == (0.7, 7)
+    assert all(np.isfinite(obs).all() for obs in policy.seen)
+
+
 def test_errors_of_the_policy_and_interrupts_end_the_call_and_close_the_simulators() -> None:
     def broken(obs: Any, chunk: int) -> Any:
         raise ZeroDivisionError

@@ -64,7 +64,8 @@ class CompiledPolicy:
     encode_down_b: Tensor
     memory_w: Tensor  # (d, layers * 2d): keys and values of all layers, layer by layer
     memory_b: Tensor
-    time_memory: Tensor  # (K, layers * 2d)
+    time_tokens: Tensor  # (K, d) the time token before its encoding
+    time_memory: Tensor  # (K, layers * 2d) and what becomes of it
     input_w: Tensor  # (D, d)
     input_b: Tensor  # (T, d)
     self_mask: Tensor | None  # (T, T), 0 or -inf
@@ -90,6 +91,11 @@ class CompiledPolicy:
     @property
     def cond_tokens(self) -> int:
         return 1 + self.n_obs_steps
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """The condition encoder, token by token."""
+        hidden = F.mish(tokens @ self.encode_up_w + self.encode_up_b)
+        return hidden @ self.encode_down_w + self.encode_down_b
 
     def chunk(self, batch: int) -> tuple[int, int, int]:
         return batch, self.horizon, self.sample_dim
@@ -117,8 +123,8 @@ def compile_policy(target: Target, engine: str) -> CompiledPolicy:
     positions = double("cond_pos_emb")[0]
 
     encode_up, encode_down = _linear(double, "encoder.0"), _linear(double, "encoder.2")
-    time = modules.time_emb(torch.tensor(sampler.timesteps.tolist())).to(torch.float64) + positions[0]
-    time = F.mish(time @ encode_up[0] + encode_up[1]) @ encode_down[0] + encode_down[1]  # (K, d)
+    time = modules.time_emb(torch.tensor(sampler.timesteps.tolist())).to(positions) + positions[0]  # (K, d)
+    encoded = F.mish(time @ encode_up[0] + encode_up[1]) @ encode_down[0] + encode_down[1]
     memory_w, memory_b = _memory(double, depth, width)
 
     obs_scale, obs_offset = (state[f"normalizer.params_dict.obs.{n}"].to(torch.float64) for n in ("scale", "offset"))
@@ -138,7 +144,8 @@ def compile_policy(target: Target, engine: str) -> CompiledPolicy:
         "encode_down_b": encode_down[1],
         "memory_w": memory_w,
         "memory_b": memory_b,
-        "time_memory": time @ memory_w + memory_b,
+        "time_tokens": time,
+        "time_memory": encoded @ memory_w + memory_b,
         "input_w": input_w,
         "input_b": input_b + double("pos_emb")[0],
         "self_mask": state.get("model.mask"),

@@ -6,6 +6,9 @@ size alone. Takes a CompiledPolicy and a Plan; knows nothing of policies or of w
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,18 +17,36 @@ from blockcache.engines.compiled import BLOCKS_PER_LAYER, CompiledLayer, Compile
 from blockcache.plan import Compute, Plan
 
 
-class Loop:
-    """`loop(obs, noise)` -> actions (B, tokens, D) in robot units. Several threads may call it at once."""
+class Memory(Protocol):
+    """One generation's cross-attention keys and values."""
 
-    def __init__(self, policy: CompiledPolicy, plan: Plan) -> None:
+    def pair(self, layer: int, step: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer at a step, each (B, H, 1 + n_obs, d / H)."""
+        ...
+
+
+class Loop:
+    """`loop(obs, noise)` -> actions (B, tokens, D) in robot units. Several threads may call it at once.
+
+    `new_memory` is how keys and values come about; the default is the fast one.
+    """
+
+    def __init__(
+        self, policy: CompiledPolicy, plan: Plan, new_memory: Callable[[CompiledPolicy, Tensor], Memory] | None = None
+    ) -> None:
         self.policy = policy
         self.plan = plan
+        self.new_memory = new_memory or TabulatedMemory
+
+    def start(self, obs: Tensor) -> Generation:
+        """A generation of which the caller takes the steps itself."""
+        return Generation(self.policy, self.plan, self.new_memory(self.policy, obs), len(obs))
 
     @torch.no_grad()
     def __call__(self, obs: Tensor, noise: Tensor) -> Tensor:
         """obs (B, n_obs, obs) in robot units, noise (1 + draws, B, horizon, D)."""
         sampler = self.policy.sampler
-        generation = _Generation(self.policy, self.plan, obs)
+        generation = self.start(obs)
         noise = noise[:, :, : self.policy.tokens]
         x, x0_prev, drawn = noise[0], None, 1
         for step in range(sampler.steps):
@@ -47,22 +68,32 @@ class Loop:
         return x * self.policy.action_scale + self.policy.action_offset
 
 
-class _Generation:
-    """One generation's state: the observations' keys and values, cached residuals, sums of runs."""
+class TabulatedMemory:
+    """The observations are encoded and projected once per generation; the time token's share comes from the table."""
 
-    def __init__(self, policy: CompiledPolicy, plan: Plan, obs: Tensor) -> None:
+    def __init__(self, policy: CompiledPolicy, obs: Tensor) -> None:
+        observed = policy.encode(obs @ policy.obs_w + policy.obs_b) @ policy.memory_w + policy.memory_b
+        # all layers' keys and values, (layers * 2, B, H, 1 + n_obs, d / H); the time token's are filled in at each use
+        self._memory = split_heads(policy, F.pad(observed, (0, 0, 1, 0)))
+        self._time = split_heads(policy, policy.time_memory[:, None, :])[:, :, :, 0]  # (layers * 2, K, H, d / H)
+
+    def pair(self, layer: int, step: int) -> tuple[Tensor, Tensor]:
+        pair = self._memory[2 * layer : 2 * layer + 2]
+        pair[:, :, :, 0] = self._time[2 * layer : 2 * layer + 2, step, None]
+        return pair[0], pair[1]
+
+
+class Generation:
+    """One generation's state: keys and values, cached residuals, sums of runs."""
+
+    def __init__(self, policy: CompiledPolicy, plan: Plan, memory: Memory, batch: int) -> None:
         self.policy = policy
         self.program = plan.program
-        self.batch = len(obs)
-        self.positions = policy.input_b.repeat(self.batch, 1)  # (B * T, d)
-        self.residuals = obs.new_empty((len(plan.blocks), self.batch * policy.tokens, policy.width))
+        self.memory = memory
+        self.batch = batch
+        self.positions = policy.input_b.repeat(batch, 1)  # (B * T, d)
+        self.residuals = policy.input_b.new_empty((len(plan.blocks), batch * policy.tokens, policy.width))
         self.sums: dict[tuple[int, int], Tensor] = {}
-        tokens = obs @ policy.obs_w + policy.obs_b
-        tokens = F.mish(tokens @ policy.encode_up_w + policy.encode_up_b) @ policy.encode_down_w + policy.encode_down_b
-        observed = tokens @ policy.memory_w + policy.memory_b  # (B, n_obs, layers * 2d)
-        # all layers' keys and values, (layers * 2, B, H, 1 + n_obs, d / H); the time token's are filled in at each use
-        self.memory = _split(policy, F.pad(observed, (0, 0, 1, 0)))
-        self.time = _split(policy, policy.time_memory[:, None, :])[:, :, :, 0]  # (layers * 2, K, H, d / H)
 
     def denoise(self, step: int, x: Tensor) -> Tensor:
         """x (B, T, D) -> the denoiser's output (B, T, D)."""
@@ -100,9 +131,8 @@ class _Generation:
     def _cross_attention(self, layer: CompiledLayer, normed: Tensor, index: int, step: int) -> Tensor:
         query = torch.addmm(layer.query_b, normed, layer.query_w)
         heads = query.view(self.batch, -1, self.policy.heads, self.policy.head_size).transpose(1, 2)
-        pair = self.memory[2 * index : 2 * index + 2]
-        pair[:, :, :, 0] = self.time[2 * index : 2 * index + 2, step, None]
-        return torch.addmm(layer.cross_b, self._attend(heads, pair[0], pair[1], self.policy.memory_mask), layer.cross_w)
+        attended = self._attend(heads, *self.memory.pair(index, step), self.policy.memory_mask)
+        return torch.addmm(layer.cross_b, attended, layer.cross_w)
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """The scale is in the query already. (B, H, T, d / H) -> (B * T, d)."""
@@ -115,7 +145,7 @@ class _Generation:
         return F.layer_norm(x, (self.policy.width,), eps=self.policy.norm_eps)
 
 
-def _split(policy: CompiledPolicy, memory: Tensor) -> Tensor:
+def split_heads(policy: CompiledPolicy, memory: Tensor) -> Tensor:
     """(N, S, layers * 2d) -> (layers * 2, N, H, S, d / H)."""
     return memory.view(*memory.shape[:2], -1, policy.heads, policy.head_size).permute(2, 0, 3, 1, 4).contiguous()
 

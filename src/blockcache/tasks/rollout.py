@@ -49,7 +49,7 @@ def rollout(
     others go on; an error in `act` itself ends the call. `on_step` sees the simulators after the start and after every
     step, for videos.
     """
-    if not seeds:
+    if len(seeds) == 0:
         raise TaskError("a rollout needs at least one seed, got none")
     if n_obs_steps < 1 or n_action_steps < 1:
         raise TaskError(f"a rollout needs at least 1 step of each, got {n_obs_steps=} and {n_action_steps=}")
@@ -78,7 +78,7 @@ class _Episode:
         blank = np.zeros(self.task.spec.obs_dim, dtype=np.float32)
         self.history = [blank] * self.n_obs_steps  # what stays if the simulator does not even start
         with self._caught():
-            self.history = [self.task.reset(self.seed)] * self.n_obs_steps
+            self.history = [_finite(self.task.reset(self.seed))] * self.n_obs_steps
 
     @property
     def over(self) -> bool:
@@ -93,7 +93,7 @@ class _Episode:
         with self._caught():
             self.task.step(action)
             self.actions.append(np.array(action, dtype=np.float64))
-            self.history = [*self.history[1:], self.task.observe()]
+            self.history = [*self.history[1:], _finite(self.task.observe())]
 
     @contextmanager
     def _caught(self) -> Iterator[None]:
@@ -116,6 +116,13 @@ class _Episode:
             error=self.error,
             actions=actions,
         )
+
+
+def _finite(observation: Array) -> Array:
+    """A simulator that has blown up fails here, on its own, before its NaN reaches a policy that answers for all."""
+    if not np.isfinite(observation).all():
+        raise TaskError("the simulator's observation holds NaN or infinity")
+    return observation
 
 
 def _run(

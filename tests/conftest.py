@@ -68,6 +68,11 @@ def policy():
     return tiny_policy()
 
 
+@pytest.fixture(scope="session")
+def samplers():
+    return SAMPLERS
+
+
 @pytest.fixture(params=SAMPLERS)
 def sampler(request):
     return SAMPLERS[request.param]

@@ -1,8 +1,9 @@
 """The plan: a schedule compiled into a program, step by step, with nothing left to decide.
 
 Each step is a list of operations on the residual stream, in execution order: compute a block and add its residual, or
-add a run of neighbouring blocks' cached residuals as one pre-summed tensor. A sum is built when a run is first needed
-and used again until one of its members is computed anew. Pure values: knows nothing of torch or of how a block is run.
+add a run of neighbouring blocks' cached residuals as one pre-summed tensor. A sum is built when a run is first needed,
+out of as few sums and single residuals as are at hand, and used again until one of its members is computed anew. Pure
+values: knows nothing of torch or of how a block is run.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import TypeAlias
 from blockcache.errors import ScheduleError
 from blockcache.schedule import Schedule
 
+Run: TypeAlias = tuple[int, int]
+"""First and last block (inclusive) of a run of neighbours."""
+
 
 @dataclass(frozen=True)
 class Compute:
-    """Compute block number `block`, add its residual; `keep` it if a later step adds it again."""
+    """Compute block number `block` and add its residual; `keep` it if a later step adds it again."""
 
     block: int
     keep: bool
@@ -25,16 +29,13 @@ class Compute:
 
 @dataclass(frozen=True)
 class AddRun:
-    """Add the cached residuals of blocks `first` to `last` (inclusive) as one tensor.
+    """Add the cached residuals of a run as one tensor: the sum of `parts` if there are any, else what is at hand.
 
-    The tensor was, or now is, summed up at step `built`; whoever executes the plan keeps it until `expires`, the last
-    step that adds it.
+    At hand is a single block's residual, or the sum of a run that was built before. Parts are such things too.
     """
 
-    first: int
-    last: int
-    built: int
-    expires: int
+    run: Run
+    parts: tuple[Run, ...]
 
 
 Operation: TypeAlias = Compute | AddRun
@@ -42,32 +43,37 @@ Operation: TypeAlias = Compute | AddRun
 
 @dataclass(frozen=True)
 class Plan:
-    """`program[k]` lists the operations of step k."""
+    """`program[k]` lists the operations of step k, `stale[k]` the sums that nothing uses after it."""
 
     blocks: tuple[str, ...]
     program: tuple[tuple[Operation, ...], ...]
+    stale: tuple[tuple[Run, ...], ...]
 
     @property
     def steps(self) -> int:
         return len(self.program)
+
+    @property
+    def computes_everything(self) -> bool:
+        """Whether this is full precision: every block at every step."""
+        return all(len(self.due(step)) == len(self.blocks) for step in range(self.steps))
 
     def due(self, step: int) -> frozenset[str]:
         """Names of the blocks that are computed at a step."""
         return frozenset(self.blocks[op.block] for op in self.program[step] if isinstance(op, Compute))
 
     def describe(self) -> str:
-        """One line a step: blocks computed by name, runs of cached ones as [first..last] with the step of their sum."""
+        """One line a step: computed blocks by name, runs of cached ones in brackets, `=` where a sum is used again."""
         return "\n".join(
-            f"step {step:3d}: " + " ".join(self._word(op, step) for op in operations)
-            for step, operations in enumerate(self.program)
+            f"step {step:3d}: " + " ".join(map(self._word, operations)) for step, operations in enumerate(self.program)
         )
 
-    def _word(self, operation: Operation, step: int) -> str:
+    def _word(self, operation: Operation) -> str:
         if isinstance(operation, Compute):
             return self.blocks[operation.block]
-        names = self.blocks[operation.first], self.blocks[operation.last]
-        span = names[0] if operation.first == operation.last else f"{names[0]}..{names[1]}"
-        return f"[{span}]" if operation.built == step else f"[{span} of step {operation.built}]"
+        first, last = operation.run
+        span = self.blocks[first] if first == last else f"{self.blocks[first]}..{self.blocks[last]}"
+        return f"[{span}]" if operation.parts or first == last else f"[= {span}]"
 
 
 def compile_plan(schedule: Schedule, blocks: Sequence[str] | None = None) -> Plan:
@@ -78,54 +84,59 @@ def compile_plan(schedule: Schedule, blocks: Sequence[str] | None = None) -> Pla
             f"the schedule's {len(schedule.blocks)} blocks are not these {len(names)}, or in another order"
         )
     due = [[step in updates for updates in schedule.update_sets.values()] for step in range(schedule.steps)]
-    runs = [_runs(row) for row in due]
-    program = [
-        tuple(
-            AddRun(first, last, _built(due, runs, step, first, last), _expires(due, runs, step, first, last))
-            if reused
-            else Compute(first, _kept(due, step, first))
-            for first, last, reused in runs[step]
-        )
-        for step in range(schedule.steps)
-    ]
-    return Plan(names, tuple(program))
+    program: list[tuple[Operation, ...]] = []
+    sums: set[Run] = set()  # at hand and still true
+    for step, row in enumerate(due):
+        operations: list[Operation] = []
+        for first, last, computed in _pieces(row):
+            if computed:
+                sums = {run for run in sums if not run[0] <= first <= run[1]}
+                operations.append(Compute(first, keep=step + 1 < schedule.steps and not due[step + 1][first]))
+            else:
+                run = (first, last)
+                at_hand = first == last or run in sums
+                operations.append(AddRun(run, () if at_hand else _fewest_parts(run, sums)))
+                sums.add(run)
+        program.append(tuple(operations))
+    return Plan(names, tuple(program), _stale(program))
 
 
-def _runs(row: list[bool]) -> list[tuple[int, int, bool]]:
-    """(first, last, reused): computed blocks one by one, neighbouring reused ones together."""
+def _pieces(row: list[bool]) -> list[tuple[int, int, bool]]:
+    """(first, last, computed): computed blocks one by one, neighbouring cached ones together."""
     found: list[tuple[int, int, bool]] = []
     for block, computed in enumerate(row):
-        if not computed and found and found[-1][2]:
-            found[-1] = (found[-1][0], block, True)
+        if not computed and found and not found[-1][2]:
+            found[-1] = (found[-1][0], block, False)
         else:
-            found.append((block, block, not computed))
+            found.append((block, block, computed))
     return found
 
 
-def _kept(due: list[list[bool]], step: int, block: int) -> bool:
-    return step + 1 < len(due) and not due[step + 1][block]
+def _fewest_parts(run: Run, sums: set[Run]) -> tuple[Run, ...]:
+    """Cover a run with as few sums at hand and single blocks as possible."""
+    first, last = run
+    best: dict[int, tuple[Run, ...]] = {first: ()}  # covered up to, but not including
+    for start in range(first, last + 1):
+        options = [(start, start), *(known for known in sums if known[0] == start and known[1] <= last)]
+        for option in options:
+            parts = (*best[start], option)
+            if option[1] + 1 not in best or len(parts) < len(best[option[1] + 1]):
+                best[option[1] + 1] = parts
+    return best[last + 1]
 
 
-def _unchanged(due: list[list[bool]], step: int, first: int, last: int) -> bool:
-    return not any(due[step][first : last + 1])
-
-
-def _built(due: list[list[bool]], runs: list[list[tuple[int, int, bool]]], step: int, first: int, last: int) -> int:
-    """The earliest step since the members' last change at which just this run was added."""
-    built = step
-    for earlier in range(step - 1, -1, -1):
-        if not _unchanged(due, earlier, first, last):
-            break
-        if (first, last, True) in runs[earlier]:
-            built = earlier
-    return built
-
-
-def _expires(due: list[list[bool]], runs: list[list[tuple[int, int, bool]]], step: int, first: int, last: int) -> int:
-    expires = step
-    for later in range(step + 1, len(due)):
-        if not _unchanged(due, later, first, last):
-            break
-        if (first, last, True) in runs[later]:
-            expires = later
-    return expires
+def _stale(program: list[tuple[Operation, ...]]) -> tuple[tuple[Run, ...], ...]:
+    """For each step, the runs whose sum was used there for the last time before it is built anew, or ever."""
+    stale: list[set[Run]] = [set() for _ in program]
+    needed: set[Run] = set()  # going backwards: sums that a later step uses as they are
+    for step in range(len(program) - 1, -1, -1):
+        for operation in reversed(program[step]):
+            if isinstance(operation, Compute):
+                continue
+            for run in (operation.run, *operation.parts):
+                if run not in needed and run[0] < run[1]:
+                    needed.add(run)
+                    stale[step].add(run)
+            if operation.parts:
+                needed.discard(operation.run)
+    return tuple(tuple(sorted(runs)) for runs in stale)

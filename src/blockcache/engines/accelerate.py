@@ -6,11 +6,14 @@ import threading
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from blockcache.engines import patched
-from blockcache.engines.compiled import compile_policy
+from blockcache.engines.compiled import CompiledPolicy, compile_policy
 from blockcache.engines.loop import Loop
+from blockcache.engines.onnx import open_cached
 from blockcache.engines.stats import Counts, Stats
-from blockcache.engines.whole_loop import attach_runner, cut_for
+from blockcache.engines.whole_loop import Runner, attach_runner, cut_for
 from blockcache.errors import EngineError, PolicyError, ScheduleError
 from blockcache.fingerprint import Fingerprint
 from blockcache.patching import Patches, is_ours
@@ -79,12 +82,14 @@ def accelerate(
     engine: str = "auto",
     output: str = "chunk",
     check: str = "strict",
+    threads: int | None = None,
 ) -> Acceleration:
     """Make the policy's `predict_action` follow a schedule (or a TeaCache rule), in place, until it is disabled.
 
     Without a schedule the policy runs at full precision, with the exact savings of the engine only. `output="action"`
     leaves out what the robot does not execute (loop and onnx). `check="shape"` accepts a schedule made for other weights
-    of the same shape, and `stats()` says so.
+    of the same shape, and `stats()` says so. `threads` is for the onnx engine; without it the faster of one thread and
+    all cores is found out when the engine starts.
     """
     _check_choice("engine", engine, ENGINES)
     _check_choice("output", output, OUTPUTS)
@@ -102,18 +107,20 @@ def accelerate(
         notes = () if schedule is None else check_fit(schedule.fingerprint, target, check)
         counts = Counts()
         followed = Schedule.every_step(len(target.timesteps), blocks) if schedule is None else schedule
-        chosen, patches = _attach(target, followed, engine, output, counts)
+        chosen, patches = _attach(target, followed, engine, output, threads, counts)
     return Acceleration(policy, chosen, blocks, patches, counts, notes)
 
 
-def _attach(target: Target, followed: Schedule | Rule, engine: str, output: str, counts: Counts) -> tuple[str, Patches]:
+def _attach(
+    target: Target, followed: Schedule | Rule, engine: str, output: str, threads: int | None, counts: Counts
+) -> tuple[str, Patches]:
     """Attach the engine that was asked for; with "auto" the fastest that supports the policy."""
     if isinstance(followed, Rule):
         if engine not in ("auto", "patched") or output != "chunk":
             raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
         return "patched", patched.attach_rule(target, followed, counts)
     if engine == "auto":
-        return _attach_fastest(target, followed, output, counts)
+        return _attach_fastest(target, followed, output, threads, counts)
     if engine == "patched":
         if output != "chunk":
             raise EngineError(
@@ -121,17 +128,32 @@ def _attach(target: Target, followed: Schedule | Rule, engine: str, output: str,
             )
         return engine, patched.attach_schedule(target, followed, counts)
     compiled = cut_for(compile_policy(target, engine), output)
-    runner = Loop(compiled, compile_plan(followed))
-    return engine, attach_runner(target, compiled, runner, followed, output, counts)
+    runner: Runner
+    if engine == "loop":
+        runner = Loop(compiled, compile_plan(followed))
+    else:
+        _require_cpu_float32(compiled)
+        runner = open_cached(compiled, followed, target.fingerprint, output, threads)
+    return engine, attach_runner(target, compiled, runner, followed, counts)
 
 
-def _attach_fastest(target: Target, schedule: Schedule, output: str, counts: Counts) -> tuple[str, Patches]:
-    for engine in ("loop",):
+def _attach_fastest(
+    target: Target, schedule: Schedule, output: str, threads: int | None, counts: Counts
+) -> tuple[str, Patches]:
+    for engine in ("onnx", "loop"):
         try:
-            return _attach(target, schedule, engine, output, counts)
+            return _attach(target, schedule, engine, output, threads, counts)
         except EngineError:
-            continue
-    return _attach(target, schedule, "patched", output, counts)
+            continue  # the next one, down to the patched engine, which says itself what it does not support
+    return _attach(target, schedule, "patched", output, threads, counts)
+
+
+def _require_cpu_float32(compiled: CompiledPolicy) -> None:
+    like = compiled.input_b
+    if like.device.type != "cpu" or like.dtype != torch.float32:
+        raise EngineError(
+            f'the onnx engine runs float32 on the CPU, got {like.dtype} on {like.device}; use engine="loop"'
+        )
 
 
 def check_fit(bound: Fingerprint, target: Target, check: str = "strict") -> tuple[str, ...]:

@@ -100,6 +100,12 @@ class CompiledPolicy:
     def chunk(self, batch: int) -> tuple[int, int, int]:
         return batch, self.horizon, self.sample_dim
 
+    def finish(self, sample: Tensor) -> dict[str, Tensor]:
+        """A clean sample (B, tokens, D) -> actions in robot units; the whole chunk only if all of it was computed."""
+        actions = sample * self.action_scale + self.action_offset
+        action = {"action": actions[:, slice(*self.executed)]}
+        return action if self.tokens < self.horizon else {**action, "action_pred": actions}
+
     def cut(self, tokens: int) -> CompiledPolicy:
         """The same policy for the first tokens of the chunk only; exact with causal attention."""
         changes = {

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blockcache.engines.compiled import BLOCKS_PER_LAYER, CompiledLayer, CompiledPolicy
-from blockcache.plan import Compute, Plan
+from blockcache.plan import Compute, Plan, Run
 
 
 class Memory(Protocol):
@@ -26,7 +26,7 @@ class Memory(Protocol):
 
 
 class Loop:
-    """`loop(obs, noise)` -> actions (B, tokens, D) in robot units. Several threads may call it at once.
+    """`loop(obs, noise)` -> actions in robot units. Several threads may call it at once.
 
     `new_memory` is how keys and values come about; the default is the fast one.
     """
@@ -43,7 +43,7 @@ class Loop:
         return Generation(self.policy, self.plan, self.new_memory(self.policy, obs), len(obs))
 
     @torch.no_grad()
-    def __call__(self, obs: Tensor, noise: Tensor) -> Tensor:
+    def __call__(self, obs: Tensor, noise: Tensor) -> dict[str, Tensor]:
         """obs (B, n_obs, obs) in robot units, noise (1 + draws, B, horizon, D)."""
         sampler = self.policy.sampler
         generation = self.start(obs)
@@ -65,7 +65,7 @@ class Loop:
                 after = after.add(noise[drawn], alpha=float(sampler.s[step]))
                 drawn += 1
             x, x0_prev = after, x0
-        return x * self.policy.action_scale + self.policy.action_offset
+        return self.policy.finish(x)
 
 
 class TabulatedMemory:
@@ -88,7 +88,7 @@ class Generation:
 
     def __init__(self, policy: CompiledPolicy, plan: Plan, memory: Memory, batch: int) -> None:
         self.policy = policy
-        self.program = plan.program
+        self.program, self.stale = plan.program, plan.stale
         self.memory = memory
         self.batch = batch
         self.positions = policy.input_b.repeat(batch, 1)  # (B * T, d)
@@ -106,11 +106,24 @@ class Generation:
                     self.residuals[operation.block] = residual
                 stream = stream + residual
                 continue
-            run = (operation.first, operation.last)
-            if operation.built == step:
-                self.sums[run] = self.residuals[operation.first : operation.last + 1].sum(dim=0)
-            stream = stream + self.sums[run]
+            if operation.parts:
+                self.sums[operation.run] = self._sum(operation.parts)
+            stream = stream + self._at_hand(operation.run)
+        for run in self.stale[step]:
+            del self.sums[run]
         return torch.addmm(policy.head_b, self._norm(stream), policy.head_w).view(self.batch, policy.tokens, -1)
+
+    def _sum(self, parts: tuple[Run, ...]) -> Tensor:
+        first, last = parts[0][0], parts[-1][1]
+        if len(parts) == last - first + 1:  # single residuals only: they lie side by side
+            return self.residuals[first : last + 1].sum(dim=0)
+        total = self._at_hand(parts[0])
+        for run in parts[1:]:
+            total = total + self._at_hand(run)
+        return total
+
+    def _at_hand(self, run: Run) -> Tensor:
+        return self.residuals[run[0]] if run[0] == run[1] else self.sums[run]
 
     def _compute(self, block: int, step: int, stream: Tensor) -> Tensor:
         index, place = divmod(block, BLOCKS_PER_LAYER)

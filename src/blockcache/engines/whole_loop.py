@@ -20,9 +20,9 @@ from blockcache.target import Target, check_eval_mode
 
 
 class Runner(Protocol):
-    """obs (B, n_obs, obs) in robot units, noise (1 + draws, B, horizon, D) -> actions (B, tokens, D) in robot units."""
+    """obs (B, n_obs, obs) in robot units, noise (1 + draws, B, horizon, D) -> what `predict_action` returns."""
 
-    def __call__(self, obs: Tensor, noise: Tensor) -> Tensor: ...
+    def __call__(self, obs: Tensor, noise: Tensor) -> dict[str, Tensor]: ...
 
 
 def cut_for(policy: CompiledPolicy, output: str) -> CompiledPolicy:
@@ -35,12 +35,11 @@ def cut_for(policy: CompiledPolicy, output: str) -> CompiledPolicy:
 
 
 def attach_runner(
-    target: Target, policy: CompiledPolicy, runner: Runner, schedule: Schedule, output: str, counts: Counts
+    target: Target, policy: CompiledPolicy, runner: Runner, schedule: Schedule, counts: Counts
 ) -> Patches:
     """Replace the policy's `predict_action` by the runner."""
     guard = WeightsGuard(target.policy)
     like = policy.input_b
-    start, stop = policy.executed
     computed = {name: len(steps) for name, steps in schedule.updates.items()}
     reused = {name: schedule.steps - count for name, count in computed.items()}
 
@@ -57,10 +56,9 @@ def attach_runner(
                 if noise is None
                 else check_noise(noise, policy.sampler, chunk, like)
             )
-            actions = runner(observed, drawn)
+            result = runner(observed, drawn)
             counts.add(computed, reused)
-            action = {"action": actions[:, start:stop]}
-            return action if output == "action" else {**action, "action_pred": actions}
+            return result
 
         return predict_action
 

@@ -1,0 +1,186 @@
+"""The onnx engine: a generation as one ONNX file, run by ONNX Runtime. What a robot deploys.
+
+Files carry what they were made for (schedule and fingerprint); one that was made for another policy is refused. Exports
+are kept on disk by fingerprint, so that the wait comes once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blockcache._version import __version__
+from blockcache.engines.compiled import CompiledPolicy
+from blockcache.errors import EngineError, FileError
+from blockcache.files import PathLike, parse_json, read_bytes, write_bytes
+from blockcache.fingerprint import Fingerprint
+from blockcache.plan import compile_plan
+from blockcache.schedule import Schedule
+
+FORMAT, VERSION = "blockcache.onnx", 1
+MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
+"""ONNX Runtime has the Attention operator on the CPU since 1.23; before 1.21 it copied a weight for each of its uses."""
+
+
+def require_onnxruntime(also_onnx: bool = False) -> None:
+    """Refuse a missing or an old library, naming the extra that brings it."""
+    for package in ("onnxruntime", "onnx") if also_onnx else ("onnxruntime",):
+        wanted = ".".join(map(str, MINIMUM[package]))
+        hint = f'version {wanted} or newer comes with: pip install "blockcache[onnx]"'
+        try:
+            found = version(package)
+        except PackageNotFoundError as error:
+            raise EngineError(f"the onnx engine needs {package}, which is not installed; {hint}") from error
+        if tuple(int(part) for part in found.split(".")[:2]) < MINIMUM[package]:
+            raise EngineError(f"the onnx engine needs a newer {package} than the installed {found}; {hint}")
+
+
+def export(
+    policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, path: PathLike, output: str = "chunk"
+) -> None:
+    """Write one ONNX file, atomically. `fingerprint` is the policy's, in full."""
+    require_onnxruntime(also_onnx=True)
+    from blockcache.engines.onnx_graph import build_graph
+
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "made_by": f"blockcache {__version__}",
+        "output": output,
+        "schedule": {name: list(steps) for name, steps in schedule.updates.items()},
+        "origin": dict(schedule.origin),
+        "fingerprint": fingerprint.to_dict(),
+    }
+    metadata = {"blockcache": json.dumps(header)}
+    model = build_graph(policy, compile_plan(schedule), output, metadata)
+    write_bytes(path, model.SerializeToString())
+
+
+class OnnxRunner:
+    """`runner(obs, noise)` -> actions in robot units. Several threads may call it at once."""
+
+    def __init__(self, path: PathLike, threads: int | None = None) -> None:
+        """Open an export. Without `threads`, one thread and all cores are tried and the faster one is taken."""
+        require_onnxruntime()
+        self.path = Path(path)
+        if not self.path.is_file():
+            read_bytes(self.path, "ONNX file")  # says what is wrong
+        self.header, self._session = self._open(threads or 1)
+        self.threads = threads or 1
+        self._outputs = [item.name for item in self._session.get_outputs()]
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if threads is None and cores > 1:
+            _, other = self._open(cores)
+            if self._seconds(other) < self._seconds(self._session):
+                self._session, self.threads = other, cores
+
+    def __call__(self, obs: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        arrays = self._session.run(self._outputs, {"obs": obs.numpy(), "noise": noise.numpy()})
+        return {name: torch.from_numpy(array) for name, array in zip(self._outputs, arrays, strict=True)}
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint.from_dict(self.header["fingerprint"])
+
+    def check(self, actual: Fingerprint) -> None:
+        """Refuse to stand for another policy than the file was made from."""
+        differences = self.fingerprint.differences(actual)
+        if differences:
+            raise EngineError(
+                f"{self.path} was made for another policy, this one has {'; '.join(differences)}; export it again with "
+                "'blockcache export'"
+            )
+
+    def _open(self, threads: int) -> tuple[dict[str, Any], Any]:
+        import onnxruntime as ort
+
+        try:
+            session = ort.InferenceSession(os.fspath(self.path), _options(threads), providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's own errors share no base class
+            reason = str(error).splitlines()[0]
+            raise FileError(
+                f"cannot load the ONNX file {self.path} ({reason}); it may be cut short, export it again"
+            ) from error
+        text = session.get_modelmeta().custom_metadata_map.get("blockcache")
+        if text is None:
+            raise FileError(f"{self.path} is not an export of blockcache: it carries no schedule and fingerprint")
+        header = parse_json(text.encode(), "ONNX file's header", self.path)
+        if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
+            raise FileError(
+                f"{self.path} has format {header.get('format')!r} version {header.get('version')!r}, this blockcache reads "
+                f"{FORMAT!r} version {VERSION}; export it again"
+            )
+        return header, session
+
+    def _seconds(self, session: Any) -> float:
+        """The best of a few runs at batch 1."""
+        feed = {
+            item.name: np.zeros([1 if size == "batch" else size for size in item.shape], dtype=np.float32)
+            for item in session.get_inputs()
+        }
+        best = float("inf")
+        for _ in range(4):
+            started = time.perf_counter()
+            session.run([], feed)
+            best = min(best, time.perf_counter() - started)
+        return best
+
+
+def _options(threads: int) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    # planning the reuse of thousands of small buffers takes many seconds and saves nothing: the arena does it anyway
+    options.enable_mem_reuse = False
+    # between calls the worker threads sleep instead of burning a core that the robot needs
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.log_severity_level = 3
+    return options
+
+
+def cached_export(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, output: str) -> Path:
+    """The file for just this policy, schedule and output, made if it is not there yet."""
+    key = json.dumps(
+        [__version__, VERSION, output, fingerprint.to_dict(), {n: list(s) for n, s in schedule.updates.items()}]
+    )
+    path = cache_directory() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.onnx"
+    if not path.exists():
+        export(policy, schedule, fingerprint, path, output)
+    return path
+
+
+def cache_directory() -> Path:
+    """`BLOCKCACHE_CACHE`, or `blockcache` under the user's cache directory; a temporary one if that cannot be written."""
+    chosen = os.environ.get("BLOCKCACHE_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = Path(chosen) if chosen else base / "blockcache"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return directory
+    except OSError:
+        return Path(tempfile.gettempdir()) / "blockcache"
+
+
+def open_cached(
+    policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, output: str, threads: int | None
+) -> OnnxRunner:
+    """A runner from the cache; a file that was cut short there is made again."""
+    path = cached_export(policy, schedule, fingerprint, output)
+    try:
+        return OnnxRunner(path, threads)
+    except FileError:
+        path.unlink()
+        return OnnxRunner(cached_export(policy, schedule, fingerprint, output), threads)

@@ -1,0 +1,161 @@
+"""Many independent jobs, run one by one, by local workers or on a Ray cluster; each finished one is kept as a file.
+
+A job is a plain value with a key; what it gives back is a JSON object. A run that was killed, at any moment, goes on
+where it was. Knows nothing of policies or of what the jobs are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tqdm import tqdm
+
+from blockcache._version import __version__
+from blockcache.errors import BlockcacheError, FileError
+from blockcache.files import PathLike, expect_format, read_json, write_json
+
+FORMAT, VERSION = "blockcache.job", 1
+Outcome: TypeAlias = dict[str, Any]
+Work: TypeAlias = Callable[[Any], Outcome]
+# (work, jobs) -> (the job's place, its outcome), in the order in which they are finished
+Backend: TypeAlias = Callable[[Work, Sequence[Any]], Iterator[tuple[int, Outcome]]]
+
+
+class EvaluationError(BlockcacheError):
+    """An evaluation that cannot be run as asked, or that was cut short."""
+
+
+class Store:
+    """A directory of finished jobs, one small JSON file each. Only the process that hands out jobs writes to it."""
+
+    def __init__(self, directory: PathLike) -> None:
+        self.directory = Path(directory)
+
+    def get(self, key: str) -> Outcome | None:
+        path = self._path(key)
+        if not path.exists():
+            return None
+        value = read_json(path, "finished job")
+        expect_format(value, FORMAT, VERSION, "finished job", path)
+        if value.get("key") != key or not isinstance(value.get("outcome"), dict):
+            raise FileError(f"the finished job {path} is not the one that its name says; delete it and run again")
+        outcome: Outcome = value["outcome"]
+        return outcome
+
+    def put(self, key: str, outcome: Outcome) -> None:
+        header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}", "key": key}
+        write_json(self._path(key), {**header, "outcome": outcome})
+
+    def _path(self, key: str) -> Path:
+        return self.directory / f"{key[:32]}.json"
+
+
+def run_jobs(
+    work: Work, jobs: Mapping[str, Any], store: Store, backend: Backend, *, progress: bool = True
+) -> dict[str, Outcome]:
+    """The outcome of every job by its key; jobs that the store holds are not run again."""
+    outcomes = {key: kept for key in jobs if (kept := store.get(key)) is not None}
+    missing = [key for key in jobs if key not in outcomes]
+    bar = tqdm(desc="evaluating", total=len(jobs), initial=len(outcomes), unit="group", disable=not progress)
+    with bar:
+        for place, outcome in backend(work, [jobs[key] for key in missing]) if missing else ():
+            store.put(missing[place], outcome)
+            outcomes[missing[place]] = outcome
+            bar.update()
+    return {key: outcomes[key] for key in jobs}
+
+
+def one_by_one(work: Work, jobs: Sequence[Any]) -> Iterator[tuple[int, Outcome]]:
+    """In this process."""
+    for place, job in enumerate(jobs):
+        yield place, work(job)
+
+
+def local_workers(count: int | None = None) -> Backend:
+    """Processes on this machine, by joblib. None is one for each core, or this process where joblib is missing."""
+    installed = importlib.util.find_spec("joblib") is not None
+    if count is None:
+        count = _cores() if installed else 1
+    if count < 1:
+        raise EvaluationError(f"an evaluation needs at least one worker, got {count}")
+    if count > 1 and not installed:
+        raise EvaluationError(
+            f'{count} workers need joblib; install it with pip install "blockcache[eval]", or use one worker'
+        )
+    return one_by_one if count == 1 else partial(_by_joblib, count)
+
+
+def ray_cluster(address: str) -> Backend:
+    """Workers of a Ray cluster. "local" starts one on this machine; "auto" finds a running one."""
+    if importlib.util.find_spec("ray") is None:
+        raise EvaluationError('a Ray cluster needs ray; install it with pip install "blockcache[ray]"')
+    return partial(_by_ray, address)
+
+
+def _by_joblib(count: int, work: Work, jobs: Sequence[Any]) -> Iterator[tuple[int, Outcome]]:
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    parallel = Parallel(n_jobs=count, backend="loky", batch_size=1, return_as="generator_unordered")
+    try:
+        yield from parallel(delayed(_placed)(work, place, job) for place, job in enumerate(jobs))
+    except BrokenProcessPool as error:
+        raise _lost() from error
+
+
+def _by_ray(address: str, work: Work, jobs: Sequence[Any]) -> Iterator[tuple[int, Outcome]]:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start reports to nobody
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        _join_ray(address)
+    try:
+        remote, shared = ray.remote(num_cpus=1)(_placed), ray.put(work)
+        room = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        waiting, flying = list(enumerate(jobs)), []
+        while waiting or flying:
+            now, waiting = waiting[: room - len(flying)], waiting[room - len(flying) :]
+            flying += [remote.remote(shared, place, job) for place, job in now]
+            done, flying = ray.wait(flying, num_returns=1)
+            yield ray.get(done[0])
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise _lost() from error
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _join_ray(address: str) -> None:
+    import ray
+
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if address == "local":
+            ray.init(num_cpus=_cores(), include_dashboard=False, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise EvaluationError(f"no Ray cluster at {address!r} ({error}); start one with 'ray start --head'") from error
+
+
+def _placed(work: Work, place: int, job: Any) -> tuple[int, Outcome]:
+    return place, work(job)
+
+
+def _lost() -> EvaluationError:
+    return EvaluationError(
+        "a worker was killed, perhaps because memory ran out; what was finished is kept, so the same command goes on "
+        "from there (with fewer --workers if memory is short)"
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,97 @@
+"""Statistics of paired rollouts, and how smooth a rollout's actions are. Plain arrays in, plain values out.
+
+Knows nothing of policies, tasks or files.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import binomtest
+
+RESAMPLES, SEED = 10_000, 0
+LOSSLESS = -0.03  # the lower end of a lossless method's interval lies above this
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval, which is infinite where a single value says nothing of the spread."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def lossless(self) -> bool:
+        """For a paired difference of scores: a loss of 0.03 or more is ruled out."""
+        return self.low > LOSSLESS
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """Pairs in which only one of two methods succeeded, and the exact two-sided p of so uneven a split by chance."""
+
+    only_found: int
+    only_baseline: int
+    p: float
+
+
+def mean_interval(values: ArrayLike) -> Estimate:
+    """The mean of some values with its 95 % bootstrap interval (percentile, 10,000 resamples, fixed seed).
+
+    Not scipy's bootstrap: that gives NaN for values that are all equal, a common outcome here, and the name of its seed
+    differs between the versions of scipy that we support.
+    """
+    array = _checked(values)
+    mean, n = float(array.mean()), len(array)
+    if n == 1:
+        return Estimate(mean, -math.inf, math.inf, n)
+    rng, blocks = np.random.default_rng(SEED), 10  # in blocks, so that thousands of values do not fill the memory
+    means = [array[rng.integers(n, size=(RESAMPLES // blocks, n))].mean(axis=1) for _ in range(blocks)]
+    low, high = np.percentile(np.concatenate(means), (2.5, 97.5))
+    # A mean of equal values can round to a neighbour of the value; an interval must not lie beside its own mean.
+    return Estimate(mean, min(float(low), mean), max(float(high), mean), n)
+
+
+def paired_difference(found: ArrayLike, baseline: ArrayLike) -> Estimate:
+    """found - baseline, pair by pair, with its 95 % interval."""
+    one, other = _checked(found), _checked(baseline)
+    if one.shape != other.shape:
+        raise ValueError(f"pairs need as many values on both sides, got {len(one)} and {len(other)}")
+    return mean_interval(one - other)
+
+
+def mcnemar(found: ArrayLike, baseline: ArrayLike) -> McNemar:
+    """The exact McNemar test on paired successes."""
+    one, other = np.asarray(found, dtype=bool), np.asarray(baseline, dtype=bool)
+    if one.ndim != 1 or one.shape != other.shape:
+        raise ValueError(f"pairs need as many values on both sides, got shapes {one.shape} and {other.shape}")
+    won, lost = int((one & ~other).sum()), int((~one & other).sum())
+    p = float(binomtest(won, won + lost, 0.5).pvalue) if won + lost else 1.0
+    return McNemar(won, lost, p)
+
+
+def mean_jerk(actions: NDArray[np.float64]) -> float | None:
+    """Mean length of the third difference of actions (steps, A), in their units per step cubed; None below 4 steps."""
+    if len(actions) < 4:
+        return None
+    return float(np.linalg.norm(np.diff(actions, n=3, axis=0), axis=-1).mean())
+
+
+def chunk_jump(actions: NDArray[np.float64], chunk: int) -> float | None:
+    """Mean distance from the last action of a chunk to the first of the next; None where there is but one chunk."""
+    if len(actions) <= chunk:
+        return None
+    first = np.arange(chunk, len(actions), chunk)
+    return float(np.linalg.norm(actions[first] - actions[first - 1], axis=-1).mean())
+
+
+def _checked(values: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
+        raise ValueError(f"statistics need a row of one or more finite numbers, got shape {array.shape}")
+    return array

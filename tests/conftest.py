@@ -106,8 +106,6 @@ def random_updates():
 
     def make(names, steps, seed=0, share=0.4):
         rng = np.random.default_rng(seed)
-        return {
-            name: (0, *(step for step in range(1, steps) if rng.random() < share)) for name in names
-        }
+        return {name: (0, *(step for step in range(1, steps) if rng.random() < share)) for name in names}
 
     return make

@@ -142,7 +142,7 @@ def test_unreadable_json_is_refused(tmp_path, content, sentence):
 
 
 def test_reading_what_is_not_there(tmp_path):
-    with pytest.raises(FileError, match="no schedule at .* does not exist"):
+    with pytest.raises(FileError, match=r"no schedule at .* does not exist"):
         files.read_json(tmp_path / "nothing.json", "schedule")
     with pytest.raises(FileError, match="cannot read the schedule"):
         files.read_json(tmp_path, "schedule")

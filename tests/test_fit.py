@@ -39,7 +39,10 @@ def test_fits_its_own_policy(policy):
         ({"time_as_cond": False, "obs_as_cond": False}, r"an extra block layers\.0\.CA"),
         ({"sampler": SamplerConfig("ddpm", num_inference_steps=10)}, "steps 6 instead of 10; num_inference_steps 6"),
         ({"sampler": SamplerConfig("ddim", num_inference_steps=6)}, 'type "ddpm" instead of "ddim"'),
-        ({"sampler": SamplerConfig("ddpm", num_inference_steps=6, clip_sample=False)}, "clip_sample true instead of false"),
+        (
+            {"sampler": SamplerConfig("ddpm", num_inference_steps=6, clip_sample=False)},
+            "clip_sample true instead of false",
+        ),
         ({"sampler": SamplerConfig("ddpm", 200, 6)}, "num_train_timesteps 100 instead of 200"),
         ({"seed": 1}, "weights [0-9a-f]{8} instead of [0-9a-f]{8}"),
     ],

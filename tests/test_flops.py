@@ -105,7 +105,10 @@ def test_every_step_an_update_costs_as_much_as_no_schedule():
 @pytest.mark.parametrize(
     ("schedule", "sentence"),
     [
-        (bc.Schedule.every_step(50, [block.name for block in REFERENCE.blocks]), "for 50 steps, the generation has 100"),
+        (
+            bc.Schedule.every_step(50, [block.name for block in REFERENCE.blocks]),
+            "for 50 steps, the generation has 100",
+        ),
         (bc.Schedule.every_step(100, ["layers.0.SA"]), "1 blocks are not the 24"),
     ],
 )

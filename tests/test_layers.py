@@ -118,7 +118,10 @@ def test_a_violation_is_reported_by_name(path, text, named):
     ("path", "text"),
     [
         ("schedule.py", "from blockcache.errors import ScheduleError"),
-        ("engines/loop.py", "from blockcache.engines.stats import Stats\nfrom blockcache.recorder import relative_change"),
+        (
+            "engines/loop.py",
+            "from blockcache.engines.stats import Stats\nfrom blockcache.recorder import relative_change",
+        ),
         ("cli/show.py", "def show():\n    import blockcache"),
         ("solvers.py", "import numpy as np"),
     ],

@@ -197,7 +197,7 @@ def test_enabling_twice_is_refused_and_again_after_disabling_works(policy, obser
         first, before = run(policy, observe()), snapshot(policy)
         with pytest.raises(PolicyError, match=r"accelerated already; call disable\(\) first"):
             accelerate(policy, updates)
-        with pytest.raises(PolicyError, match="accelerated|patched"):
+        with pytest.raises(PolicyError, match=r"accelerated|patched"):
             bc.calibrate(policy, [observe()], progress=False)
         assert same(before, snapshot(policy))
         assert torch.equal(run(policy, observe()), first)
@@ -253,7 +253,7 @@ def test_a_patch_on_top_of_ours_is_not_torn_off(policy, observe, run):
         return ours(*args, **kwargs)
 
     layer.forward = theirs
-    with pytest.raises(PolicyError, match="TransformerDecoderLayer.forward was patched again on top of blockcache"):
+    with pytest.raises(PolicyError, match=r"TransformerDecoderLayer\.forward was patched again on top of blockcache"):
         fast.disable()
     assert fast.enabled
     assert vars(layer)["forward"] is theirs
@@ -267,7 +267,7 @@ def test_a_patch_on_top_of_ours_is_not_torn_off(policy, observe, run):
 def test_a_failed_enabling_leaves_nothing_behind(policy, observe, monkeypatch):
     before = snapshot(policy)
     vars(policy.model)["forward"] = policy.model.forward  # somebody else's, found after predict_action was replaced
-    with pytest.raises(PolicyError, match="DiffusionTransformer.forward is already patched by something else"):
+    with pytest.raises(PolicyError, match=r"DiffusionTransformer\.forward is already patched by something else"):
         accelerate(policy)
     del vars(policy.model)["forward"]
     assert same(before, snapshot(policy))

@@ -43,7 +43,9 @@ def test_masks(policy):
     """Causal over actions; action t sees condition s when t >= s - 1, the time being s = 0."""
     seen, memory = policy.model.mask == 0, policy.model.memory_mask == 0
     assert [[bool(seen[t, s]) for s in range(6)] for t in range(6)] == [[t >= s for s in range(6)] for t in range(6)]
-    assert [[bool(memory[t, s]) for s in range(3)] for t in range(6)] == [[t >= s - 1 for s in range(3)] for t in range(6)]
+    assert [[bool(memory[t, s]) for s in range(3)] for t in range(6)] == [
+        [t >= s - 1 for s in range(3)] for t in range(6)
+    ]
     for mask in (policy.model.mask, policy.model.memory_mask):
         assert set(mask.flatten().tolist()) == {0.0, float("-inf")}
 

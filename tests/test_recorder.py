@@ -1,5 +1,6 @@
 """Calibration: the matrices are those of the features, the policy comes back unchanged, memory stays small."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def test_output_change_is_that_of_the_stack(make_policy, observe, form):
     stack[-1].register_forward_hook(lambda module, args, out: ends[-1].append(out.double()))
     recording = calibrate(policy, [observe(1)])
     residuals = [(out - x).flatten() for x, out in ends]
-    changes = [float((m - b).abs().mean() / b.abs().mean()) for b, m in zip(residuals, residuals[1:], strict=False)]
+    changes = [float((m - b).abs().mean() / b.abs().mean()) for b, m in itertools.pairwise(residuals)]
     np.testing.assert_allclose(recording.output_change, [changes], rtol=1e-4)
     assert recording.input_change.shape == recording.output_change.shape == (1, 5)
 
@@ -330,5 +331,7 @@ def test_peak_memory():
     itself, and some of the first part of full size.
     """
     command = [sys.executable, "-c", MEMORY]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert 20 < int(done.stdout) / 1024 < 300

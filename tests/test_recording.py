@@ -75,7 +75,7 @@ def test_every_kind_of_truncation_is_refused(file):
     whole = file.read_bytes()
     for length in (*range(0, 64, 7), len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
-        with pytest.raises(FileError, match="is empty|cut short"):
+        with pytest.raises(FileError, match=r"is empty|cut short"):
             Recording.load(file)
 
 
@@ -164,7 +164,7 @@ def test_matrix_of_a_block():
     np.testing.assert_array_equal(recording.matrix("l1", "layers.0.FFN"), recording.matrices["l1"][1])
     with pytest.raises(RecordingError, match="unknown metric 'l2'"):
         recording.matrix("l2", "layers.0.FFN")
-    with pytest.raises(RecordingError, match="no block 'layers.1.FFN'"):
+    with pytest.raises(RecordingError, match=r"no block 'layers\.1\.FFN'"):
         recording.matrix("l1", "layers.1.FFN")
 
 

@@ -139,7 +139,11 @@ def test_the_fingerprint_always_binds_blocks_and_steps():
         ({"steps": "10"}, ScheduleError, "positive whole number of steps"),
         ({"steps": 5}, ScheduleError, "out of range"),
         ({"fingerprint": {"steps": 10}}, ScheduleError, "a fingerprint has the keys"),
-        ({"fingerprint": {**Fingerprint().to_dict(), "steps": 11}}, ScheduleError, "differ from those of its fingerprint"),
+        (
+            {"fingerprint": {**Fingerprint().to_dict(), "steps": 11}},
+            ScheduleError,
+            "differ from those of its fingerprint",
+        ),
     ],
 )
 def test_other_files_are_refused(tmp_path, changes, error, sentence):
@@ -166,7 +170,7 @@ def test_every_truncation_is_refused(tmp_path):
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(FileError, match="is empty|cut short"):
+        with pytest.raises(FileError, match=r"is empty|cut short"):
             Schedule.load(path)
 
 

@@ -219,7 +219,14 @@ def test_there_are_53_printed_unions_and_two_misprints():
 def test_the_misprints_are_what_their_notes_say():
     can = PRINTED["tasks"]["can_ph"]
     corrected = bubbling_union(can["acs"], can["added"])["layers.6.SA"]
-    assert set(corrected) - set(can["acs"]["layers.6.SA"]) - set(can["added"]["layers.6.SA"]) == {80, 81, 86, 93, 95, 99}
+    assert set(corrected) - set(can["acs"]["layers.6.SA"]) - set(can["added"]["layers.6.SA"]) == {
+        80,
+        81,
+        86,
+        93,
+        95,
+        99,
+    }
     hang = PRINTED["tasks"]["tool_hang_ph"]
     assert hang["added"]["layers.1.FFN"] == hang["added"]["layers.0.FFN"]
     behind = {step for layer in range(2, 8) for step in hang["acs"][f"layers.{layer}.FFN"]}

@@ -1,5 +1,6 @@
 """TeaCache: the whole stack is computed again when its input has drifted far enough, for each sample by itself."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +34,7 @@ def changes(policy, obs, noise):
     hook = layer.norm1.register_forward_hook(lambda module, args, out: seen.append(out.double().flatten(1)))
     policy.predict_action(obs, noise=noise)
     hook.remove()
-    ratios = [(m - b).abs().mean(1) / b.abs().mean(1) for b, m in zip(seen, seen[1:], strict=False)]
+    ratios = [(m - b).abs().mean(1) / b.abs().mean(1) for b, m in itertools.pairwise(seen)]
     return torch.stack(ratios)
 
 
@@ -90,7 +91,7 @@ def test_the_decision_follows_the_rule(policy, observe):
     with bc.accelerate(policy, rule) as fast:
         policy.predict_action(obs, noise=noise)
     drift, expected = 0.0, [True]
-    for before, value in zip(inputs, inputs[1:], strict=False):
+    for before, value in itertools.pairwise(inputs):
         change = float((value - before).abs().mean() / before.abs().mean())
         drift += abs(0.5 * change**2 + 0.1 * change + 0.02)
         expected.append(drift >= 0.3)

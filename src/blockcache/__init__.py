@@ -9,7 +9,7 @@ with bc.accelerate(policy, schedule) as fast:
 
 from blockcache._version import __version__
 from blockcache.blocks import Block
-from blockcache.engines import Acceleration, Stats, accelerate
+from blockcache.engines import Acceleration, Stats, accelerate, export_policy, open_export
 from blockcache.errors import BlockcacheError
 from blockcache.fingerprint import Fingerprint
 from blockcache.policies import load_policy, save_policy
@@ -32,8 +32,10 @@ __all__ = [
     "__version__",
     "accelerate",
     "calibrate",
+    "export_policy",
     "fit_teacache",
     "load_policy",
+    "open_export",
     "published_names",
     "published_schedule",
     "save_policy",

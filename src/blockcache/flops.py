@@ -77,19 +77,29 @@ class DPTShape:
         return self.cond_layers * (attention(self.cond_tokens, self.cond_tokens, self.width) + mlp)
 
 
-def whole_loop(shape: DPTShape, steps: int, schedule: Schedule | None = None, tokens: int | None = None) -> int:
+def whole_loop(
+    shape: DPTShape,
+    steps: int,
+    schedule: Schedule | None = None,
+    tokens: int | None = None,
+    folded_heads: int | None = None,
+) -> int:
     """FLOPs of one generation that remain in the whole-loop engines, after their exact savings.
 
     Observations are encoded and projected to keys and values once, the time token comes from a table, and only the first
-    `tokens` action tokens are computed.
+    `tokens` action tokens are computed. With `folded_heads` (the onnx engine, and how many heads there are) queries and
+    outputs are folded into keys and values as well.
     """
     kept = replace(shape, tokens=shape.tokens if tokens is None else tokens)
-    observed = shape.cond_tokens - 1
-    project = linear(shape.cond_tokens, shape.width, 2 * shape.width)
-    once = linear(observed, shape.cond_dim, shape.width) + feed_forward(observed, shape.width, 4 * shape.width)
-    once += shape.layers * linear(observed, shape.width, 2 * shape.width)
-    ends = linear(kept.tokens, shape.input_dim, shape.width) + linear(kept.tokens, shape.width, shape.output_dim)
-    blocks = [replace(b, cost=b.cost - project) if b.kind == CROSS_ATTENTION else b for b in kept.blocks]
+    observed, width = shape.cond_tokens - 1, shape.width
+    once = linear(observed, shape.cond_dim, width) + feed_forward(observed, width, 4 * width)
+    once += shape.layers * linear(observed, width, 2 * width)
+    cross = attention(kept.tokens, shape.cond_tokens, width) - linear(shape.cond_tokens, width, 2 * width)
+    if folded_heads:
+        once += shape.layers * (linear(observed, width, width + 1) + linear(observed, width, width))
+        cross = 2 * linear(kept.tokens, width, folded_heads * shape.cond_tokens)
+    ends = linear(kept.tokens, shape.input_dim, width) + linear(kept.tokens, width, shape.output_dim)
+    blocks = [replace(block, cost=cross) if block.kind == CROSS_ATTENTION else block for block in kept.blocks]
     return once + generation(blocks, ends, steps, schedule)
 
 

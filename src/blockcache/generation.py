@@ -94,6 +94,8 @@ def attach(target: Target, new_run: Callable[[], Run]) -> Patches:
                 scope = _current.get()
                 if scope is None or scope.owner is not owner:
                     return forward(*args, **kwargs)
+                if not args:  # a denoiser may hand its layers everything by name
+                    args = (kwargs.pop(layer.stream),)
                 return scope.run.layer(scope.step, index, layer, forward, *args, **kwargs)
 
             return call

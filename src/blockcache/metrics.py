@@ -20,7 +20,7 @@ def cosine(features: Array) -> Array:
     norms = np.linalg.norm(features, axis=1)
     unit = features / np.where(norms > 0, norms, 1.0)[:, None]
     # |a - b|^2 = 2 - 2 cos for unit vectors; a matrix product would wait for BLAS threads, 60 times longer on a busy CPU
-    similarity = np.clip(1.0 - squareform(pdist(unit, "sqeuclidean")) / 2, -1.0, 1.0)
+    similarity: Array = np.clip(1.0 - squareform(pdist(unit, "sqeuclidean")) / 2, -1.0, 1.0)
     zero = norms == 0
     similarity[zero] = similarity[:, zero] = 0.0
     similarity[np.ix_(zero, zero)] = 1.0

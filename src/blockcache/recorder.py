@@ -99,6 +99,7 @@ class _Recorder:
             self.run = None
             start = stop
 
+    @torch.no_grad()  # public policies leave this to their caller; a graph over all steps would take gigabytes
     def _generate(self, rows: Any, seeds: range) -> None:
         """Where a policy takes noise, each sample has its own seed, so parts of any size give the same recording."""
         policy = self.target.policy

@@ -30,10 +30,11 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a verb. Errors end as one line and exit code 2, an interrupt with 130."""
-    from blockcache.cli import demo, schedules, training
+    from blockcache.cli import bench, demo, evaluate, schedules, training
 
-    for command in (*schedules.COMMANDS, *demo.COMMANDS, *training.COMMANDS):
-        cli.add_command(command)
+    for verbs in (demo, schedules, bench, evaluate, training):
+        for command in verbs.COMMANDS:
+            cli.add_command(command)
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:

@@ -30,10 +30,10 @@ def demo(source: str, generations: int, repeats: int, threads: int) -> None:
     import torch
     from rich.console import Console
 
-    from blockcache.experiments.tradeoff import Method, fewer_steps, tradeoff
+    from blockcache.experiments.candidates import Calibrations
+    from blockcache.experiments.methods import parse_method
+    from blockcache.experiments.tradeoff import tradeoff
     from blockcache.policies import load_policy
-    from blockcache.recorder import calibrate
-    from blockcache.solvers import solve
 
     torch.set_num_threads(threads)
     console = Console(soft_wrap=True)
@@ -44,17 +44,16 @@ def demo(source: str, generations: int, repeats: int, threads: int) -> None:
         f"{policy.sampler.type.upper()} steps, {sum(p.numel() for p in policy.model.parameters()) / 1e6:.2f} M parameters"
     )
     observations = load_observations(policy, source, None)
-    recording = calibrate(policy, [batch[None] for batch in observations[:generations]])
+    calibrations = Calibrations(policy, observations[:generations])
+    recording = calibrations.recording(policy.sampler)
     console.print(f"calibrated on {recording.generations} generations in {recording.origin['seconds']:.0f} s\n")
-    ten, twenty = solve(recording, updates=10, union=5), solve(recording, updates=20, union=5)
-    uniform = solve(recording, updates=10, method="uniform")
     methods = {
-        "DDIM, 16 steps": Method(sampler=fewer_steps(policy.sampler, "ddim", 16)),
-        "Uniform, S = 10": Method(uniform, "patched"),
-        "BAC, S = 10, n = 5": Method(ten, "patched"),
-        "BAC, S = 10, n = 5 ": Method(ten, "auto"),
-        "BAC, S = 20, n = 5 ": Method(twenty, "auto"),
-        "full precision ": Method(None, "auto"),
+        "DDIM, 16 steps": calibrations.candidate(parse_method("ddim-16"), engine=None),
+        "Uniform, S = 10": calibrations.candidate(parse_method("uniform:S=10"), "patched"),
+        "BAC, S = 10, n = 5": calibrations.candidate(parse_method("bac:S=10,n=5"), "patched"),
+        "BAC, S = 10, n = 5 ": calibrations.candidate(parse_method("bac:S=10,n=5")),
+        "BAC, S = 20, n = 5 ": calibrations.candidate(parse_method("bac:S=20,n=5")),
+        "full precision ": calibrations.candidate(parse_method("full")),
     }
     result = tradeoff(policy, methods, observations[generations : generations + 32], repeats=repeats)
     console.print(_table(result))

@@ -11,10 +11,11 @@ import torch
 from blockcache.engines import patched
 from blockcache.engines.compiled import CompiledPolicy, compile_policy
 from blockcache.engines.loop import Loop
-from blockcache.engines.onnx import open_cached
+from blockcache.engines.onnx import OnnxRunner, export, open_cached
 from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import Runner, attach_runner, cut_for
 from blockcache.errors import EngineError, PolicyError, ScheduleError
+from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.patching import Patches, is_ours
 from blockcache.plan import compile_plan
@@ -154,6 +155,27 @@ def _require_cpu_float32(compiled: CompiledPolicy) -> None:
         raise EngineError(
             f'the onnx engine runs float32 on the CPU, got {like.dtype} on {like.device}; use engine="loop"'
         )
+
+
+def export_policy(
+    policy: Any, schedule: Schedule | None, path: PathLike, output: str = "chunk", check: str = "strict"
+) -> None:
+    """Write the policy under a schedule (full precision without one) as one ONNX file, atomically."""
+    _check_choice("output", output, OUTPUTS)
+    target = examine(policy)
+    blocks = tuple(block.name for block in target.adapter.blocks)
+    if schedule is not None:
+        check_fit(schedule.fingerprint, target, check)
+    compiled = cut_for(compile_policy(target, "onnx"), output)
+    export(compiled, schedule or Schedule.every_step(len(target.timesteps), blocks), target.fingerprint, path, output)
+
+
+def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:
+    """Open an ONNX file that blockcache wrote; one that was made for another than the given policy is refused."""
+    runner = OnnxRunner(path, threads)
+    if policy is not None:
+        runner.check(examine(policy).fingerprint)
+    return runner
 
 
 def check_fit(bound: Fingerprint, target: Target, check: str = "strict") -> tuple[str, ...]:

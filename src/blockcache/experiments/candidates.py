@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from blockcache._version import __version__
@@ -82,12 +83,15 @@ class Running:
 
 @contextmanager
 def running(policy: DiffusionTransformerPolicy, candidate: Candidate) -> Iterator[Running]:
-    """Set a candidate going on a copy of the policy, so that several can run side by side."""
+    """Set a candidate going on a copy of the policy, so that several can run side by side.
+
+    Whatever the engine, it gets as many threads as torch has, so that figures can be compared.
+    """
     own = candidate.under(copy.deepcopy(policy))
     if candidate.engine is None:
         yield Running(own, "eager", lambda: None)
         return
-    with accelerate(own, candidate.schedule, engine=candidate.engine) as fast:
+    with accelerate(own, candidate.schedule, engine=candidate.engine, threads=torch.get_num_threads()) as fast:
         yield Running(own, fast.engine, fast.stats)
 
 
@@ -120,7 +124,7 @@ class Calibrations:
         self._progress = progress
         self._made: dict[SamplerConfig, Recording] = {}
 
-    def candidate(self, method: Method, engine: str = "auto") -> Candidate:
+    def candidate(self, method: Method, engine: str | None = "auto") -> Candidate:
         """Solve or read what the method follows."""
         own = self.policy.sampler
         sampler = own if method.sampler is None else fewer_steps(own, method.sampler.kind, method.sampler.steps)
@@ -153,9 +157,13 @@ class Calibrations:
         return made
 
     def _digest(self, policy: DiffusionTransformerPolicy) -> str:
-        seen = hashlib.sha256(np.ascontiguousarray(self.observations.numpy()).tobytes()).hexdigest()
-        fingerprint = examine(policy).fingerprint.to_dict()
+        seen, fingerprint = hash_observations(self.observations), examine(policy).fingerprint.to_dict()
         return digest({"made_by": __version__, "policy": fingerprint, "observations": seen, "seed": self.seed})
+
+
+def hash_observations(observations: Tensor) -> str:
+    array = np.ascontiguousarray(observations.numpy())
+    return digest({"shape": list(array.shape), "bytes": hashlib.sha256(array.tobytes()).hexdigest()})
 
 
 def digest(value: Mapping[str, Any]) -> str:

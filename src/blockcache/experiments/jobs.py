@@ -118,7 +118,7 @@ def _by_ray(address: str, work: Work, jobs: Sequence[Any]) -> Iterator[tuple[int
     try:
         remote, shared = ray.remote(num_cpus=1)(_placed), ray.put(work)
         room = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        waiting, flying = list(enumerate(jobs)), []
+        waiting, flying = list(enumerate(jobs)), list[Any]()
         while waiting or flying:
             now, waiting = waiting[: room - len(flying)], waiting[room - len(flying) :]
             flying += [remote.remote(shared, place, job) for place, job in now]

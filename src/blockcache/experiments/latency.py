@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+REST = 0.01  # seconds
+
 
 @dataclass(frozen=True, eq=False)
 class Latency:
@@ -39,7 +41,10 @@ def measure(
     warmup: int = 2,
     progress: bool = True,
 ) -> dict[str, Latency]:
-    """Time each candidate `repeats` times, one call each in turn; the order rotates from round to round."""
+    """Time each candidate `repeats` times, one call each in turn; the order rotates from round to round.
+
+    A short rest before each call lets the threads of the one before come to rest too: torch's keep spinning for a while.
+    """
     names = list(candidates)
     for name in names:
         for _ in range(warmup):
@@ -48,6 +53,7 @@ def measure(
     for turn in tqdm(range(repeats), "timing", unit="round", disable=not progress, delay=1.0):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
+            time.sleep(REST)
             started = time.perf_counter()
             candidates[name]()
             seconds[name][turn] = time.perf_counter() - started

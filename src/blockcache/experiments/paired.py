@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blockcache.experiments.candidates import Candidate, running
+from blockcache.experiments.candidates import Candidate, hash_observations, running
 from blockcache.experiments.jobs import Outcome
 from blockcache.experiments.quality import actions
 from blockcache.experiments.statistics import chunk_jump, mean_jerk
@@ -44,8 +44,8 @@ class Group:
     candidate: Candidate
     seeds: tuple[int, ...]
 
-    def describe(self, policy: DiffusionTransformerPolicy) -> dict[str, Any]:
-        return {"rollouts": list(self.seeds), "method": self.candidate.describe(policy)}
+    def describe(self, setting: Setting) -> dict[str, Any]:
+        return {"rollouts": list(self.seeds), "method": self.candidate.describe(setting.policy)}
 
     def run(self, setting: Setting) -> Outcome:
         started = time.perf_counter()
@@ -62,11 +62,13 @@ class OpenLoop:
     candidate: Candidate
     seed: int
 
-    def describe(self, policy: DiffusionTransformerPolicy) -> dict[str, Any]:
-        return {"open_loop": self.seed, "method": self.candidate.describe(policy)}
+    def describe(self, setting: Setting) -> dict[str, Any]:
+        seen = hash_observations(setting.observations)
+        return {"open_loop": seen, "seed": self.seed, "method": self.candidate.describe(setting.policy)}
 
     def run(self, setting: Setting) -> Outcome:
-        batches = [*setting.observations.split(OPEN_LOOP_BATCH)]
+        starts = range(0, len(setting.observations), OPEN_LOOP_BATCH)
+        batches = [setting.observations[start : start + OPEN_LOOP_BATCH] for start in starts]
         with running(setting.policy, self.candidate) as fast:
             found = actions(fast.predict_action, batches, self.seed)
             stats = fast.stats()

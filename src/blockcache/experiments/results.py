@@ -69,6 +69,11 @@ class Record:
     jerk: float | None  # normalised units per step cubed
     jump: float | None  # normalised units, from chunk to chunk
 
+    def __post_init__(self) -> None:
+        for value in (self.score, self.success):
+            if (value is None) != (self.error is not None):
+                raise ValueError(f"seed {self.seed} of {self.method} must have either a score and success or an error")
+
 
 @dataclass(frozen=True)
 class Results:

@@ -41,16 +41,20 @@ def _row(method: MethodRun, records: dict[int, Record], baseline: dict[int, Reco
         method=method,
         failed=len(records) - len(done),
         score=mean_interval(_scores(done)) if done else None,
-        success=mean_interval([float(bool(record.success)) for record in done]) if done else None,
+        success=mean_interval(_successes(done)) if done else None,
         difference=paired_difference(_scores(found), _scores(expected)) if compared else None,
-        discordant=mcnemar([a.success for a in found], [b.success for b in expected]) if compared else None,
+        discordant=mcnemar(_successes(found), _successes(expected)) if compared else None,
         jerk=_mean([record.jerk for record in done]),
         jump=_mean([record.jump for record in done]),
     )
 
 
 def _scores(records: list[Record]) -> list[float]:
-    return [float(record.score or 0.0) for record in records]
+    return [record.score for record in records if record.score is not None]  # a finished rollout has one
+
+
+def _successes(records: list[Record]) -> list[bool]:
+    return [record.success for record in records if record.success is not None]
 
 
 def _mean(values: list[float | None]) -> float | None:

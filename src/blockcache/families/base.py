@@ -20,12 +20,14 @@ Route: TypeAlias = Callable[[str, Callable[[], Tensor]], Tensor]
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One layer of the stack. `forward(route, *args, **kwargs)` is the module's own forward, except that the residual
-    of each block is whatever `route` returns for it. `first_input` gives the first block's normalised input."""
+    of each block is whatever `route` returns for it; `stream` is the name of its first argument, the residual stream.
+    `first_input` gives the first block's normalised input."""
 
     module: nn.Module
     blocks: tuple[str, ...]
     forward: Callable[..., Tensor]
     first_input: Callable[[Tensor], Tensor]
+    stream: str
 
 
 @dataclass(frozen=True, eq=False)

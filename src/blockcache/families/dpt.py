@@ -137,7 +137,7 @@ def _decoder_layer(layer: Any, blocks: tuple[str, ...]) -> Layer:
         )
         return x + route(ffn, lambda: _feed_forward(layer, layer.norm3(x), layer.dropout3))
 
-    return Layer(layer, blocks, forward, layer.norm1)
+    return Layer(layer, blocks, forward, layer.norm1, "tgt")
 
 
 def _encoder_layer(layer: Any, blocks: tuple[str, ...]) -> Layer:
@@ -154,7 +154,7 @@ def _encoder_layer(layer: Any, blocks: tuple[str, ...]) -> Layer:
         x = x + route(sa, lambda: _self_attention(layer, x, src_mask, src_key_padding_mask, is_causal))
         return x + route(ffn, lambda: _feed_forward(layer, layer.norm2(x), layer.dropout2))
 
-    return Layer(layer, blocks, forward, layer.norm1)
+    return Layer(layer, blocks, forward, layer.norm1, "src")
 
 
 def _self_attention(layer: Any, x: Tensor, mask: Tensor | None, padding: Tensor | None, causal: bool) -> Tensor:

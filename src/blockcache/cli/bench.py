@@ -1,0 +1,207 @@
+"""The verbs around engines: export, bench."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from blockcache.cli.arguments import load_schedule
+
+if TYPE_CHECKING:
+    from blockcache.experiments.bench import Bench
+
+
+@click.command()
+@click.argument("policy")
+@click.argument("schedule", required=False)
+@click.option("-o", "--output", default="policy.onnx", show_default=True, help="The file to write.")
+@click.option("--actions-only", is_flag=True, help="Leave out what the robot does not execute (causal policies).")
+@click.option("--other-weights", is_flag=True, help="Accept a schedule that was made for other weights.")
+def export(policy: str, schedule: str | None, output: str, actions_only: bool, other_weights: bool) -> None:
+    """Write POLICY under SCHEDULE as one ONNX file: observation and noise in, actions in robot units out.
+
+    Without a SCHEDULE the file is full precision. It needs no Python, no cache and no policy code to run;
+    examples/deploy_onnx.py runs it with numpy and onnxruntime alone.
+
+    \b
+    Examples:
+      blockcache export pusht schedule.json -o pusht.onnx
+      blockcache export pusht square_ph --actions-only -o fast.onnx
+      blockcache export pusht -o full.onnx
+    """
+    from blockcache.engines import export_policy
+    from blockcache.policies import load_policy
+
+    loaded = load_policy(policy)
+    followed = None if schedule is None else load_schedule(schedule)
+    kind, check = "action" if actions_only else "chunk", "shape" if other_weights else "strict"
+    export_policy(loaded, followed, output, kind, check)
+    click.echo(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB")
+
+
+@click.command()
+@click.option("--policy", help="Measure this policy (directory or shipped name) instead of random weights.")
+@click.option("--schedule", help="A schedule file or a printed one. Default: the paper's square_ph, stretched to fit.")
+@click.option("--width", default=256, show_default=True)
+@click.option("--layers", default=8, show_default=True)
+@click.option("--horizon", default=10, show_default=True)
+@click.option("--sampler", default="ddpm", show_default=True, help="ddpm, ddim or dpmsolver++.")
+@click.option("--steps", default=100, show_default=True, help="Denoising steps.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), help="Measure with 1 and this many threads. Default: all cores.")
+@click.option("--repeats", type=click.IntRange(min=2), default=20, show_default=True, help="Interleaved rounds.")
+@click.option("--quick", is_flag=True, help="Engines only, 5 rounds.")
+@click.option("--json", "json_path", metavar="FILE", help="Write all figures here.")
+@click.option("--plot", metavar="FILE.png", help="Draw the table.")
+def bench(
+    policy: str | None,
+    schedule: str | None,
+    threads: int | None,
+    repeats: int,
+    quick: bool,
+    json_path: str | None,
+    plot: str | None,
+    **sizes: Any,
+) -> None:
+    """Time every engine beside what users run today, all in one interleaved run.
+
+    Leave the machine alone while it runs. The last line is a summary as JSON.
+
+    \b
+    Examples:
+      blockcache bench
+      blockcache bench --quick
+      blockcache bench --width 768 --horizon 16 --threads 2 --json bench.json --plot bench.png
+      blockcache bench --policy pusht --schedule schedule.json
+    """
+    from rich.console import Console
+
+    from blockcache.experiments.bench import Shape, preset_for, run_bench
+    from blockcache.files import write_json
+    from blockcache.policies import load_policy
+
+    shape = Shape(**sizes)
+    loaded = load_policy(policy) if policy else shape.policy()
+    if policy:
+        config = loaded.config
+        shape = Shape(
+            width=config.n_emb,
+            layers=config.n_layer,
+            heads=config.n_head,
+            horizon=config.horizon,
+            n_obs_steps=config.n_obs_steps,
+            obs_dim=config.obs_dim,
+            action_dim=config.action_dim,
+            n_action_steps=config.n_action_steps,
+            sampler=loaded.sampler.type,
+            steps=loaded.num_inference_steps,
+            batch=shape.batch,
+        )
+    followed = load_schedule(schedule) if schedule else preset_for(shape)
+    cores = threads or len(os.sched_getaffinity(0))
+    result = run_bench(shape, loaded, followed, threads=cores, repeats=5 if quick else repeats, quick=quick)
+    console = Console(soft_wrap=True, width=160)
+    console.print(_table(result))
+    for name, reason in result.unavailable.items():
+        console.print(f"not available: {name} ({reason})")
+    if json_path:
+        write_json(json_path, result.to_dict())
+    if plot:
+        from blockcache.report.performance import plot_bench
+
+        plot_bench(result.to_dict(), plot)
+    click.echo(
+        json.dumps(
+            {row.name: {"p50_ms": round(row.p50_ms, 3), "speedup": round(row.speedup, 2)} for row in result.rows}
+        )
+    )
+
+
+@click.command()
+@click.option(
+    "-o", "--output", default="docs", show_default=True, help="Directory for performance.json, .md and pictures."
+)
+@click.option("--repeats", type=click.IntRange(min=2), default=30, show_default=True)
+@click.option("--render-only", is_flag=True, help="Write the page anew from performance.json, measure nothing.")
+def performance(output: str, repeats: int, render_only: bool) -> None:
+    """Measure everything that docs/performance.md shows, and write the page. About ten minutes on two idle cores.
+
+    \b
+    Examples:
+      blockcache performance -o docs
+      blockcache performance -o docs --render-only
+    """
+    from pathlib import Path
+
+    from blockcache.files import read_json, write_bytes, write_json
+    from blockcache.report.performance import page, plot_bench, plot_growth
+
+    directory = Path(output)
+    if not render_only:
+        write_json(directory / "performance.json", _measure_everything(repeats))
+    results = read_json(directory / "performance.json", "performance results")
+    plot_bench(results["bench"], directory / "performance-bench.png")
+    plot_growth(results["growth"], directory / "performance-growth.png")
+    write_bytes(directory / "performance.md", page(results).encode())
+    click.echo(f"{directory / 'performance.md'}")
+
+
+def _measure_everything(repeats: int) -> dict[str, Any]:
+    from blockcache.experiments.bench import Shape, preset_for, run_bench
+    from blockcache.experiments.scaling import compare_shapes, footprint, growth
+
+    cores, shape = len(os.sched_getaffinity(0)), Shape()
+    click.echo("1/4 benchmark")
+    bench = run_bench(shape, shape.policy(), preset_for(shape), threads=cores, repeats=repeats).to_dict()
+    for row in bench["rows"]:
+        del row["samples_ms"]
+    click.echo("2/4 other shapes")
+    shapes = compare_shapes(cores, repeats=7)
+    click.echo("3/4 growth")
+    grown = growth(repeats=15)
+    click.echo("4/4 memory and long runs")
+    feet = {
+        "8 x 256, T = 10": footprint(shape, calls=300, generations=1000),
+        "8 x 768, T = 16": footprint(Shape(width=768, horizon=16), calls=30, generations=20),
+    }
+    return {
+        "format": "blockcache.performance",
+        "version": 1,
+        "bench": bench,
+        "shapes": shapes,
+        "growth": grown,
+        "footprint": feet,
+    }
+
+
+def _table(result: Bench) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("candidate")
+    for column in (
+        "p50 ms", "p95", "p99", "chunk Hz", "action Hz", "over eager", "over full", "GFLOP", "GFLOP/s", "of peak", "difference",
+    ):  # fmt: skip
+        table.add_column(column, justify="right")
+    for row in result.rows:
+        table.add_row(
+            row.name,
+            f"{row.p50_ms:.1f}",
+            f"{row.p95_ms:.1f}",
+            f"{row.p99_ms:.1f}",
+            f"{row.chunk_hz:.1f}",
+            f"{row.action_hz:.0f}",
+            f"{row.speedup:.1f}x",
+            "-" if row.over_full is None else f"{row.over_full:.1f}x",
+            f"{row.gflop:.2f}",
+            f"{row.gflops:.1f}",
+            f"{row.of_peak:.0%}",
+            "-" if row.max_difference is None else f"{row.max_difference:.0e}",
+        )
+    return table
+
+
+COMMANDS = (export, bench, performance)

@@ -1,0 +1,216 @@
+"""The verb `eval`: paired rollouts of several methods on a task, and the table of what came out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from blockcache.cli.arguments import load_observations
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import Console
+
+    from blockcache.experiments.evaluation import Evaluation
+    from blockcache.experiments.latency import Latency
+    from blockcache.experiments.results import Results
+    from blockcache.experiments.statistics import Estimate
+    from blockcache.experiments.video import Frame
+
+FAILED = 1  # exit code where a rollout failed
+
+
+@click.command("eval")
+@click.argument("task")
+@click.argument("policy", required=False)
+@click.option(
+    "-m",
+    "--method",
+    "methods",
+    multiple=True,
+    default=("bac:S=10,n=5",),
+    show_default=True,
+    help="What to compare with the full policy; may be given often.",
+)
+@click.option("-o", "--output", default="results.json", show_default=True, help="Where to write the results.")
+@click.option("--rollouts", type=click.IntRange(min=1), default=50, show_default=True, help="Per method.")
+@click.option("--seed", type=click.IntRange(min=0), help="First environment seed. Default: the task's first test seed.")
+@click.option("--group", type=click.IntRange(min=1), default=10, show_default=True, help="Rollouts run as one batch.")
+@click.option("--engine", type=click.Choice(["auto", "patched", "loop", "onnx"]), default="auto", show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), help="Processes on this machine. Default: one for each core.")
+@click.option("--ray", metavar="ADDRESS", help="Use a Ray cluster instead; 'local' starts one here.")
+@click.option("--observations", metavar="FILE", help="To calibrate on, a .npz. Default: the policy's own.")
+@click.option("--generations", type=click.IntRange(min=1), default=16, show_default=True, help="To calibrate on.")
+@click.option("--repeats", type=click.IntRange(min=0), default=5, show_default=True, help="Timed chunks per method.")
+@click.option("--video", metavar="FILE", help="A .gif or .mp4 of the first episode: full beside the last method.")
+def evaluate(
+    task: str,
+    policy: str | None,
+    methods: tuple[str, ...],
+    output: str,
+    rollouts: int,
+    seed: int | None,
+    group: int,
+    engine: str,
+    workers: int | None,
+    ray: str | None,
+    observations: str | None,
+    generations: int,
+    repeats: int,
+    video: str | None,
+) -> None:
+    """Let POLICY do TASK under several methods: the same episodes, the same noise, compared pair by pair.
+
+    POLICY is a policy directory or the name of a shipped one; without it, the shipped one for the task.
+
+    \b
+    Methods:
+      full                          everything computed; always among the methods
+      uniform:S=10  unified:S=10    schedules, solved from a calibration on the policy's observations;
+      blockwise:S=10  bac:S=10,n=5  also metric=cosine|mse|l1|wasserstein, objective=anchor|consecutive
+      teacache:threshold=0.1        decides while it runs
+      ddim-16  ddpm-50              fewer denoising steps instead
+      ddim-40+bac:S=5,n=3           both, calibrated with that sampler
+      schedule.json                 a schedule file
+
+    Finished groups of rollouts are kept beside the results: interrupted or killed, the same command goes on from there
+    and writes the same file. The exit code is 1 if a simulator failed in some rollout.
+
+    \b
+    Examples:
+      blockcache eval pusht
+      blockcache eval pusht -m bac:S=10,n=5 -m uniform:S=16 -m ddim-16 --rollouts 250 -o pusht.json
+      blockcache eval pusht my_policy/ -m schedule.json --engine patched --video side_by_side.gif
+      blockcache eval pusht -m bac --ray auto
+    """
+    from rich.console import Console
+
+    from blockcache.experiments.evaluation import prepare, save_timings
+    from blockcache.experiments.jobs import local_workers, ray_cluster
+    from blockcache.experiments.video import check_video
+    from blockcache.policies import load_policy
+
+    if ray is not None and workers is not None:
+        raise click.UsageError("--ray and --workers exclude one another")
+    backend = local_workers(workers) if ray is None else ray_cluster(ray)
+    if video is not None:
+        check_video(video)
+    source = task if policy is None else policy
+    loaded = load_policy(source)
+    state = Path(output).with_suffix(".state")
+    try:
+        evaluation = prepare(
+            loaded,
+            task,
+            methods,
+            load_observations(loaded, source, observations),
+            state=state,
+            source=source,
+            rollouts=rollouts,
+            first_seed=seed,
+            group=group,
+            engine=engine,
+            generations=generations,
+        )
+        evaluation.check_output(output)
+        results = evaluation.run(backend)
+        results.save(output)
+        speed = evaluation.speed(repeats) if repeats else {}
+        if speed:
+            save_timings(Path(output).with_suffix(".timings.json"), speed)
+        if video is not None:
+            _film(evaluation, video)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; what was finished is kept in {state}, the same command goes on from there", err=True)
+        raise SystemExit(130) from None
+    console = Console(soft_wrap=True, markup=False)
+    _print(console, results, speed, repeats)
+    console.print(f"\nwritten to {output}")
+    if results.failed:
+        click.echo(f"error: {results.failed} rollouts failed; {output} holds their errors", err=True)
+        raise SystemExit(FAILED)
+
+
+def _film(evaluation: Evaluation, path: str) -> None:
+    from blockcache.experiments.video import write_video
+
+    names = list(evaluation.candidates)
+    write_video(path, dict(_watch(evaluation, name) for name in dict.fromkeys((names[0], names[-1]))))
+
+
+def _watch(evaluation: Evaluation, name: str) -> tuple[str, list[Frame]]:
+    """A method's first episode, with its caption."""
+    film: list[Frame] = []
+    done = evaluation.play(name, evaluation.seeds[0], lambda task: film.append(task.render()))
+    return f"{name}: {'failed' if done.score is None else f'{done.score:.2f}'}", film
+
+
+def _print(console: Console, results: Results, speed: Mapping[str, Latency], repeats: int) -> None:
+    from rich.table import Table
+
+    from blockcache.experiments.evaluation import PLAIN
+    from blockcache.experiments.summary import summarise
+
+    closed = Table(box=None, header_style="bold", pad_edge=False)
+    cost = Table(box=None, header_style="bold", pad_edge=False)
+    for table, columns in (
+        (closed, ("n", "score", "difference to full", "success", "won/lost", "McNemar p", "noise")),
+        (cost, ("engine", "GFLOP", "chunk Hz", "action error", "first, P95", "jerk", "jump")),
+    ):
+        table.add_column("method")
+        for column in columns:
+            table.add_column(column, justify="right")
+    for row in summarise(results):
+        method, pairs = row.method, row.discordant
+        closed.add_row(
+            method.name,
+            f"{0 if row.score is None else row.score.n}" + (f" ({row.failed} failed)" if row.failed else ""),
+            _estimate(row.score, "{:.3f}"),
+            _estimate(row.difference, "{:+.3f}"),
+            "-" if row.success is None else f"{row.success.mean:.0%}",
+            "-" if pairs is None else f"{pairs.only_found}/{pairs.only_baseline}",
+            "-" if pairs is None else f"{pairs.p:.3f}",
+            "same" if method.shares_all_noise else "start only",
+        )
+        cost.add_row(
+            method.name,
+            method.engine,
+            f"{method.flops / 1e9:.3g}",
+            f"{1 / speed[method.name].p50:.1f}" if speed else "-",
+            f"{method.error.mean:.3f}",
+            f"{method.error.first_p95:.3f}",
+            "-" if row.jerk is None else f"{row.jerk:.4f}",
+            "-" if row.jump is None else f"{row.jump:.4f}",
+        )
+    console.print(closed)
+    console.print()
+    console.print(cost)
+    floor, observed = results.noise_floor, results.setting["open_loop_observations"]
+    console.print(
+        f"\nScore and its paired difference with 95 % bootstrap intervals; success: {results.task['success']}, won/lost "
+        "counts pairs in which only one of the two succeeded.\nNoise: same as the full policy's in every step, or, with "
+        "another sampler, at the start only.\nGFLOP per chunk, by formula. Action error: open loop, executed slice, "
+        f"normalised units, {observed} observations; two full runs with different noise differ by {floor.mean:.3f} "
+        f"(first action, P95: {floor.first_p95:.3f}).\nJerk and jump (between chunks) of the executed actions, in "
+        "normalised units."
+    )
+    if speed:
+        console.print(
+            f"Chunk Hz: timed apart from the rollouts, batch 1, one torch thread, median of {repeats} interleaved rounds; "
+            f"the plain policy makes {1 / speed[PLAIN].p50:.1f}."
+        )
+
+
+def _estimate(value: Estimate | None, form: str) -> str:
+    if value is None:
+        return "-"
+    if not math.isfinite(value.low):
+        return form.format(value.mean)
+    return f"{form.format(value.mean)} [{form.format(value.low)}, {form.format(value.high)}]"
+
+
+COMMANDS = (evaluate,)

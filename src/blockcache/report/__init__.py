@@ -1,0 +1,1 @@
+"""Figures and pages, from results files only. Knows nothing of torch."""

@@ -1,0 +1,222 @@
+"""Methods by name, and what becomes of them for a policy."""
+
+import pytest
+import torch
+
+from blockcache.errors import FileError, SamplerError, ScheduleError
+from blockcache.experiments.candidates import Calibrations, Candidate, fewer_steps, running
+from blockcache.experiments.methods import (
+    FULL,
+    FewerSteps,
+    Method,
+    MethodError,
+    ScheduleFile,
+    Solved,
+    TeaCache,
+    parse_method,
+)
+from blockcache.samplers import SamplerConfig
+from blockcache.schedule import Schedule
+from blockcache.solvers import METHODS, solve
+from blockcache.teacache import Rule, fit_teacache
+
+PARSED = {
+    "full": FULL,
+    "uniform": Method(reuse=Solved("uniform", 10)),
+    "uniform:S=3": Method(reuse=Solved("uniform", 3)),
+    "unified:S=7,metric=mse": Method(reuse=Solved("unified", 7, metric="mse")),
+    "blockwise:objective=consecutive": Method(reuse=Solved("blockwise", objective="consecutive")),
+    "bac": Method(reuse=Solved("bac", 10, 5, "cosine", "anchor")),
+    "bac:n=0,S=20": Method(reuse=Solved("bac", 20, 0)),
+    "bac:S=10,n=3,metric=l1,objective=consecutive": Method(reuse=Solved("bac", 10, 3, "l1", "consecutive")),
+    "teacache": Method(reuse=TeaCache(0.1)),
+    "teacache:threshold=0.25": Method(reuse=TeaCache(0.25)),
+    "teacache:threshold=1e-05": Method(reuse=TeaCache(1e-5)),
+    "ddim-16": Method(FewerSteps("ddim", 16)),
+    "ddpm-50": Method(FewerSteps("ddpm", 50)),
+    "ddim-40+bac:S=5,n=3": Method(FewerSteps("ddim", 40), Solved("bac", 5, 3)),
+    "ddim-40+some/where+else:x.json": Method(FewerSteps("ddim", 40), ScheduleFile("some/where+else:x.json")),
+    "mine.json": Method(reuse=ScheduleFile("mine.json")),
+}
+
+
+@pytest.mark.parametrize("text", PARSED)
+def test_a_name_is_parsed_to_its_method_and_the_methods_name_to_the_same(text):
+    method = parse_method(text)
+    assert method == PARSED[text]
+    assert parse_method(method.name) == method
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("bac", "bac:S=10,n=5"),
+        ("bac:n=3,S=7", "bac:S=7,n=3"),
+        ("uniform", "uniform:S=10"),
+        ("blockwise:metric=l1", "blockwise:S=10,metric=l1"),
+        ("teacache", "teacache:threshold=0.1"),
+        ("ddim-8+unified", "ddim-8+unified:S=10"),
+    ],
+)
+def test_a_name_says_what_was_left_out(text, name):
+    assert parse_method(text).name == name
+
+
+def test_every_method_of_the_solver_has_a_name():
+    assert {parse_method(name).reuse for name in METHODS} == {Solved(name) for name in METHODS}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "unknown method ''"),
+        ("bca", "unknown method 'bca'; known are full, uniform"),
+        ("Full", "unknown method 'Full'"),
+        (" bac", "unknown method ' bac'"),
+        ("full:S=3", "unknown method"),
+        ("ddim-0", "unknown method"),
+        ("ddim", "unknown method"),
+        ("ddim-16+full", "unknown method"),
+        ("ddim-16+", "unknown method"),
+        ("ddim-16+ddim-8", "unknown method"),
+        ("dpmsolver-8", "unknown method"),
+        ("bac:", "bac takes S=..., n=..., metric=..., objective=..."),
+        ("bac:S=10,", "separated by commas, got ''"),
+        ("bac:S=10,S=11", "at most once"),
+        ("bac:S", "got 'S'"),
+        ("bac:s=10", "got 's=10'"),
+        ("uniform:n=5", "uniform takes S=..."),
+        ("teacache:S=5", "teacache takes threshold=..."),
+        ("bac:S=0", "S must be a whole number of at least 1, got '0'"),
+        ("bac:S=ten", "S must be a whole number of at least 1, got 'ten'"),
+        ("bac:S=1.5", "S must be a whole number"),
+        ("bac:n=-1", "n must be a whole number of at least 0, got '-1'"),
+        ("bac:S=\u0663", "S must be a whole number"),
+        ("bac:metric=l2", "metric must be one of cosine, mse, l1, wasserstein, got 'l2'"),
+        ("bac:objective=best", "objective must be one of anchor, consecutive"),
+        ("teacache:threshold=-1", "threshold must be a number of at least 0"),
+        ("teacache:threshold=nan", "threshold must be a number"),
+        ("teacache:threshold=1_0", "threshold must be a number"),
+    ],
+)
+def test_anything_else_is_refused_with_one_sentence(text, message):
+    with pytest.raises(MethodError) as caught:
+        parse_method(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def ready(make_policy):
+    policy = make_policy()
+    obs = torch.randn(4, 2, 5, generator=torch.Generator().manual_seed(0))
+    return Calibrations(policy, obs, progress=False)
+
+
+def test_solved_methods_are_what_the_solver_gives(ready):
+    for text in ("uniform:S=3", "unified:S=3", "blockwise:S=3,metric=l1", "bac:S=3,n=2,objective=consecutive"):
+        method = parse_method(text).reuse
+        expected = solve(
+            ready.recording(ready.policy.sampler),
+            method.updates,
+            method.union,
+            method.metric,
+            method.method,
+            method.objective,
+        )
+        found = ready.candidate(parse_method(text))
+        assert found.schedule == expected
+        assert (found.engine, found.sampler) == ("auto", None)
+        assert found.schedule.origin["method"] == method.method
+
+
+def test_full_and_fewer_steps_follow_no_schedule(ready):
+    assert ready.candidate(FULL, "loop") == Candidate(None, "loop", None)
+    found = ready.candidate(parse_method("ddim-3"), None)
+    assert found.schedule is None
+    assert found.sampler == SamplerConfig("ddim", num_inference_steps=3)
+
+
+def test_a_method_on_another_sampler_is_calibrated_with_that_sampler(ready, observe):
+    found = ready.candidate(parse_method("ddim-4+bac:S=2,n=1"))
+    assert found.schedule.steps == 4
+    assert found.schedule.fingerprint.sampler["type"] == "ddim"
+    with running(ready.policy, found) as fast:
+        assert fast.predict_action(observe())["action"].shape == (1, 4, 3)
+        assert fast.policy.num_inference_steps == 4
+    other = ready.candidate(parse_method("bac:S=2,n=1"))
+    with (
+        pytest.raises(ScheduleError, match="does not fit"),
+        running(ready.policy, Candidate(other.schedule, "auto", found.sampler)),
+    ):
+        pass
+
+
+def test_teacache_is_fitted_to_the_calibration_and_counts_what_it_computed(ready, observe):
+    found = ready.candidate(parse_method("teacache:threshold=1e9"))
+    assert found.schedule == fit_teacache(ready.recording(ready.policy.sampler), 1e9)
+    with running(ready.policy, found) as fast:
+        fast.predict_action(observe())
+        assert fast.engine == "patched"
+        reused = fast.stats().reused_share
+    assert reused == pytest.approx(4 / 6)  # the first and the last of six steps
+    full = Candidate().flops(ready.policy, 0.0)
+    assert found.flops(ready.policy, 0.0) == full
+    assert found.flops(ready.policy, reused) < full
+    assert isinstance(found.schedule, Rule)
+
+
+def test_a_schedule_file_is_read(ready, tmp_path):
+    schedule = ready.candidate(parse_method("uniform:S=2")).schedule
+    schedule.save(tmp_path / "mine.json")
+    assert ready.candidate(parse_method(str(tmp_path / "mine.json"))).schedule == schedule
+    with pytest.raises(FileError, match="does not exist"):
+        ready.candidate(parse_method("nowhere.json"))
+
+
+def test_calibrations_are_kept_and_told_apart(ready, make_policy, tmp_path):
+    def schedule(policy, obs):
+        made = Calibrations(policy, obs, keep=tmp_path, progress=False)
+        return made.candidate(parse_method("bac:S=3,n=1")).schedule
+
+    first = schedule(ready.policy, ready.observations)
+    (file,) = tmp_path.iterdir()
+    written = file.stat().st_mtime_ns
+    assert schedule(ready.policy, ready.observations) == first
+    assert file.stat().st_mtime_ns == written
+    schedule(make_policy(seed=1), ready.observations)
+    schedule(ready.policy, ready.observations[:2])
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_candidates_run_side_by_side_on_copies(ready, observe, run):
+    before = run(ready.policy, observe())
+    schedule = ready.candidate(parse_method("uniform:S=2")).schedule
+    with (
+        running(ready.policy, Candidate(schedule, "patched")) as one,
+        running(ready.policy, Candidate(None, "loop")) as two,
+    ):
+        assert not torch.allclose(run(one.policy, observe()), before, atol=1e-3)
+        assert torch.allclose(run(two.policy, observe()), before, atol=1e-4)
+        assert torch.equal(run(ready.policy, observe()), before)
+        assert (one.engine, two.engine) == ("patched", "loop")
+
+
+def test_flops_follow_schedule_and_steps(ready):
+    policy = ready.policy
+    full = Candidate().flops(policy, 0.0)
+    blocks = ready.recording(policy.sampler).blocks
+    every = Schedule.every_step(6, [block.name for block in blocks])
+    assert Candidate(every, "auto").flops(policy, 0.5) == full
+    assert ready.candidate(parse_method("ddim-3")).flops(policy, 0.0) == full // 2
+    saved = 4 * sum(block.cost for block in blocks)
+    assert ready.candidate(parse_method("uniform:S=2")).flops(policy, 0.0) == full - saved
+
+
+def test_what_makes_no_sense_is_refused(ready):
+    with pytest.raises(MethodError, match="name an engine"):
+        Candidate(ready.candidate(parse_method("uniform:S=2")).schedule, None)
+    with pytest.raises(SamplerError, match="num_inference_steps"):
+        fewer_steps(ready.policy.sampler, "ddim", 1000)
+    with pytest.raises(ScheduleError, match="from 1 to the number of steps 6"):
+        ready.candidate(parse_method("bac:S=7"))

@@ -1,0 +1,107 @@
+"""Statistics with answers that are known beforehand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from blockcache.experiments.statistics import chunk_jump, mcnemar, mean_interval, mean_jerk, paired_difference
+
+
+def test_an_interval_of_many_normal_values_is_the_textbook_one():
+    values = np.random.default_rng(3).normal(0.4, 2.0, size=2000)
+    found = mean_interval(values)
+    half = 1.96 * values.std(ddof=1) / np.sqrt(len(values))
+    assert found.mean == pytest.approx(values.mean())
+    assert found.low == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert found.high == pytest.approx(values.mean() + half, abs=0.1 * half)
+    assert found.n == 2000
+
+
+def test_an_interval_of_two_values_is_their_range():
+    # resampled means are 0, 1/2 and 1 with chances 1/4, 1/2, 1/4
+    assert mean_interval([0.0, 1.0]) == paired_difference([1.0, 3.0], [1.0, 2.0])
+    found = mean_interval([0.0, 1.0])
+    assert (found.mean, found.low, found.high) == (0.5, 0.0, 1.0)
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    hits = [found.low <= 0.25 <= found.high for found in (mean_interval(rng.random(60) < 0.25) for _ in range(200))]
+    assert 0.90 <= np.mean(hits) <= 0.99
+
+
+def test_pairing_counts_and_not_the_spread_of_either_side():
+    baseline = np.random.default_rng(1).normal(0, 100, size=50)
+    shifted = paired_difference(baseline + 0.5, baseline)
+    assert shifted.low == pytest.approx(0.5)
+    assert shifted.high == pytest.approx(0.5)
+    assert mean_interval(baseline).high - mean_interval(baseline).low > 20
+
+
+def test_equal_differences_give_an_interval_of_no_width_around_their_mean():
+    found = mean_interval([0.1] * 7)
+    assert found.low <= found.mean <= found.high
+    assert found.high - found.low < 1e-15
+
+
+def test_one_pair_says_nothing_of_the_spread():
+    found = paired_difference([1.0], [0.5])
+    assert (found.mean, found.low, found.high, found.n) == (0.5, -math.inf, math.inf, 1)
+    assert not found.lossless
+
+
+def test_the_seed_is_fixed():
+    values = np.random.default_rng(5).random(30)
+    assert mean_interval(values) == mean_interval(values.tolist())
+
+
+def test_lossless_is_about_the_lower_end_of_the_interval():
+    assert paired_difference([0.0] * 9, [0.029] * 9).lossless
+    assert not paired_difference([0.0] * 9, [0.031] * 9).lossless
+    # a mean difference of 0, but 10 pairs cannot rule out a loss of 0.03
+    assert not paired_difference([0.0, 1.0] * 5, [1.0, 0.0] * 5).lossless
+
+
+def test_mcnemar_counts_discordant_pairs_and_nothing_else():
+    # 8 won, 1 lost of 9: two-sided exact p = 2 * (C(9,0) + C(9,1)) / 2^9 = 20 / 512
+    found = [True] * 8 + [False] + [True] * 30 + [False] * 5
+    baseline = [False] * 8 + [True] + [True] * 30 + [False] * 5
+    result = mcnemar(found, baseline)
+    assert (result.only_found, result.only_baseline) == (8, 1)
+    assert result.p == pytest.approx(20 / 512)
+    assert mcnemar(baseline, found).p == result.p
+
+
+def test_mcnemar_without_discordant_pairs_is_one():
+    assert mcnemar([True, False], [True, False]).p == 1.0
+    assert mcnemar([], []).p == 1.0
+
+
+def test_jerk_is_the_third_difference():
+    steps = np.arange(8.0)[:, None]
+    assert mean_jerk(steps**2) == pytest.approx(0)
+    assert mean_jerk(steps**3) == pytest.approx(6)
+    assert mean_jerk(np.concatenate((3 * steps**3, -4 * steps**3), axis=1)) == pytest.approx(30)  # length of (18, -24)
+    assert mean_jerk(steps[:3]) is None
+
+
+def test_jump_is_the_step_between_chunks():
+    actions = np.array([[0, 0], [9, 9], [12, 13], [0, 0], [0, 2]], dtype=float)
+    assert chunk_jump(actions, 2) == pytest.approx((5 + 2) / 2)
+    assert chunk_jump(actions[:4], 2) == pytest.approx(5)
+    assert chunk_jump(actions, 5) is None
+    assert chunk_jump(actions[:0], 2) is None
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [[1.0]], [1.0, math.inf]])
+def test_values_that_are_no_row_of_numbers_are_refused(values):
+    with pytest.raises(ValueError, match="finite numbers"):
+        mean_interval(values)
+
+
+def test_pairs_of_unequal_length_are_refused():
+    with pytest.raises(ValueError, match="2 and 3"):
+        paired_difference([1, 2], [1, 2, 3])
+    with pytest.raises(ValueError, match="both sides"):
+        mcnemar([True], [True, False])

@@ -194,6 +194,28 @@ def test_layers_called_by_name():
         assert torch.equal(act(policy, observe(2)), plain)
 
 
+class WithGradients(Policy):
+    """The public policies leave `torch.no_grad` to whoever calls them."""
+
+    def predict_action(self, obs_dict):
+        return {"action_pred": self.sample(obs_dict["obs"], None)}
+
+
+def test_a_policy_that_keeps_gradients():
+    """Calibration keeps no graph over all steps; acceleration leaves the caller's choice alone."""
+    policy = WithGradients()
+    plain, enabled = act(policy, observe(2)), []
+    assert plain.requires_grad
+    hook = policy.model.register_forward_hook(lambda *args: enabled.append(torch.is_grad_enabled()))
+    bc.calibrate(policy, [observe(2)], progress=False)
+    hook.remove()
+    assert not any(enabled)
+    with bc.accelerate(policy, engine="patched"):
+        fast = act(policy, observe(2))
+    assert fast.requires_grad
+    assert torch.equal(fast, plain)
+
+
 def test_pairing_through_the_global_generator(policy):
     before = torch.get_rng_state()
     assert torch.equal(act(policy, observe(), seed=1), act(policy, observe(), seed=1))
@@ -296,6 +318,13 @@ def test_samplers_that_we_have_no_words_for(policy, tmp_path):
 def test_two_samplers_differ(one, other, named):
     (difference,) = examine(one()).fingerprint.differences(examine(other()).fingerprint)
     assert named in difference
+
+
+def test_dummies_of_the_public_code_are_no_weights(policy):
+    before = examine(policy).fingerprint
+    policy.register_parameter("_dummy_variable", nn.Parameter(torch.zeros(0)))
+    policy.model.register_parameter("_dummy_variable", nn.Parameter(torch.zeros(0)))
+    assert examine(policy).fingerprint == before
 
 
 # ------------------------------------------------------------------------------------------------------------- refused

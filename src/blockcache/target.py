@@ -98,9 +98,14 @@ def check_eval_mode(policy: Any, every_module: bool = False) -> None:
 
 
 def weights_hash(module: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
+    """SHA-256 over names, types, shapes and bytes of all parameters and buffers.
+
+    The public code's `_dummy_variable`s are left out: its policy and ours with the same weights have the same hash.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
+        if name.endswith("_dummy_variable"):
+            continue
         if not isinstance(tensor, Tensor):  # a module's extra state; of unknown type, so only its presence counts
             digest.update(f"{name} {type(tensor).__name__}\n".encode())
             continue

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from blockcache.experiments.video import Frame
 
 FAILED = 1  # exit code where a rollout failed
+WIDTH = 120  # of the tables, at least: a pipe counts as 80 columns, which would cut their figures
 
 
 @click.command("eval")
@@ -127,7 +128,7 @@ def evaluate(
     except KeyboardInterrupt:
         click.echo(f"interrupted; what was finished is kept in {state}, the same command goes on from there", err=True)
         raise SystemExit(130) from None
-    console = Console(soft_wrap=True, markup=False)
+    console = Console(soft_wrap=True, markup=False, width=max(WIDTH, Console().width))
     _print(console, results, speed, repeats)
     console.print(f"\nwritten to {output}")
     if results.failed:

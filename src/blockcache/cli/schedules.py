@@ -96,6 +96,37 @@ def show(schedule: str, plan: bool) -> None:
 
 
 @click.command()
+@click.argument("policy")
+@click.option("-o", "--output", default="docs", show_default=True, help="Directory for caching-error.json and .md.")
+@click.option("--observations", metavar="FILE", help="A .npz with an array 'obs'. Default: the policy's own.")
+@click.option("--generations", type=click.IntRange(min=1), default=16, show_default=True, help="To calibrate on.")
+@threads_option
+def errors(policy: str, output: str, observations: str | None, generations: int, threads: int) -> None:
+    """Caching error per block and action error of POLICY under every method at S = 5, 10 and 20.
+
+    \b
+    Example:
+      blockcache errors pusht -o docs
+    """
+    from pathlib import Path
+
+    import torch
+
+    from blockcache.experiments.caching import caching_study
+    from blockcache.files import write_bytes, write_json
+    from blockcache.policies import load_policy
+    from blockcache.report.caching import page
+
+    torch.set_num_threads(threads)
+    loaded = load_policy(policy)
+    results = caching_study(loaded, load_observations(loaded, policy, observations), generations=generations)
+    write_json(Path(output) / "caching-error.json", results)
+    text = page(results, policy)
+    write_bytes(Path(output) / "caching-error.md", text.encode())
+    click.echo(text)
+
+
+@click.command()
 @click.argument("schedules", nargs=-1)
 @click.option("--policy", help="Take the shape from this policy (directory or shipped name).")
 @click.option("--width", default=256, show_default=True)
@@ -150,4 +181,4 @@ def _shape(policy: str | None, steps: int, sizes: dict[str, int]) -> tuple[Any, 
     return shape.blocks, shape.every_step, steps
 
 
-COMMANDS = (calibrate, solve, show, flops)
+COMMANDS = (calibrate, solve, show, flops, errors)

@@ -1,0 +1,68 @@
+"""Caching error and action error of every method at several S, from one calibration. Reported whichever way it falls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from blockcache.analysis import caching_error
+from blockcache.engines import accelerate
+from blockcache.experiments import machine
+from blockcache.experiments.quality import action_error, actions
+from blockcache.flops import generation
+from blockcache.policies import DiffusionTransformerPolicy
+from blockcache.recorder import calibrate
+from blockcache.solvers import METHODS, solve
+from blockcache.target import examine
+
+
+def caching_study(
+    policy: DiffusionTransformerPolicy,
+    observations: Tensor,
+    *,
+    generations: int = 16,
+    updates: tuple[int, ...] = (5, 10, 20),
+    batch: int = 16,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Calibrate on the first observations, compare on the others; all methods see the same noise."""
+    recording = calibrate(policy, [one[None] for one in observations[:generations]], progress=progress)
+    held = observations[generations:]
+    batches = [held[start : start + batch] for start in range(0, len(held), batch)]
+    scale = np.asarray(policy.normalizer.action.scale, dtype=np.float64)
+    note = "full precision" if progress else None
+    full = actions(policy.predict_action, batches, seed=0, progress=note)
+    floor = action_error(actions(policy.predict_action, batches, seed=10_000, progress=note), full, scale)
+    adapter = examine(policy).adapter
+    rows = []
+    for count in updates:
+        for method in reversed(METHODS):
+            schedule = solve(recording, updates=count, union=5, method=method)
+            name = f"{method}, S = {count}"
+            caching = caching_error(policy, schedule, batches, progress=name if progress else None)
+            with accelerate(policy, schedule, engine="loop") as fast:
+                error = action_error(actions(fast.predict_action, batches, seed=0), full, scale)
+            rows.append(
+                {
+                    "method": method,
+                    "updates": count,
+                    "gflop": generation(adapter.blocks, adapter.every_step, recording.steps, schedule) / 1e9,
+                    "caching_error": float(caching.errors.mean()),
+                    "update_induced": caching.update_induced,
+                    "reuse_induced": caching.reuse_induced,
+                    "per_block": {name: float(v) for name, v in zip(caching.blocks, caching.per_block, strict=True)},
+                    "action_error": error.mean,
+                    "first_action_p95": error.first_p95,
+                }
+            )
+    return {
+        "format": "blockcache.caching",
+        "version": 1,
+        "machine": machine.describe(),
+        "calibration": {"generations": recording.generations, "seconds": recording.origin["seconds"]},
+        "observations": len(held),
+        "noise_floor": {"action_error": floor.mean, "first_action_p95": floor.first_p95},
+        "rows": rows,
+    }

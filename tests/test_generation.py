@@ -166,6 +166,18 @@ def test_a_generation_of_another_policy_inside(policy, make_policy, updates, obs
     assert all(torch.equal(given, inner_expected) for given in advice)
 
 
+def test_a_denoiser_called_in_the_generation_of_another_policy(policy, make_policy, updates, observe, run):
+    """No generation of its own is running, so it runs in full, and the other generation takes no notice."""
+    other, sample, cond = make_policy(seed=4), torch.randn(2, 6, 3), torch.randn(2, 2, 5)
+    full = policy.model(sample, 3, cond)
+    with accelerate(policy, updates), accelerate(other, updates):
+        right, seen = run(other, observe()), []
+        other.model.ln_f.register_forward_hook(lambda *args: seen.append(policy.model(sample, 3, cond)))
+        assert torch.equal(run(other, observe()), right)
+    assert len(seen) == 6
+    assert all(torch.equal(out, full) for out in seen)
+
+
 def test_a_generation_inside_its_own(policy, updates, observe, run, expected):
     inside = []
 

@@ -78,12 +78,12 @@ def test_adaptive_breaks_ties_lexicographically():
 
 
 def test_adaptive_calls_rounding_a_tie():
-    """0.1 + 0.2 != 0.3 in floating point, but not for a reason that a schedule should show."""
-    matrix = np.full((4, 4), 0.0)
-    matrix[0] = [0.0, 0.1, 0.2, 0.3]
-    matrix[1, 1:] = [0.3, 0.0, 0.3]  # 0, 1: 0.6
-    matrix[2, 2:] = [0.2, 0.3]  # 0, 2: 0.1 + 0.2 + 0.3, a hair more
-    assert 0.1 + 0.2 + 0.3 > 0.6
+    """0.1 + 0.2 + 0.3 is a hair more than 0.6 in floating point, but that is no reason for another schedule."""
+    matrix = np.zeros((4, 4))
+    matrix[0, 1:3] = 0.1, 0.2
+    matrix[3, 3] = 0.3  # updates 0 and 3
+    matrix[1, 1] = 0.6  # updates 0 and 1
+    assert brute_force(matrix, 2) == (0, 3)
     assert adaptive(matrix, 2) == (0, 1)
 
 

@@ -7,18 +7,23 @@ with bc.accelerate(policy, schedule) as fast:
     action = fast.predict_action(obs)["action"]
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from blockcache._version import __version__
-from blockcache.blocks import Block
-from blockcache.engines import Acceleration, Stats, accelerate, export_policy, open_export
-from blockcache.errors import BlockcacheError
-from blockcache.fingerprint import Fingerprint
-from blockcache.policies import load_policy, save_policy
-from blockcache.presets import published_names, published_schedule
-from blockcache.recorder import calibrate
-from blockcache.recording import Recording
-from blockcache.schedule import Schedule
-from blockcache.solvers import solve
-from blockcache.teacache import Rule, fit_teacache
+
+if TYPE_CHECKING:
+    from blockcache.blocks import Block
+    from blockcache.engines import Acceleration, Stats, accelerate, export_policy, open_export
+    from blockcache.errors import BlockcacheError
+    from blockcache.fingerprint import Fingerprint
+    from blockcache.policies import load_policy, save_policy
+    from blockcache.presets import published_names, published_schedule
+    from blockcache.recorder import calibrate
+    from blockcache.recording import Recording
+    from blockcache.schedule import Schedule
+    from blockcache.solvers import solve
+    from blockcache.teacache import Rule, fit_teacache
 
 __all__ = [
     "Acceleration",
@@ -41,3 +46,30 @@ __all__ = [
     "save_policy",
     "solve",
 ]
+
+# Imported at first use: torch takes seconds, which `blockcache show` and the reports need not wait for.
+_HOMES = {
+    "blocks": ("Block",),
+    "engines": ("Acceleration", "Stats", "accelerate", "export_policy", "open_export"),
+    "errors": ("BlockcacheError",),
+    "fingerprint": ("Fingerprint",),
+    "policies": ("load_policy", "save_policy"),
+    "presets": ("published_names", "published_schedule"),
+    "recorder": ("calibrate",),
+    "recording": ("Recording",),
+    "schedule": ("Schedule",),
+    "solvers": ("solve",),
+    "teacache": ("Rule", "fit_teacache"),
+}
+_HOME = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -40,13 +40,23 @@ _UNKNOWN_TO_US = (
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """`timesteps` in execution order, as the denoiser is given them. `sampler` is None if we cannot tabulate it."""
+    """`timesteps` in execution order, as the denoiser is given them.
+
+    `sampler` is None if we cannot tabulate it, and `untabulated` then names what we do not know.
+    """
 
     policy: Any
     adapter: Adapter
     timesteps: tuple[float, ...]
     sampler: SamplerConfig | None
+    untabulated: str
     fingerprint: Fingerprint
+
+    @property
+    def ours(self) -> bool:
+        """Whether `predict_action` is code of this package, so that what it does is known."""
+        method = getattr(type(self.policy), "predict_action", None)
+        return str(getattr(method, "__module__", "")).startswith("blockcache.")
 
     @property
     def reentrant(self) -> bool:
@@ -72,13 +82,14 @@ def examine(policy: Any) -> Target:
     check_eval_mode(policy, every_module=True)
     adapter = adapter_for(denoiser)
     timesteps = _timesteps(policy)
-    sampler = _sampler(policy)
+    sampler, untabulated = _sampler(policy)
     settings = _generic_settings(policy) if sampler is None else sampler.to_dict()
     return Target(
         policy=policy,
         adapter=adapter,
         timesteps=timesteps,
         sampler=sampler,
+        untabulated=untabulated,
         fingerprint=Fingerprint(
             family=adapter.family,
             blocks=tuple(block.name for block in adapter.blocks),
@@ -121,23 +132,27 @@ def _timesteps(policy: Any) -> tuple[float, ...]:
     return tuple(torch.as_tensor(scheduler.timesteps).tolist())
 
 
-def _sampler(policy: Any) -> SamplerConfig | None:
-    """The sampler in our words, if it is one that we can tabulate."""
+def _sampler(policy: Any) -> tuple[SamplerConfig | None, str]:
+    """The sampler in our words if it is one that we can tabulate, else what about it we cannot."""
     own = getattr(policy, "sampler", None)
     if isinstance(own, SamplerConfig):
-        return own
+        return own, ""
     config = dict(getattr(policy.noise_scheduler, "config", {}))
-    kind = _TYPES.get(type(policy.noise_scheduler).__name__)
-    if kind is None or not all(_is_off(config.get(name)) for name in _UNKNOWN_TO_US):
-        return None
-    if kind == "dpmsolver++" and config.get("algorithm_type") != "dpmsolver++":
-        return None
+    name = type(policy.noise_scheduler).__name__
+    kind = _TYPES.get(name)
+    if kind is None:
+        return None, f"the sampler {name}"
+    unknown = [setting for setting in _UNKNOWN_TO_US if not _is_off(config.get(setting))]
+    if kind == "dpmsolver++" and config.get("algorithm_type") != kind:
+        unknown.append("algorithm_type")
+    if unknown:
+        return None, f"the sampler {name} with {unknown[0]} = {str(config.get(unknown[0]))[:40]}"
     settings = {item.name: config[item.name] for item in fields(SamplerConfig) if config.get(item.name) is not None}
     settings |= _step_arguments(policy)  # the public code hands these to the scheduler's step, DDIM's eta for one
     try:
-        return SamplerConfig(**{**settings, "type": kind, "num_inference_steps": policy.num_inference_steps})
-    except (SamplerError, TypeError):
-        return None
+        return SamplerConfig(**{**settings, "type": kind, "num_inference_steps": policy.num_inference_steps}), ""
+    except (SamplerError, TypeError) as error:
+        return None, f"the sampler {name} with these settings ({error})"
 
 
 def _is_off(value: Any) -> bool:

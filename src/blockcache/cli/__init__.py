@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        cli.main([item for item in arguments if item != "--debug"], prog_name="blockcache", standalone_mode=False)
+        words = [item for item in arguments if item != "--debug"] or ["--help"]
+        cli.main(words, prog_name="blockcache", standalone_mode=False)
     except BlockcacheError as error:
         if debug:
             raise

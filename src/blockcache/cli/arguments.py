@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,15 +41,17 @@ def load_observations(policy: DiffusionTransformerPolicy, source: str, path: str
     try:
         loaded = np.load(file, allow_pickle=False)
         array = loaded if isinstance(loaded, np.ndarray) else loaded["obs"]
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise FileError(
             f"cannot read observations from {file}: {error}; expected a .npz file with an array 'obs' of shape "
             f"(N, {policy.n_obs_steps}, {policy.obs_dim})"
         ) from error
-    if array.ndim != 3 or array.shape[1:] != (policy.n_obs_steps, policy.obs_dim):
+    if array.ndim != 3 or array.shape[1:] != (policy.n_obs_steps, policy.obs_dim) or not len(array):
         raise ObservationError(
             f"observations in {file} have shape {array.shape}, expected (N, {policy.n_obs_steps}, {policy.obs_dim})"
         )
+    if array.dtype.kind not in "fiu":
+        raise ObservationError(f"observations in {file} are no numbers but {array.dtype}")
     return torch.as_tensor(array, dtype=torch.float32)
 
 

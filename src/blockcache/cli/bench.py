@@ -82,7 +82,10 @@ def bench(
     from blockcache.experiments.bench import Shape, preset_for, run_bench
     from blockcache.files import write_json
     from blockcache.policies import load_policy
+    from blockcache.report.performance import plot_bench, require_matplotlib
 
+    if plot:
+        require_matplotlib()
     shape = Shape(**sizes)
     loaded = load_policy(policy) if policy else shape.policy()
     if policy:
@@ -110,8 +113,6 @@ def bench(
     if json_path:
         write_json(json_path, result.to_dict())
     if plot:
-        from blockcache.report.performance import plot_bench
-
         plot_bench(result.to_dict(), plot)
     click.echo(
         json.dumps(
@@ -136,13 +137,16 @@ def performance(output: str, repeats: int, render_only: bool) -> None:
     """
     from pathlib import Path
 
-    from blockcache.files import read_json, write_bytes, write_json
-    from blockcache.report.performance import page, plot_bench, plot_growth
+    from blockcache.files import expect_format, read_json, write_bytes, write_json
+    from blockcache.report.performance import FORMAT, VERSION, page, plot_bench, plot_growth, require_matplotlib
 
+    require_matplotlib()
     directory = Path(output)
+    source, what = directory / "performance.json", "performance file"
     if not render_only:
-        write_json(directory / "performance.json", _measure_everything(repeats))
-    results = read_json(directory / "performance.json", "performance results")
+        write_json(source, {"format": FORMAT, "version": VERSION, **_measure_everything(repeats)})
+    results = read_json(source, what)
+    expect_format(results, FORMAT, VERSION, what, source)
     plot_bench(results["bench"], directory / "performance-bench.png")
     plot_growth(results["growth"], directory / "performance-growth.png")
     write_bytes(directory / "performance.md", page(results).encode())
@@ -167,14 +171,7 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
         "8 x 256, T = 10": footprint(shape, calls=300, generations=1000),
         "8 x 768, T = 16": footprint(Shape(width=768, horizon=16), calls=30, generations=20),
     }
-    return {
-        "format": "blockcache.performance",
-        "version": 1,
-        "bench": bench,
-        "shapes": shapes,
-        "growth": grown,
-        "footprint": feet,
-    }
+    return {"bench": bench, "shapes": shapes, "growth": grown, "footprint": feet}
 
 
 def _table(result: Bench) -> Any:
@@ -182,9 +179,8 @@ def _table(result: Bench) -> Any:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("candidate")
-    for column in (
-        "p50 ms", "p95", "p99", "chunk Hz", "action Hz", "over eager", "over full", "GFLOP", "GFLOP/s", "of peak", "difference",
-    ):  # fmt: skip
+    times = ("p50 ms", "p95", "p99", "chunk Hz", "action Hz", "over eager", "over full")
+    for column in (*times, "GFLOP", "GFLOP/s", "of peak", "difference"):
         table.add_column(column, justify="right")
     for row in result.rows:
         table.add_row(

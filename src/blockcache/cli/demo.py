@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from blockcache.cli.arguments import load_observations
+from blockcache.errors import ObservationError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,6 +45,10 @@ def demo(source: str, generations: int, repeats: int, threads: int) -> None:
         f"{policy.sampler.type.upper()} steps, {sum(p.numel() for p in policy.model.parameters()) / 1e6:.2f} M parameters"
     )
     observations = load_observations(policy, source, None)
+    if len(observations) <= generations:
+        raise ObservationError(
+            f"the policy brings {len(observations)} observations; {generations} to calibrate on leave none to compare on"
+        )
     calibrations = Calibrations(policy, observations[:generations])
     recording = calibrations.recording(policy.sampler)
     console.print(f"calibrated on {recording.generations} generations in {recording.origin['seconds']:.0f} s\n")

@@ -8,6 +8,8 @@ import click
 
 from blockcache.cli.arguments import load_observations, load_schedule, threads_option
 
+_SIZE = click.IntRange(min=1)
+
 
 @click.command()
 @click.argument("policy")
@@ -129,15 +131,15 @@ def errors(policy: str, output: str, observations: str | None, generations: int,
 @click.command()
 @click.argument("schedules", nargs=-1)
 @click.option("--policy", help="Take the shape from this policy (directory or shipped name).")
-@click.option("--width", default=256, show_default=True)
-@click.option("--layers", default=8, show_default=True)
-@click.option("--tokens", default=10, show_default=True, help="Action tokens (the horizon).")
+@click.option("--width", type=_SIZE, default=256, show_default=True)
+@click.option("--layers", type=_SIZE, default=8, show_default=True)
+@click.option("--tokens", type=_SIZE, default=10, show_default=True, help="Action tokens (the horizon).")
 @click.option(
     "--cond-tokens", default=3, show_default=True, help="Condition tokens: the time and the observation steps."
 )
 @click.option("--cond-dim", default=66, show_default=True, help="Numbers per observation step.")
-@click.option("--action-dim", default=2, show_default=True)
-@click.option("--steps", default=100, show_default=True, help="Denoising steps.")
+@click.option("--action-dim", type=_SIZE, default=2, show_default=True)
+@click.option("--steps", type=_SIZE, default=100, show_default=True, help="Denoising steps.")
 def flops(schedules: tuple[str, ...], policy: str | None, steps: int, **sizes: int) -> None:
     """FLOPs of one generation, in full and under each of the SCHEDULES (files or names of the paper's).
 

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from blockcache.engines import patched
-from blockcache.engines.compiled import CompiledPolicy, compile_policy
+from blockcache.engines.compiled import CompiledPolicy, compile_policy, executed_tokens
 from blockcache.engines.loop import Loop
-from blockcache.engines.onnx import OnnxRunner, export, open_cached
+from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime
+from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import Runner, attach_runner, cut_for
-from blockcache.errors import EngineError, PolicyError, ScheduleError
+from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.patching import Patches, is_ours
@@ -128,13 +129,15 @@ def _attach(
                 'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
             )
         return engine, patched.attach_schedule(target, followed, counts)
-    compiled = cut_for(compile_policy(target, engine), output)
+    if engine == "onnx":
+        require_onnxruntime()
+        _require_cpu_float32(target)
+    compiled = _compile(target, engine, output)
     runner: Runner
     if engine == "loop":
         runner = Loop(compiled, compile_plan(followed))
     else:
-        _require_cpu_float32(compiled)
-        runner = open_cached(compiled, followed, target.fingerprint, output, threads)
+        runner = open_cached(compiled, followed, target.fingerprint, threads)
     return engine, attach_runner(target, compiled, runner, followed, counts)
 
 
@@ -144,13 +147,22 @@ def _attach_fastest(
     for engine in ("onnx", "loop"):
         try:
             return _attach(target, schedule, engine, output, threads, counts)
-        except EngineError:
-            continue  # the next one, down to the patched engine, which says itself what it does not support
+        except (EngineError, FileError):  # FileError: no room for the export
+            if engine == "loop" and output != "chunk":
+                raise  # patched computes the whole chunk in any case, so this is the reason to give
     return _attach(target, schedule, "patched", output, threads, counts)
 
 
-def _require_cpu_float32(compiled: CompiledPolicy) -> None:
-    like = compiled.input_b
+def _compile(target: Target, engine: str, output: str) -> CompiledPolicy:
+    whole = compile_policy(target, engine)
+    compiled = cut_for(whole, output)
+    if not target.ours:
+        rehearse(target, whole, engine)
+    return compiled
+
+
+def _require_cpu_float32(target: Target) -> None:
+    like = next(target.adapter.denoiser.parameters())
     if like.device.type != "cpu" or like.dtype != torch.float32:
         raise EngineError(
             f'the onnx engine runs float32 on the CPU, got {like.dtype} on {like.device}; use engine="loop"'
@@ -166,15 +178,15 @@ def export_policy(
     blocks = tuple(block.name for block in target.adapter.blocks)
     if schedule is not None:
         check_fit(schedule.fingerprint, target, check)
-    compiled = cut_for(compile_policy(target, "onnx"), output)
-    export(compiled, schedule or Schedule.every_step(len(target.timesteps), blocks), target.fingerprint, path, output)
+    compiled = _compile(target, "onnx", output)
+    export(compiled, schedule or Schedule.every_step(len(target.timesteps), blocks), target.fingerprint, path)
 
 
 def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:
     """Open an ONNX file that blockcache wrote; one that was made for another than the given policy is refused."""
     runner = OnnxRunner(path, threads)
     if policy is not None:
-        runner.check(examine(policy).fingerprint)
+        runner.check(examine(policy).fingerprint, executed_tokens(policy))
     return runner
 
 

@@ -9,7 +9,7 @@ cross-attention keys and values are tabulated for all K steps. Knows nothing of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -54,6 +54,7 @@ class CompiledPolicy:
     horizon: int
     sample_dim: int
     executed: tuple[int, int]  # first and one behind the last token that the robot executes
+    whole: bool  # whether the whole chunk is given back, or just what is executed
     causal: bool
     layers: tuple[CompiledLayer, ...]
     obs_w: Tensor  # (obs, d)
@@ -101,14 +102,15 @@ class CompiledPolicy:
         return batch, self.horizon, self.sample_dim
 
     def finish(self, sample: Tensor) -> dict[str, Tensor]:
-        """A clean sample (B, tokens, D) -> actions in robot units; the whole chunk only if all of it was computed."""
+        """A clean sample (B, tokens, D) -> actions in robot units."""
         actions = sample * self.action_scale + self.action_offset
         action = {"action": actions[:, slice(*self.executed)]}
-        return action if self.tokens < self.horizon else {**action, "action_pred": actions}
+        return {**action, "action_pred": actions} if self.whole else action
 
     def cut(self, tokens: int) -> CompiledPolicy:
         """The same policy for the first tokens of the chunk only; exact with causal attention."""
         changes = {
+            "whole": False,
             "input_b": self.input_b[:tokens].contiguous(),
             "self_mask": None if self.self_mask is None else self.self_mask[:tokens, :tokens].contiguous(),
             "memory_mask": None if self.memory_mask is None else self.memory_mask[:tokens].contiguous(),
@@ -118,29 +120,38 @@ class CompiledPolicy:
 
 def compile_policy(target: Target, engine: str) -> CompiledPolicy:
     """Fold a policy's weights, or say why this engine cannot run it and which one can."""
-    policy, denoiser, state = target.policy, target.adapter.denoiser, _state(target)
     _require_supported(target, engine)
     assert target.sampler is not None
     sampler = table(target.sampler)
-    modules: Any = denoiser
-    double: Callable[[str], Tensor] = lambda name: state[f"model.{name}"].to(torch.float64)  # noqa: E731
+    policy, modules, state = target.policy, target.adapter.denoiser, target.policy.state_dict()
+
+    def double(name: str, prefix: str = "model") -> Tensor:
+        if f"{prefix}.{name}" not in state:
+            raise _unsupported(engine, f"a policy without the tensor {prefix}.{name}")
+        tensor: Tensor = state[f"{prefix}.{name}"].detach()
+        return tensor.to(torch.float64)
+
+    def field(name: str, size: int) -> list[Tensor]:
+        """Scale and offset; an identity normaliser of the public code has one number for all."""
+        return [double(f"{name}.{part}", "normalizer.params_dict").expand(size) for part in ("scale", "offset")]
+
     width, depth = double("pos_emb").shape[-1], len(target.adapter.layers)
-    heads = modules.decoder.layers[0].self_attn.num_heads
+    heads = target.adapter.widths["heads"]
     positions = double("cond_pos_emb")[0]
+    time_emb: Any = modules.time_emb
 
     encode_up, encode_down = _linear(double, "encoder.0"), _linear(double, "encoder.2")
-    time = modules.time_emb(torch.tensor(sampler.timesteps.tolist())).to(positions) + positions[0]  # (K, d)
+    timesteps = torch.tensor(sampler.timesteps.tolist(), device=positions.device)
+    time = time_emb(timesteps).detach().to(positions) + positions[0]  # (K, d)
     encoded = F.mish(time @ encode_up[0] + encode_up[1]) @ encode_down[0] + encode_down[1]
     memory_w, memory_b = _memory(double, depth, width)
 
-    obs_scale, obs_offset = (state[f"normalizer.params_dict.obs.{n}"].to(torch.float64) for n in ("scale", "offset"))
     obs_w, obs_b = _linear(double, "cond_obs_emb")
-    action_scale, action_offset = (
-        state[f"normalizer.params_dict.action.{n}"].to(torch.float64) for n in ("scale", "offset")
-    )
     input_w, input_b = _linear(double, "input_emb")
     head_w, head_b = _after_norm(double, "ln_f", *_linear(double, "head"))
-    start, horizon = int(policy.n_obs_steps) - 1, int(policy.horizon)
+    obs_scale, obs_offset = field("obs", len(obs_w))
+    action_scale, action_offset = field("action", len(input_w))
+    self_mask = _mask(modules, "mask")
     values: dict[str, Any] = {
         "obs_w": obs_scale[:, None] * obs_w,
         "obs_b": obs_b + obs_offset @ obs_w + positions[1:],
@@ -154,8 +165,8 @@ def compile_policy(target: Target, engine: str) -> CompiledPolicy:
         "time_memory": encoded @ memory_w + memory_b,
         "input_w": input_w,
         "input_b": input_b + double("pos_emb")[0],
-        "self_mask": state.get("model.mask"),
-        "memory_mask": state.get("model.memory_mask"),
+        "self_mask": self_mask,
+        "memory_mask": _mask(modules, "memory_mask"),
         "head_w": head_w,
         "head_b": head_b,
         "action_scale": 1.0 / action_scale,
@@ -166,52 +177,72 @@ def compile_policy(target: Target, engine: str) -> CompiledPolicy:
     return CompiledPolicy(
         sampler=sampler,
         heads=heads,
-        norm_eps=modules.decoder.layers[0].norm1.eps,
+        norm_eps=_norms(modules)[0].eps,
         n_obs_steps=int(policy.n_obs_steps),
         obs_dim=int(policy.obs_dim),
-        horizon=horizon,
+        horizon=int(policy.horizon),
         sample_dim=int(input_w.shape[0]),
-        executed=(start, start + int(policy.n_action_steps)),
-        causal=_is_causal(state.get("model.mask")),
+        executed=executed_tokens(policy),
+        whole=True,
+        causal=_is_causal(self_mask),
         layers=tuple(_layer(double, index, width, heads, like) for index in range(depth)),
         **cast,
     )
+
+
+def executed_tokens(policy: Any) -> tuple[int, int]:
+    """First and one behind the last token that the robot executes."""
+    start = int(policy.n_obs_steps) - 1
+    return start, start + int(policy.n_action_steps)
 
 
 def _require_supported(target: Target, engine: str) -> None:
     """The forms that the folding above is written for; anything else has the patched engine."""
     policy: Any = target.policy
     denoiser: Any = target.adapter.denoiser
+    encoder: Any = getattr(denoiser, "encoder", None)
+    decoder: Any = getattr(denoiser, "decoder", None)
     reasons = [
         (target.adapter.family != "dp-t", f"the family {target.adapter.family}"),
-        (target.sampler is None, f"the sampler {type(policy.noise_scheduler).__name__} with these settings"),
-        (getattr(denoiser, "decoder", None) is None, "the encoder-only form"),
+        (target.sampler is None, target.untabulated),
+        (decoder is None, "the encoder-only form"),
         (getattr(denoiser, "cond_obs_emb", None) is None, "in-painted observations (obs_as_cond=False)"),
-        (not isinstance(getattr(denoiser, "encoder", None), nn.Sequential), "a transformer condition encoder"),
+        (any(not hasattr(denoiser, name) for name in ("time_emb", "ln_f")), "a denoiser without time_emb and ln_f"),
+        (hasattr(encoder, "layers"), "a transformer condition encoder"),
+        (not _is_mlp(encoder), "a condition encoder other than Linear, Mish, Linear"),
         (bool(getattr(policy, "pred_action_steps_only", False)), "pred_action_steps_only"),
+        (not isinstance(policy, nn.Module), "a policy that is no torch module"),
     ]
     reasons += [
         (getattr(policy, name, None) is None, f"a policy without {name}")
         for name in ("horizon", "n_obs_steps", "n_action_steps", "obs_dim", "action_dim")
     ]
-    state = _state(target)
-    needed = ("model.pos_emb", "model.cond_pos_emb", "normalizer.params_dict.obs.scale", "model.encoder.2.weight")
-    reasons += [(name not in state, f"a policy without the tensor {name}") for name in needed]
-    decoder = getattr(denoiser, "decoder", None)
-    if decoder is not None:
-        reasons += [
-            (getattr(decoder, "norm", None) is not None, "a decoder with a final norm of its own"),
-            (any(not _is_gelu(layer.activation) for layer in decoder.layers), "an activation other than GELU"),
-        ]
     for unsupported, what in reasons:
         if unsupported:
-            raise EngineError(f'the {engine} engine does not support {what}; use engine="patched"')
+            raise _unsupported(engine, what)
+    widths, norms = target.adapter.widths, _norms(denoiser)
+    attentions = [getattr(layer, name) for layer in decoder.layers for name in ("self_attn", "multihead_attn")]
+    reasons = [
+        (getattr(decoder, "norm", None) is not None, "a decoder with a final norm of its own"),
+        (any(not _is_gelu(layer.activation) for layer in decoder.layers), "an activation other than GELU"),
+        (any(not isinstance(norm, nn.LayerNorm) for norm in norms), "norms other than LayerNorm"),
+        (len({getattr(norm, "eps", None) for norm in norms}) > 1, "norms with different eps"),
+        (any(not _is_plain(attention, widths["heads"]) for attention in attentions), "attention of another kind"),
+        (widths.get("tokens") != policy.horizon, "a horizon that is not the denoiser's number of tokens"),
+        (widths.get("cond_tokens") != 1 + policy.n_obs_steps, "condition tokens other than time and observations"),
+    ]
+    for unsupported, what in reasons:
+        if unsupported:
+            raise _unsupported(engine, what)
 
 
-def _state(target: Target) -> Mapping[str, Tensor]:
-    policy = target.policy
-    state = policy.state_dict() if isinstance(policy, nn.Module) else {}
-    return {name: tensor.detach() for name, tensor in state.items()}
+def _unsupported(engine: str, what: str) -> EngineError:
+    return EngineError(f'the {engine} engine does not support {what}; use engine="patched"')
+
+
+def _is_mlp(encoder: Any) -> bool:
+    kinds = (nn.Linear, nn.Mish, nn.Linear)
+    return isinstance(encoder, nn.Sequential) and tuple(map(type, encoder)) == kinds
 
 
 def _is_gelu(activation: Any) -> bool:
@@ -219,8 +250,28 @@ def _is_gelu(activation: Any) -> bool:
     return bool(torch.equal(activation(probe), F.gelu(probe)))
 
 
+def _is_plain(attention: Any, heads: int) -> bool:
+    if type(attention) is not nn.MultiheadAttention:
+        return False
+    return attention.num_heads == heads and attention.bias_k is None and not attention.add_zero_attn
+
+
+def _norms(denoiser: Any) -> list[Any]:
+    layers = denoiser.decoder.layers
+    return [*(getattr(layer, name) for layer in layers for name in ("norm1", "norm2", "norm3")), denoiser.ln_f]
+
+
+def _mask(denoiser: Any, name: str) -> Tensor | None:
+    """0 or -inf, to be added to the scores; torch takes True for a score that is not seen as well."""
+    mask: Tensor | None = getattr(denoiser, name, None)
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -math.inf)
+
+
 def _is_causal(mask: Tensor | None) -> bool:
-    return mask is not None and bool(torch.isinf(mask.triu(diagonal=1))[torch.ones_like(mask).triu(1) > 0].all())
+    """Whether each token sees just itself and those before it."""
+    return mask is not None and bool(torch.equal(mask, torch.full_like(mask, -math.inf).triu(diagonal=1)))
 
 
 def _linear(double: Callable[[str], Tensor], name: str) -> tuple[Tensor, Tensor]:

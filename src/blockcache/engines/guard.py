@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,41 +14,49 @@ PROBES = 16
 
 
 class WeightsGuard:
-    """Remembers which tensors a policy holds, their version counters, and a few of their values.
+    """Remembers which modules and tensors a policy holds, the tensors' version counters, and a few of their values.
 
     The counters see every edit that torch knows of, `load_state_dict` and optimisers among them. Writes that go around
     it through `.data` are seen by the values, of which up to 16 per tensor are compared, spread evenly: enough for any
     edit of whole tensors, such as a switch to EMA weights.
     """
 
-    def __init__(self, policy: Any) -> None:
-        self._policy = policy
-        self._tensors = self._held()
-        self._versions = self._state(self._tensors)
-        self._values = self._probe(self._tensors)
+    def __init__(self, policy: nn.Module) -> None:
+        self._held: list[tuple[Mapping[str, Any], str, Any]] = [
+            (registry, name, value)
+            for module in policy.modules()
+            for registry in (module._modules, module._parameters, module._buffers)
+            for name, value in registry.items()
+        ]
+        self._tensors = [*policy.parameters(), *policy.buffers()]
+        self._marks = self._mark()
+        views: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for tensor in self._tensors:
+            views.setdefault((tensor.dtype, tensor.device), []).append(_spread(tensor))
+        self._views = list(views.values())
+        self._values = self._probe()
 
     def check(self) -> None:
-        held = self._held()
-        same = [tensor is before for tensor, before in zip(held, self._tensors, strict=False)]
-        if (
-            len(held) != len(self._tensors)
-            or not all(same)
-            or self._state(held) != self._versions
-            or not torch.equal(self._probe(held), self._values)
-        ):
+        # in this order: views are worth a look only while the tensors are where they were
+        if not (self._holds_the_same() and self._mark() == self._marks and self._probe() == self._values):
             raise StaleWeightsError(
                 "the policy's weights changed after this engine had copied them; disable() and accelerate again"
             )
 
-    def _held(self) -> list[Tensor]:
-        module: nn.Module = self._policy if isinstance(self._policy, nn.Module) else self._policy.model
-        return [*module.parameters(), *module.buffers()]
+    def _holds_the_same(self) -> bool:
+        return all(registry.get(name) is value for registry, name, value in self._held)
 
-    @staticmethod
-    def _state(tensors: list[Tensor]) -> list[tuple[int, int]]:
-        return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+    def _mark(self) -> list[tuple[int, int]]:
+        return [(0 if tensor.is_inference() else tensor._version, tensor.data_ptr()) for tensor in self._tensors]
 
-    @staticmethod
-    def _probe(tensors: list[Tensor]) -> Tensor:
-        flat = [tensor.detach().reshape(-1) for tensor in tensors if tensor.numel()]
-        return torch.cat([values[:: max(1, len(values) // PROBES)][:PROBES].to(torch.float64) for values in flat])
+    def _probe(self) -> list[bytes]:
+        """Bytes, since NaN is not equal to itself; an unused statistic may well be NaN."""
+        return [torch.cat(views).cpu().view(torch.uint8).numpy().tobytes() for views in self._views]
+
+
+def _spread(tensor: Tensor) -> Tensor:
+    """A view of up to 16 values, spread over the memory that the tensor takes."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    every = max(1, span // PROBES)
+    count = min(PROBES, -(-span // every)) if tensor.numel() else 0
+    return tensor.detach().as_strided((count,), (every,), tensor.storage_offset())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +23,7 @@ from torch import Tensor
 from blockcache._version import __version__
 from blockcache.engines.compiled import CompiledPolicy
 from blockcache.errors import EngineError, FileError
-from blockcache.files import PathLike, parse_json, read_bytes, write_bytes
+from blockcache.files import PathLike, expect_format, parse_json, read_bytes, write_bytes
 from blockcache.fingerprint import Fingerprint
 from blockcache.plan import compile_plan
 from blockcache.schedule import Schedule
@@ -41,29 +42,32 @@ def require_onnxruntime(also_onnx: bool = False) -> None:
             found = version(package)
         except PackageNotFoundError as error:
             raise EngineError(f"the onnx engine needs {package}, which is not installed; {hint}") from error
-        if tuple(int(part) for part in found.split(".")[:2]) < MINIMUM[package]:
+        if tuple(map(int, re.findall(r"\d+", found)[:2])) < MINIMUM[package]:
             raise EngineError(f"the onnx engine needs a newer {package} than the installed {found}; {hint}")
 
 
-def export(
-    policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, path: PathLike, output: str = "chunk"
-) -> None:
+def export(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, path: PathLike) -> None:
     """Write one ONNX file, atomically. `fingerprint` is the policy's, in full."""
     require_onnxruntime(also_onnx=True)
     from blockcache.engines.onnx_graph import build_graph
 
-    header = {
+    metadata = {"blockcache": json.dumps(_header(policy, schedule, fingerprint))}
+    model = build_graph(policy, compile_plan(schedule), metadata)
+    write_bytes(path, model.SerializeToString())
+
+
+def _header(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint) -> dict[str, Any]:
+    """What the file was made for."""
+    return {
         "format": FORMAT,
         "version": VERSION,
         "made_by": f"blockcache {__version__}",
-        "output": output,
+        "output": "chunk" if policy.whole else "action",
+        "executed": list(policy.executed),
         "schedule": {name: list(steps) for name, steps in schedule.updates.items()},
         "origin": dict(schedule.origin),
         "fingerprint": fingerprint.to_dict(),
     }
-    metadata = {"blockcache": json.dumps(header)}
-    model = build_graph(policy, compile_plan(schedule), output, metadata)
-    write_bytes(path, model.SerializeToString())
 
 
 class OnnxRunner:
@@ -75,8 +79,10 @@ class OnnxRunner:
         self.path = Path(path)
         if not self.path.is_file():
             read_bytes(self.path, "ONNX file")  # says what is wrong
-        self.header, self._session = self._open(threads or 1)
-        self.threads = threads or 1
+        self.threads = 1 if threads is None else threads
+        if self.threads < 1:
+            raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
+        self.header, self._session = self._open(self.threads)
         self._outputs = [item.name for item in self._session.get_outputs()]
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if threads is None and cores > 1:
@@ -85,16 +91,19 @@ class OnnxRunner:
                 self._session, self.threads = other, cores
 
     def __call__(self, obs: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        arrays = self._session.run(self._outputs, {"obs": obs.numpy(), "noise": noise.numpy()})
+        arrays = self._session.run(self._outputs, {"obs": obs.detach().numpy(), "noise": noise.detach().numpy()})
         return {name: torch.from_numpy(array) for name, array in zip(self._outputs, arrays, strict=True)}
 
     @property
     def fingerprint(self) -> Fingerprint:
         return Fingerprint.from_dict(self.header["fingerprint"])
 
-    def check(self, actual: Fingerprint) -> None:
+    def check(self, actual: Fingerprint, executed: tuple[int, int]) -> None:
         """Refuse to stand for another policy than the file was made from."""
-        differences = self.fingerprint.differences(actual)
+        differences = [*self.fingerprint.differences(actual)]
+        if tuple(self.header["executed"]) != executed:
+            start, stop = self.header["executed"]
+            differences.append(f"executed actions {executed[0]} to {executed[1] - 1} instead of {start} to {stop - 1}")
         if differences:
             raise EngineError(
                 f"{self.path} was made for another policy, this one has {'; '.join(differences)}; export it again with "
@@ -115,11 +124,7 @@ class OnnxRunner:
         if text is None:
             raise FileError(f"{self.path} is not an export of blockcache: it carries no schedule and fingerprint")
         header = parse_json(text.encode(), "ONNX file's header", self.path)
-        if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
-            raise FileError(
-                f"{self.path} has format {header.get('format')!r} version {header.get('version')!r}, this blockcache reads "
-                f"{FORMAT!r} version {VERSION}; export it again"
-            )
+        expect_format(header, FORMAT, VERSION, "ONNX file", self.path)
         return header, session
 
     def _seconds(self, session: Any) -> float:
@@ -150,37 +155,37 @@ def _options(threads: int) -> Any:
     return options
 
 
-def cached_export(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, output: str) -> Path:
-    """The file for just this policy, schedule and output, made if it is not there yet."""
-    key = json.dumps(
-        [__version__, VERSION, output, fingerprint.to_dict(), {n: list(s) for n, s in schedule.updates.items()}]
-    )
-    path = cache_directory() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.onnx"
-    if not path.exists():
-        export(policy, schedule, fingerprint, path, output)
-    return path
+def open_cached(
+    policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, threads: int | None
+) -> OnnxRunner:
+    """A runner for just this policy, schedule and output, from the cache; made if it is not there or was cut short."""
+    path = cache_directory() / f"{_digest(policy, schedule, fingerprint)}.onnx"
+    if path.exists():
+        try:
+            return OnnxRunner(path, threads)
+        except FileError:
+            pass  # made again below
+    export(policy, schedule, fingerprint, path)
+    return OnnxRunner(path, threads)
+
+
+def _digest(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint) -> str:
+    """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
+    header = _header(policy, schedule, fingerprint)
+    del header["origin"]  # for the record only
+    key = [header, policy.norm_eps, policy.causal]
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
 
 
 def cache_directory() -> Path:
     """`BLOCKCACHE_CACHE`, or `blockcache` under the user's cache directory; a temporary one if that cannot be written."""
-    chosen = os.environ.get("BLOCKCACHE_CACHE")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = Path(chosen) if chosen else base / "blockcache"
     try:
+        chosen = os.environ.get("BLOCKCACHE_CACHE")
+        base = os.environ.get("XDG_CACHE_HOME")
+        directory = Path(chosen) if chosen else (Path(base) if base else Path.home() / ".cache") / "blockcache"
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             return directory
-    except OSError:
-        return Path(tempfile.gettempdir()) / "blockcache"
-
-
-def open_cached(
-    policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, output: str, threads: int | None
-) -> OnnxRunner:
-    """A runner from the cache; a file that was cut short there is made again."""
-    path = cached_export(policy, schedule, fingerprint, output)
-    try:
-        return OnnxRunner(path, threads)
-    except FileError:
-        path.unlink()
-        return OnnxRunner(cached_export(policy, schedule, fingerprint, output), threads)
+    except (OSError, RuntimeError):  # RuntimeError: a container's user may have no home
+        user = os.getuid() if hasattr(os, "getuid") else ""
+        return Path(tempfile.gettempdir()) / f"blockcache-{user}"

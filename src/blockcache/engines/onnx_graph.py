@@ -28,12 +28,12 @@ HIDDEN = -1e30  # a score that no softmax sees; finite, since -inf - -inf is not
 Array = npt.NDArray[Any]
 
 
-def build_graph(policy: CompiledPolicy, plan: Plan, output: str, metadata: Mapping[str, str]) -> onnx.ModelProto:
+def build_graph(policy: CompiledPolicy, plan: Plan, metadata: Mapping[str, str]) -> onnx.ModelProto:
     """The whole generation as one model with inputs `obs`, `noise` and outputs `action` and, for a chunk, `action_pred`."""
     writer = _Writer()
     builder = _Builder(policy, writer)
     sample = builder.scan() if plan.computes_everything else builder.unroll(plan)
-    outputs = builder.finish(sample, output)
+    outputs = builder.finish(sample)
     draws = 1 + policy.sampler.draw_count
     graph = helper.make_graph(
         writer.nodes,
@@ -367,18 +367,18 @@ class _Builder:
         terms = [self.writer.scaled(value, factor) for value, factor in ((x, x_factor), (out, out_factor)) if factor]
         return self.writer.add(terms)
 
-    def finish(self, sample: str, output: str) -> list[onnx.ValueInfoProto]:
+    def finish(self, sample: str) -> list[onnx.ValueInfoProto]:
         """Robot units, and the executed slice."""
         policy, w = self.policy, self.writer
         actions = w.reshape(sample, -1, policy.tokens, policy.sample_dim)
         actions = w.node("Mul", actions, self._weight("action_scale"))
-        chunk = "action_pred" if output == "chunk" else "actions"
+        chunk = "action_pred" if policy.whole else "actions"
         w.nodes.append(helper.make_node("Add", [actions, self._weight("action_offset")], [chunk]))
         start, stop = policy.executed
         ends = w.constant([start]), w.constant([stop]), w.constant([1])
         w.nodes.append(helper.make_node("Slice", [chunk, *ends], ["action"]))
         values = [_value("action", ["batch", stop - start, policy.sample_dim])]
-        if output == "chunk":
+        if policy.whole:
             values.append(_value("action_pred", ["batch", policy.tokens, policy.sample_dim]))
         return values
 

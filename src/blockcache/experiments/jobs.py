@@ -125,7 +125,10 @@ def _by_ray(address: str, work: Work, jobs: Sequence[Any]) -> Iterator[tuple[int
             done, flying = ray.wait(flying, num_returns=1)
             yield ray.get(done[0])
     except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
+        if not isinstance(error.cause, ray.exceptions.RayError):
+            raise error.cause from error
+        reason = str(error.cause).splitlines()[0]
+        raise EvaluationError(f"a Ray worker cannot read its job ({reason}); is the same blockcache there?") from error
     except ray.exceptions.RayError as error:
         raise _lost() from error
     finally:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
-from blockcache.files import PathLike
+from blockcache.errors import FileError
+from blockcache.files import PathLike, write_bytes
 from blockcache.report.markdown import table
+
+FORMAT, VERSION = "blockcache.performance", 1
 
 _INK = {"eager": "#8a8a8a", "patched": "#4c78a8", "loop": "#54a24b", "onnx": "#e45756"}
 
 
+def require_matplotlib() -> None:
+    """Refuse before anything is measured what could not be drawn afterwards."""
+    if find_spec("matplotlib") is None:
+        raise FileError('pictures need matplotlib, which is not installed: pip install "blockcache[plots]"')
+
+
 def plot_bench(bench: Mapping[str, Any], path: PathLike) -> None:
     """Milliseconds per chunk, one bar a candidate, on a logarithmic axis."""
+    require_matplotlib()
     import matplotlib
 
     matplotlib.use("Agg")
@@ -31,12 +43,13 @@ def plot_bench(bench: Mapping[str, Any], path: PathLike) -> None:
     axes.set_xlim(right=max(row["p50_ms"] for row in rows) * 3)
     axes.set_xlabel("milliseconds per action chunk (median, logarithmic)")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    _save(figure, path)
     plt.close(figure)
 
 
 def plot_growth(growth: Mapping[str, Any], path: PathLike) -> None:
     """Cost against steps and against updates, each with the straight line through its points."""
+    require_matplotlib()
     import matplotlib
     import numpy as np
 
@@ -57,8 +70,14 @@ def plot_growth(growth: Mapping[str, Any], path: PathLike) -> None:
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
     both[0].set_ylabel("ms per chunk (onnx, 1 thread)")
-    figure.savefig(path, dpi=130)
+    _save(figure, path)
     plt.close(figure)
+
+
+def _save(figure: Any, path: PathLike) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    write_bytes(path, buffer.getvalue())
 
 
 def page(results: Mapping[str, Any]) -> str:

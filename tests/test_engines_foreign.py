@@ -1,0 +1,310 @@
+"""Loop and onnx on a foreign policy: a class with the public interface and tensor names that shares nothing with ours."""
+
+import math
+
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+)
+from torch import nn
+
+import blockcache as bc
+from blockcache.errors import EngineError, ObservationError, StaleWeightsError
+
+WIDTH, HEADS, DEPTH, TOKENS, SEEN, OBS, ACTION, EXECUTED, STEPS = 12, 3, 2, 7, 2, 4, 3, 3, 5
+BLOCKS = [f"layers.{index}.{kind}" for index in range(DEPTH) for kind in ("SA", "CA", "FFN")]
+COSINE = {"beta_schedule": "squaredcos_cap_v2"}
+
+
+class Clock(nn.Module):
+    def forward(self, t):
+        frequencies = torch.exp(torch.linspace(0, -math.log(10000), WIDTH // 2))
+        phase = t[:, None].float() * frequencies
+        return torch.cat([phase.sin(), phase.cos()], dim=1)
+
+
+class Denoiser(nn.Module):
+    """`mask` and `memory_mask` may be kept in any way that torch's own layers understand."""
+
+    def __init__(self, masks="buffers", activation="gelu"):
+        super().__init__()
+        self.input_emb = nn.Linear(ACTION, WIDTH)
+        self.pos_emb = nn.Parameter(torch.zeros(1, TOKENS, WIDTH))
+        self.drop = nn.Dropout(0.1)
+        self.time_emb = Clock()
+        self.cond_obs_emb = nn.Linear(OBS, WIDTH)
+        self.cond_pos_emb = nn.Parameter(torch.zeros(1, 1 + SEEN, WIDTH))
+        self.encoder = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Mish(), nn.Linear(4 * WIDTH, WIDTH))
+        layer = nn.TransformerDecoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, 0.2, activation=activation, batch_first=True, norm_first=True
+        )
+        self.decoder = nn.TransformerDecoder(layer, DEPTH)
+        rows = torch.arange(TOKENS)[:, None]
+        hidden = {"mask": torch.arange(TOKENS) > rows, "memory_mask": torch.arange(1 + SEEN) - 1 > rows}
+        for name, mask in hidden.items():
+            value = mask if masks == "booleans" else torch.zeros(mask.shape).masked_fill(mask, -math.inf)
+            if masks == "attributes":
+                setattr(self, name, value)
+            else:
+                self.register_buffer(name, None if masks == "none" else value, persistent=masks == "buffers")
+        self.ln_f = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, ACTION)
+        self._dummy_variable = nn.Parameter()
+
+    def forward(self, sample, timestep, cond=None, **kwargs):
+        times = torch.as_tensor(timestep).expand(len(sample))
+        seen = torch.cat([self.time_emb(times)[:, None], self.cond_obs_emb(cond)], dim=1)
+        memory = self.encoder(self.drop(seen + self.cond_pos_emb))
+        x = self.drop(self.input_emb(sample) + self.pos_emb)
+        x = self.decoder(x, memory, tgt_mask=self.mask, memory_mask=self.memory_mask)
+        return self.head(self.ln_f(x))
+
+
+class Policy(nn.Module):
+    """Global noise, one scheduler for all calls, a dict in and a dict out."""
+
+    def __init__(self, scheduler=None, identity=False, denoiser=None, **kwargs):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.model = denoiser or Denoiser()
+            for parameter in self.model.parameters():
+                nn.init.normal_(parameter, 0.1, 0.3)
+            self.normalizer = nn.Module()
+            self.normalizer.params_dict = nn.ParameterDict()
+            for name, size in (("obs", OBS), ("action", ACTION)):
+                scale, offset = (
+                    (torch.ones(1), torch.zeros(1)) if identity else (1 + torch.rand(size), torch.randn(size))
+                )
+                self.normalizer.params_dict[name] = nn.ParameterDict({"scale": scale, "offset": offset})
+        self.normalizer.requires_grad_(False)
+        self.noise_scheduler = scheduler or DDPMScheduler(20, **COSINE)
+        self.num_inference_steps, self.kwargs = STEPS, kwargs
+        self.horizon, self.n_obs_steps, self.n_action_steps = TOKENS, SEEN, EXECUTED
+        self.obs_dim, self.action_dim = OBS, ACTION
+        self.pred_action_steps_only = False
+        self.eval()
+
+    def scaled(self, name):
+        field = self.normalizer.params_dict[name]
+        return field["scale"], field["offset"]
+
+    @torch.no_grad()
+    def predict_action(self, obs_dict):
+        scale, offset = self.scaled("obs")
+        cond = (obs_dict["obs"] * scale + offset)[:, : self.n_obs_steps]
+        x = torch.randn(len(cond), self.horizon, self.action_dim, dtype=cond.dtype)
+        self.noise_scheduler.set_timesteps(self.num_inference_steps)
+        for t in self.noise_scheduler.timesteps:
+            x = self.noise_scheduler.step(self.model(x, t, cond), t, x, **self.kwargs).prev_sample
+        scale, offset = self.scaled("action")
+        chunk = (x - offset) / scale
+        start = self.n_obs_steps - 1
+        return {"action": chunk[:, start : start + self.n_action_steps], "action_pred": chunk}
+
+
+class Moving(Policy):
+    """Does more than the public code: its actions are differences that it adds up."""
+
+    def predict_action(self, obs_dict):
+        return {name: value.cumsum(dim=1) for name, value in super().predict_action(obs_dict).items()}
+
+
+class Eager(Policy):
+    """Draws once more than the public code does."""
+
+    def predict_action(self, obs_dict):
+        torch.randn(1)
+        return super().predict_action(obs_dict)
+
+
+class Wordy(Policy):
+    """Wants its observation under another name."""
+
+    def predict_action(self, obs_dict):
+        return super().predict_action({"obs": obs_dict["state"]})
+
+
+@pytest.fixture(autouse=True)
+def exports_stay_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(params=["loop", "onnx"])
+def engine(request):
+    return request.param
+
+
+def observe(batch=1):
+    return {"obs": torch.randn(batch, SEEN, OBS, generator=torch.Generator().manual_seed(batch))}
+
+
+def act(policy, batch=1, seed=0):
+    torch.manual_seed(seed)
+    return policy.predict_action(observe(batch))
+
+
+def difference(found, expected):
+    """The largest one, as a share of the largest value where that is above 1 (DPM-Solver++ does not clip)."""
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+
+
+def schedule(random_updates, seed=0):
+    return bc.Schedule(STEPS, random_updates(BLOCKS, STEPS, seed))
+
+
+POLICIES = {
+    "ddpm": lambda: Policy(),
+    "ddpm, fixed_large, v": lambda: Policy(
+        DDPMScheduler(20, variance_type="fixed_large", prediction_type="v_prediction", **COSINE)
+    ),
+    "ddim": lambda: Policy(DDIMScheduler(20, **COSINE)),
+    "ddim with eta": lambda: Policy(DDIMScheduler(20, **COSINE), eta=0.5),
+    "dpmsolver++": lambda: Policy(DPMSolverMultistepScheduler(20, **COSINE)),
+    "identity normaliser": lambda: Policy(identity=True),
+    "masks outside the state": lambda: Policy(denoiser=Denoiser("attributes")),
+    "masks of booleans": lambda: Policy(denoiser=Denoiser("booleans")),
+    "no masks": lambda: Policy(denoiser=Denoiser("none")),
+}
+
+
+@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
+def test_the_same_actions_as_its_own(engine, make, random_updates):
+    policy = make()
+    expected = {batch: act(policy, batch) for batch in (1, 3)}
+    with bc.accelerate(policy, schedule(random_updates), engine="patched"):
+        skipped = act(policy)["action_pred"]
+    assert difference(skipped, expected[1]["action_pred"]) > 1e-3
+    with bc.accelerate(policy, engine=engine, threads=1):
+        for batch in (1, 3, 1):
+            found = act(policy, batch)
+            assert set(found) == {"action", "action_pred"}
+            for name in found:
+                assert difference(found[name], expected[batch][name]) < 1e-5
+    with bc.accelerate(policy, schedule(random_updates), engine=engine, threads=1):
+        assert difference(act(policy)["action_pred"], skipped) < 1e-5
+    assert torch.equal(act(policy)["action_pred"], expected[1]["action_pred"])
+
+
+def test_auto_takes_it(random_updates):
+    policy = Policy()
+    expected = act(policy)["action"]
+    with bc.accelerate(policy, output="action") as fast:
+        assert fast.engine == "onnx"
+        assert difference(act(policy)["action"], expected) < 1e-5
+
+
+def test_enabling_leaves_no_trace_in_the_noise(engine):
+    """An engine rehearses on a foreign policy; whoever seeded torch must not notice."""
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    with bc.accelerate(Policy(), engine=engine, threads=1):
+        assert torch.equal(torch.randn(4), expected)
+
+
+def test_changed_weights_are_noticed(engine):
+    policy = Policy()
+    with bc.accelerate(policy, engine=engine, threads=1):
+        policy.normalizer.params_dict["action"]["scale"].mul_(2)
+        with pytest.raises(StaleWeightsError):
+            act(policy)
+
+
+@pytest.mark.parametrize("obs", [torch.zeros(1, SEEN + 1, OBS), torch.zeros(1, SEEN, OBS - 1)])
+def test_other_observations_are_refused(engine, obs):
+    policy = Policy()
+    with bc.accelerate(policy, engine=engine, threads=1), pytest.raises(ObservationError, match="expected"):
+        policy.predict_action({"obs": obs})
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (Moving, "its actions differ from ours by up to"),
+        (Eager, "its actions differ from ours by up to"),
+        (Wordy, "it fails with an observation under 'obs': KeyError: 'state'"),
+    ],
+)
+def test_a_policy_that_does_something_else_is_found_out(engine, make, reason):
+    policy = make()
+    obs = {**observe(), "state": observe()["obs"]}
+    torch.manual_seed(0)
+    expected = policy.predict_action(obs)["action"]
+    with pytest.raises(EngineError) as caught:
+        bc.accelerate(policy, engine=engine, threads=1)
+    assert str(caught.value).startswith(f"the {engine} engine cannot stand in for this policy's own predict_action")
+    assert reason in str(caught.value)
+    assert str(caught.value).endswith('use engine="patched"')
+    with bc.accelerate(policy) as fast:
+        assert fast.engine == "patched"
+        torch.manual_seed(0)
+        assert torch.equal(policy.predict_action(obs)["action"], expected)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "named"),
+    [
+        (EulerDiscreteScheduler(20), "the sampler EulerDiscreteScheduler"),
+        (FlowMatchEulerDiscreteScheduler(20), "the sampler FlowMatchEulerDiscreteScheduler"),
+        (DDPMScheduler(20, thresholding=True, **COSINE), "the sampler DDPMScheduler with thresholding = True"),
+        (DDPMScheduler(20, variance_type="learned", **COSINE), "variance_type: .* got 'learned'"),
+        (DDPMScheduler(20, prediction_type="flow", **COSINE), "prediction_type: .* got 'flow'"),
+        (
+            DPMSolverMultistepScheduler(20, algorithm_type="sde-dpmsolver++", **COSINE),
+            r"algorithm_type = sde-dpmsolver\+\+",
+        ),
+        (DPMSolverMultistepScheduler(20, solver_order=3, **COSINE), "solver_order: .* got 3"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_samplers_that_only_the_patched_engine_runs(engine, scheduler, named):
+    policy = Policy(scheduler)
+    with pytest.raises(EngineError, match=f'^the {engine} engine does not support .*{named}.*; use engine="patched"$'):
+        bc.accelerate(policy, engine=engine, threads=1)
+    with bc.accelerate(policy) as fast:
+        assert fast.engine == "patched"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda policy: delattr(policy, "horizon"), "a policy without horizon"),
+        (lambda policy: delattr(policy, "obs_dim"), "a policy without obs_dim"),
+        (lambda policy: delattr(policy, "normalizer"), "a policy without the tensor normalizer.params_dict.obs.scale"),
+        (lambda policy: setattr(policy, "pred_action_steps_only", True), "pred_action_steps_only"),
+        (
+            lambda policy: setattr(policy, "horizon", TOKENS - 1),
+            "a horizon that is not the denoiser's number of tokens",
+        ),
+        (lambda policy: setattr(policy, "n_obs_steps", 1), "condition tokens other than time and observations"),
+        (lambda policy: delattr(policy.model, "ln_f"), "a denoiser without time_emb and ln_f"),
+    ],
+)
+def test_policies_that_lack_something_are_refused(engine, change, named):
+    policy = Policy()
+    change(policy)
+    with pytest.raises(EngineError, match=f'does not support {named}; use engine="patched"'):
+        bc.accelerate(policy, engine=engine, threads=1)
+
+
+def test_a_policy_that_is_no_module_is_refused(engine):
+    class Bare:
+        def __init__(self, inner):
+            self.__dict__.update({name: getattr(inner, name) for name in ("model", "noise_scheduler", "horizon")})
+            self.num_inference_steps = inner.num_inference_steps
+            self.predict_action = inner.predict_action
+
+    with pytest.raises(EngineError, match="does not support a policy that is no torch module"):
+        bc.accelerate(Bare(Policy()), engine=engine)
+
+
+def test_relu_is_refused(engine):
+    with pytest.raises(EngineError, match="an activation other than GELU"):
+        bc.accelerate(Policy(denoiser=Denoiser(activation="relu")), engine=engine)

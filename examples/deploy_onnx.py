@@ -1,7 +1,7 @@
 """Run an exported policy with nothing but numpy and onnxruntime: this is all that a robot needs.
 
-    blockcache export pusht schedule.json -o policy.onnx
-    python examples/deploy_onnx.py policy.onnx
+blockcache export pusht schedule.json -o policy.onnx
+python examples/deploy_onnx.py policy.onnx
 """
 
 import sys

@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from blockcache.policies import DiffusionTransformerPolicy, DPTConfig
 from blockcache.samplers import SamplerConfig
 
 torch.set_num_threads(1)
+# a busy machine is no failure
+settings.register_profile("blockcache", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("blockcache")
 
 SAMPLERS = {
     "ddpm": SamplerConfig("ddpm", num_inference_steps=6),

@@ -20,6 +20,8 @@ BLOCKS = tuple(f"layers.{index}.{kind}" for index in (0, 1) for kind in ("SA", "
 
 
 def sampler(kind, steps=6, **settings):
+    if kind == "dpmsolver++":  # does not clip: from the cosine schedule's end everything would drown in large numbers
+        settings = {"beta_schedule": "linear", **settings}
     return SamplerConfig(kind, num_inference_steps=steps, **settings)
 
 
@@ -109,6 +111,7 @@ def assert_equal_to_patched(policy, schedule, engine):
             found = act(fast.policy, batch)
             assert difference(policy, found["action_pred"], expected[batch]) < CLOSE
             assert torch.equal(found["action"], found["action_pred"][:, policy.config.executed])
+    return expected[1]
 
 
 # -- the same actions
@@ -117,7 +120,10 @@ def assert_equal_to_patched(policy, schedule, engine):
 @pytest.mark.parametrize("setting", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_schedule_gives_what_the_patched_engine_gives(engine, make_policy, random_updates, setting):
     policy = make_policy(sampler=setting)
-    assert_equal_to_patched(policy, schedule_for(policy, random_updates), engine)
+    schedule = schedule_for(policy, random_updates)
+    full, skipped = act(policy)["action_pred"], assert_equal_to_patched(policy, schedule, engine)
+    if setting.num_inference_steps > 1:
+        assert difference(policy, skipped, full) > 1e-3, "or the comparison means little"
 
 
 @pytest.mark.parametrize("setting", SAMPLERS.values(), ids=SAMPLERS)

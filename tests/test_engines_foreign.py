@@ -166,7 +166,7 @@ POLICIES = {
     ),
     "ddim": lambda: Policy(DDIMScheduler(20, **COSINE)),
     "ddim with eta": lambda: Policy(DDIMScheduler(20, **COSINE), eta=0.5),
-    "dpmsolver++": lambda: Policy(DPMSolverMultistepScheduler(20, **COSINE)),
+    "dpmsolver++": lambda: Policy(DPMSolverMultistepScheduler(20)),
     "identity normaliser": lambda: Policy(identity=True),
     "masks outside the state": lambda: Policy(denoiser=Denoiser("attributes")),
     "masks of booleans": lambda: Policy(denoiser=Denoiser("booleans")),

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from blockcache.experiments.candidates import Candidate, running
-from blockcache.experiments.candidates import fewer_steps as fewer_steps  # for those who look for it here
 from blockcache.experiments.latency import Latency, measure
 from blockcache.experiments.quality import ActionError, action_error, actions
 from blockcache.policies import DiffusionTransformerPolicy

@@ -297,7 +297,7 @@ def _layer(double: Callable[[str], Tensor], index: int, width: int, heads: int, 
     prefix = f"decoder.layers.{index}"
     scale = math.sqrt(width // heads)
     own_w, own_b = double(f"{prefix}.self_attn.in_proj_weight").T, double(f"{prefix}.self_attn.in_proj_bias")
-    scales = torch.cat([torch.full((width,), 1 / scale), torch.ones(2 * width)]).to(own_w)
+    scales = torch.cat([torch.full_like(own_b[:width], 1 / scale), torch.ones_like(own_b[width:])])
     query_w = double(f"{prefix}.multihead_attn.in_proj_weight")[:width].T / scale
     query_b = double(f"{prefix}.multihead_attn.in_proj_bias")[:width] / scale
     pairs = {

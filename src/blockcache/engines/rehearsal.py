@@ -37,8 +37,8 @@ def rehearse(target: Target, policy: CompiledPolicy, engine: str) -> None:
     if expected.shape != found.shape:
         raise _refusal(engine, f"its actions have shape {tuple(expected.shape)}, ours {tuple(found.shape)}")
     normalised = (expected.to(found) - policy.action_offset) / policy.action_scale
-    error = (expected.to(found) - found) / policy.action_scale
-    difference = float(error.abs().max() / normalised.abs().max().clamp(min=1.0))
+    gap = (expected.to(found) - found) / policy.action_scale
+    difference = float(gap.abs().max() / normalised.abs().max().clamp(min=1.0))
     if not difference <= torch.finfo(like.dtype).eps ** 0.4:  # 2e-3 in float32; NaN is refused as well
         raise _refusal(engine, f"its actions differ from ours by up to {difference:.1g} with the same noise")
 

@@ -242,7 +242,7 @@ class _Maker:
         compiled, plan = compile_policy(self.target, "loop"), compile_plan(self._every_step())
         plain, saved = self._plain(None), self._remaining(None)
         memories: list[tuple[str, Callable[..., Memory], int]] = [
-            ("conditions encoded at every step", EncodedMemory, plain),
+            ("conditions encoded at every step", EncodedMemory, plain - self._embeddings()),
             ("+ conditions encoded once", ProjectedMemory, saved + self._projections()),
         ]
         found = [
@@ -292,12 +292,20 @@ class _Maker:
         heads = self.policy.config.n_head if folded else None
         return flops.whole_loop(self.shape, len(self.target.timesteps), schedule, tokens, heads)
 
+    def _embeddings(self) -> int:
+        """What embedding the observations at all steps but one costs: no variant of the loop does that."""
+        shape = self.shape
+        return (len(self.target.timesteps) - 1) * flops.linear(shape.cond_tokens - 1, shape.cond_dim, shape.width)
+
     def _projections(self) -> int:
-        """What projecting keys and values at every use costs over a generation, less doing it once."""
+        """What projecting keys and values at every use costs over a generation, less doing it once.
+
+        The time tokens are then encoded in each generation as well: their table holds keys and values.
+        """
         shape, steps = self.shape, len(self.target.timesteps)
         each = flops.linear(shape.cond_tokens, shape.width, 2 * shape.width)
         once = flops.linear(shape.cond_tokens - 1, shape.width, 2 * shape.width)
-        return shape.layers * (steps * each - once)
+        return shape.layers * (steps * each - once) + flops.feed_forward(steps, shape.width, 4 * shape.width)
 
     def _uniform_at_equal_flops(self) -> Schedule:
         steps, goal = len(self.target.timesteps), self._plain(self.schedule)

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
 import numpy as np
@@ -428,6 +429,13 @@ def test_what_is_no_change_is_not_taken_for_one(engine, make_policy):
         assert difference(policy, act(fast.policy)["action"], expected) < CLOSE
 
 
+def test_another_sampler_is_noticed(engine, policy):
+    with accelerate(policy, None, engine):
+        policy.config = replace(policy.config, sampler=SAMPLERS["ddim"])
+        with pytest.raises(EngineError, match=r"sampler or sizes changed .* disable\(\) and accelerate again"):
+            act(policy)
+
+
 # -- what is refused
 
 
@@ -484,7 +492,7 @@ def _no_bias(policy):
         (_zero_attention, "attention of another kind"),
         (_no_bias, "a policy without the tensor model.decoder.layers.1"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_forms_that_only_the_patched_engine_runs(engine, make_policy, change, sentence):
     policy = make_policy() if callable(change) else make_policy(**change)
@@ -511,6 +519,21 @@ def test_train_mode_is_refused(engine, policy):
         policy.train()
         with pytest.raises(PolicyError, match="train mode"):
             act(policy)
+
+
+def test_other_arguments_are_refused(engine, policy):
+    obs = observe(policy)
+    with accelerate(policy, None, engine):
+        policy.predict_action(obs=obs)
+        for given, named in (
+            ([], {}),
+            ([obs, obs], {}),
+            ([obs], {"obs": obs}),
+            ([], {"other": obs}),
+            ([obs], {"x": 1}),
+        ):
+            with pytest.raises(TypeError, match=r"takes one observation \(obs\)"):
+                policy.predict_action(*given, **named)
 
 
 def test_teacache_is_refused(engine, policy):

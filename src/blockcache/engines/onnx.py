@@ -22,13 +22,15 @@ from torch import Tensor
 
 from blockcache._version import __version__
 from blockcache.engines.compiled import CompiledPolicy
-from blockcache.errors import EngineError, FileError
+from blockcache.errors import EngineError, FileError, ObservationError
 from blockcache.files import PathLike, expect_format, parse_json, read_bytes, write_bytes
 from blockcache.fingerprint import Fingerprint
+from blockcache.observations import Observation, check_observation
 from blockcache.plan import compile_plan
 from blockcache.schedule import Schedule
 
 FORMAT, VERSION = "blockcache.onnx", 1
+_SINGLE = torch.empty(0, dtype=torch.float32)
 MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
 """ONNX Runtime has the Attention operator on the CPU since 1.23; before 1.21 it copied a weight for each of its uses."""
 
@@ -71,7 +73,10 @@ def _header(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint
 
 
 class OnnxRunner:
-    """`runner(obs, noise)` -> actions in robot units. Several threads may call it at once."""
+    """`runner(obs, noise)` -> actions in robot units. Several threads may call it at once.
+
+    obs (B, n_obs, obs) in robot units, noise (1 + draws, B, horizon, D): `sizes` gives the sizes, B is "batch".
+    """
 
     def __init__(self, path: PathLike, threads: int | None = None) -> None:
         """Open an export. Without `threads`, one thread and all cores are tried and the faster one is taken."""
@@ -84,14 +89,21 @@ class OnnxRunner:
             raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
         self.header, self._session = self._open(self.threads)
         self._outputs = [item.name for item in self._session.get_outputs()]
+        self.sizes: dict[str, list[Any]] = {item.name: item.shape for item in self._session.get_inputs()}
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if threads is None and cores > 1:
             _, other = self._open(cores)
             if self._seconds(other) < self._seconds(self._session):
                 self._session, self.threads = other, cores
 
-    def __call__(self, obs: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        arrays = self._session.run(self._outputs, {"obs": obs.detach().numpy(), "noise": noise.detach().numpy()})
+    def __call__(self, obs: Observation, noise: Tensor) -> dict[str, Tensor]:
+        _, n_obs_steps, obs_dim = self.sizes["obs"]
+        observed = check_observation(obs, n_obs_steps, obs_dim, _SINGLE)
+        expected = [len(observed) if size == "batch" else size for size in self.sizes["noise"]]
+        if list(noise.shape) != expected:
+            raise ObservationError(f"noise has shape {tuple(noise.shape)}, expected {tuple(expected)}")
+        feed = {"obs": observed.detach().numpy(), "noise": noise.detach().to(_SINGLE).numpy()}
+        arrays = self._session.run(self._outputs, feed)
         return {name: torch.from_numpy(array) for name, array in zip(self._outputs, arrays, strict=True)}
 
     @property

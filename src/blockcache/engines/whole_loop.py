@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -38,17 +39,26 @@ def attach_runner(
     target: Target, policy: CompiledPolicy, runner: Runner, schedule: Schedule, counts: Counts
 ) -> Patches:
     """Replace the policy's `predict_action` by the runner."""
-    guard = WeightsGuard(target.policy)
+    guard, settings = WeightsGuard(target.policy), _settings(target.policy)
     like = policy.input_b
     computed = {name: len(steps) for name, steps in schedule.updates.items()}
     reused = {name: schedule.steps - count for name, count in computed.items()}
 
     def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
+        name = next(iter(inspect.signature(original).parameters))  # the public code's is obs_dict
+
         def predict_action(
-            obs: Any, *, generator: torch.Generator | None = None, noise: Tensor | None = None
+            *given: Any, generator: torch.Generator | None = None, noise: Tensor | None = None, **named: Any
         ) -> dict[str, Tensor]:
+            if len(given) + len(named) != 1 or set(named) - {name}:
+                raise TypeError(f"predict_action takes one observation ({name}), got {[*map(type, given), *named]}")
+            (obs,) = given or named.values()
             check_eval_mode(target.policy)
             guard.check()
+            if _settings(target.policy) != settings:
+                raise EngineError(
+                    "the policy's sampler or sizes changed after this engine was built; disable() and accelerate again"
+                )
             observed = check_observation(obs, policy.n_obs_steps, policy.obs_dim, like)
             chunk = policy.chunk(len(observed))
             drawn = (
@@ -65,3 +75,12 @@ def attach_runner(
     patches = Patches()
     patches.replace(target.policy, "predict_action", replacement)
     return patches
+
+
+def _settings(policy: Any) -> list[Any]:
+    """What a policy's own `predict_action` looks up in every call, and an engine only once."""
+    names = ("num_inference_steps", "horizon", "n_obs_steps", "n_action_steps")
+    sampler = getattr(policy, "sampler", None)  # ours; a foreign policy holds a scheduler of diffusers'
+    if sampler is None:
+        sampler = type(policy.noise_scheduler), dict(policy.noise_scheduler.config)
+    return [*(getattr(policy, name) for name in names), sampler]

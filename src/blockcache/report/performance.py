@@ -40,7 +40,7 @@ def plot_bench(bench: Mapping[str, Any], path: PathLike) -> None:
         )
     axes.set_yticks(list(places), [row["name"] for row in rows], fontsize=8)
     axes.set_xscale("log")
-    axes.set_xlim(right=max(row["p50_ms"] for row in rows) * 3)
+    axes.set_xlim(min(row["p50_ms"] for row in rows) / 3, max(row["p50_ms"] for row in rows) * 3)
     axes.set_xlabel("milliseconds per action chunk (median, logarithmic)")
     axes.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
@@ -56,7 +56,7 @@ def plot_growth(growth: Mapping[str, Any], path: PathLike) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, both = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
+    figure, both = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     labels = {"steps": "denoising steps K (a tenth of them updates)", "updates": "update steps per block S (K = 100)"}
     for axes, (name, label) in zip(both, labels.items(), strict=True):
         x, y = (np.array([point[key] for point in growth[name]]) for key in ("x", "ms"))
@@ -65,9 +65,9 @@ def plot_growth(growth: Mapping[str, Any], path: PathLike) -> None:
         axes.plot(ends, start + slope * ends, color="#bbbbbb", zorder=1)
         axes.scatter(x, y, color=_INK["onnx"], zorder=2)
         axes.set_xlabel(label)
-        axes.set_title(f"{start:.1f} ms + {slope:.2f} ms x {name[0].upper() if name == 'steps' else 'S'}", fontsize=9)
+        axes.set_title(f"{start:.1f} ms + {slope:.2f} ms x {'K' if name == 'steps' else 'S'}", fontsize=9)
         axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, y.max() * 1.1)
         axes.spines[["top", "right"]].set_visible(False)
     both[0].set_ylabel("ms per chunk (onnx, 1 thread)")
     _save(figure, path)
@@ -171,7 +171,7 @@ def page(results: Mapping[str, Any]) -> str:
                 [_footprint_row(name, row) for name, row in results["footprint"].items()],
             ),
             "",
-            "Each in a process of its own, one thread; *p99 / p50* over the stated calls, growth over as many generations again:",
+            "Each in a process of its own, one thread; *p99 / p50* over the stated calls, growth of memory over the stated generations:",
             ", ".join(
                 f"{n}: {r['calls']} calls, {r['generations']} generations" for n, r in results["footprint"].items()
             )

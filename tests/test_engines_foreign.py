@@ -217,6 +217,33 @@ def test_changed_weights_are_noticed(engine):
             act(policy)
 
 
+def test_its_own_name_for_the_observation_is_understood(engine):
+    policy = Policy()
+    torch.manual_seed(0)
+    expected = policy.predict_action(obs_dict=observe())["action"]
+    with bc.accelerate(policy, engine=engine, threads=1):
+        torch.manual_seed(0)
+        assert difference(policy.predict_action(obs_dict=observe())["action"], expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda policy: setattr(policy, "num_inference_steps", STEPS - 1),
+        lambda policy: setattr(policy, "noise_scheduler", DDIMScheduler(20, **COSINE)),
+        lambda policy: setattr(policy, "n_action_steps", 1),
+    ],
+    ids=["steps", "scheduler", "actions"],
+)
+def test_changed_settings_are_noticed(engine, change):
+    policy = Policy()
+    with bc.accelerate(policy, engine=engine, threads=1):
+        act(policy)
+        change(policy)
+        with pytest.raises(EngineError, match="sampler or sizes changed"):
+            act(policy)
+
+
 @pytest.mark.parametrize("obs", [torch.zeros(1, SEEN + 1, OBS), torch.zeros(1, SEEN, OBS - 1)])
 def test_other_observations_are_refused(engine, obs):
     policy = Policy()

@@ -30,9 +30,9 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a verb. Errors end as one line and exit code 2, an interrupt with 130."""
-    from blockcache.cli import bench, demo, evaluate, schedules, training
+    from blockcache.cli import bench, demo, evaluate, schedules, suite, training
 
-    for verbs in (demo, schedules, bench, evaluate, training):
+    for verbs in (demo, schedules, bench, evaluate, suite, training):
         for command in verbs.COMMANDS:
             cli.add_command(command)
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -1,0 +1,207 @@
+"""The verbs `suite` and `results`: the paper's comparisons, and the page that shows them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from blockcache.cli.arguments import load_observations
+from blockcache.errors import TaskError
+from blockcache.experiments.suites import SUITES, TIMINGS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from blockcache.experiments.statistics import Estimate
+    from blockcache.report.suites import SuiteResults
+
+FAILED = 1  # exit code where a rollout failed
+WIDTH = 130  # of the tables, at least: a pipe counts as 80 columns, which would cut their figures
+
+
+@click.command()
+@click.argument("name", metavar="NAME", type=click.Choice([*SUITES, "timing"]))
+@click.argument("policy")
+@click.option("-o", "--output", default="out/suites", show_default=True, help="Directory, shared by all suites.")
+@click.option("--task", help="Default: the one that the policy says it was trained for.")
+@click.option("--rollouts", type=click.IntRange(min=1), default=50, show_default=True, help="Per method.")
+@click.option(
+    "--main-rollouts",
+    type=click.IntRange(min=1),
+    default=250,
+    show_default=True,
+    help="In suite main, of full, BAC, and Uniform and DDIM at equal FLOPs.",
+)
+@click.option("--group", type=click.IntRange(min=1), default=10, show_default=True, help="Rollouts run as one batch.")
+@click.option("--engine", type=click.Choice(["auto", "patched", "loop", "onnx"]), default="auto", show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), help="Processes on this machine. Default: one for each core.")
+@click.option("--ray", metavar="ADDRESS", help="Use a Ray cluster instead; 'local' starts one here.")
+@click.option("--observations", metavar="FILE", help="To calibrate on, a .npz. Default: the policy's own.")
+@click.option("--generations", type=click.IntRange(min=1), default=16, show_default=True, help="To calibrate on.")
+@click.option("--repeats", type=click.IntRange(min=1), default=20, show_default=True, help="Of timing: rounds.")
+@click.option("--quick", is_flag=True, help="A few short rollouts, to see that it works. No results.")
+def suite(
+    name: str,
+    policy: str,
+    output: str,
+    task: str | None,
+    rollouts: int,
+    main_rollouts: int,
+    group: int,
+    engine: str,
+    workers: int | None,
+    ray: str | None,
+    observations: str | None,
+    generations: int,
+    repeats: int,
+    quick: bool,
+) -> None:
+    """Run one of the paper's comparisons on POLICY (a directory or a shipped one), in closed loop.
+
+    \b
+    Suites, one factor at a time around BAC with S = 10, n = 5, cosine:
+      main      BAC against Uniform, TeaCache, DDIM and DDPM with fewer steps, at equal FLOPs
+      ablation  what each part of BAC is worth; anchor against consecutive
+      metrics   cosine, MSE, L1, Wasserstein
+      n-and-s   S in 3, 5, 7, 10, 20; n in 0, 1, 3, 5, 8
+      ddim      BAC on DDIM-40 against fewer DDIM steps
+      timing    no rollouts: milliseconds of all these methods in one interleaved run; leave the machine alone meanwhile
+
+    Writes OUTPUT/NAME.json. Finished rollouts are kept in OUTPUT/state for all suites: interrupted or killed, the same
+    command goes on from there, more rollouts build on those that are there, and a method in two suites runs once. The
+    exit code is 1 if a simulator failed in some rollout.
+
+    \b
+    Examples:
+      blockcache suite main pusht
+      blockcache suite ddim pusht --rollouts 100 --workers 2
+      blockcache suite timing pusht
+      blockcache suite main pusht --quick -o /tmp/quick
+    """
+    from rich.console import Console
+
+    from blockcache.experiments.evaluation import save_timings
+    from blockcache.experiments.jobs import local_workers, ray_cluster
+    from blockcache.experiments.suite_runs import QUICK, Amount, Ground, prepare_suite, time_suites
+    from blockcache.policies import load_policy
+    from blockcache.report.suites import SuiteResults
+
+    if ray is not None and workers is not None:
+        raise click.UsageError("--ray and --workers exclude one another")
+    if quick and name == "timing":
+        raise click.UsageError("timing has no quick form; ask for fewer --repeats")
+    backend = local_workers(workers) if ray is None else ray_cluster(ray)
+    loaded = load_policy(policy)
+    chosen = task or loaded.config.task
+    if chosen is None:
+        raise TaskError(f"the policy {policy} does not say which task it was trained for; name it with --task")
+    state, path = Path(output) / "state", Path(output) / f"{name}.json"
+    ground = Ground(
+        loaded,
+        chosen,
+        load_observations(loaded, policy, observations),
+        state,
+        QUICK if quick else Amount(rollouts, main_rollouts, group, generations),
+        policy,
+        engine,
+    )
+    if name == "timing":
+        save_timings(Path(output) / TIMINGS, time_suites(ground, output, repeats))
+        click.echo(f"written to {Path(output) / TIMINGS}")
+        return
+    try:
+        ready = prepare_suite(ground, name)
+        ready.check_output(path)
+        results = ready.run(backend)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; what was finished is kept in {state}, the same command goes on from there", err=True)
+        raise SystemExit(130) from None
+    results.save(path)
+    console = Console(soft_wrap=True, markup=False, width=max(WIDTH, Console().width))
+    _print(console, SuiteResults(ready.suite, results))
+    console.print(f"written to {path}; 'blockcache results {output} -o docs' makes the page")
+    if results.failed:
+        click.echo(f"error: {results.failed} rollouts failed; {path} holds their errors", err=True)
+        raise SystemExit(FAILED)
+
+
+@click.command()
+@click.argument("directory")
+@click.option("-o", "--output", default="docs", show_default=True, help="Where to write results.md and its picture.")
+@click.option("--stored", metavar="FILE", help="Also write the small summary that the demo shows as stored.")
+def results(directory: str, output: str, stored: str | None) -> None:
+    """Make the page of results from the suites' files in DIRECTORY, whichever are there.
+
+    \b
+    Examples:
+      blockcache results out/suites -o docs
+      blockcache results out/suites -o docs --stored src/blockcache/assets/stored_results.json
+    """
+    from blockcache.files import write_bytes
+    from blockcache.report.performance import require_matplotlib
+    from blockcache.report.results import PICTURE, page
+    from blockcache.report.stored import summarise_main
+    from blockcache.report.suites import Collection
+    from blockcache.report.tradeoff import plot_tradeoff
+
+    require_matplotlib()
+    collection = Collection.load(directory)
+    if stored is not None:
+        summarise_main(collection).save(stored)
+        click.echo(stored)
+    plot_tradeoff(collection, Path(output) / PICTURE)
+    write_bytes(Path(output) / "results.md", page(collection, directory).encode())
+    click.echo(f"{Path(output) / 'results.md'}")
+    if collection.missing:
+        click.echo(f"missing suites: {', '.join(collection.missing)}")
+    if collection.timings is None:
+        click.echo(f"missing timings: run 'blockcache suite timing POLICY -o {directory}'")
+
+
+def _print(console: Console, found: SuiteResults) -> None:
+    from rich.table import Table
+
+    from blockcache.report.suites import label
+
+    reference = found.suite.reference
+    if found.suite.quick:
+        console.print("A quick run: a few shortened rollouts, no results.\n")
+    for section, cells in found.suite.sections.items():
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column(section, min_width=34)
+        columns = ["n", "score", "difference to full", "lossless", "success", "GFLOP"]
+        for column in [*columns, f"difference to {label(reference)}"] if reference else columns:
+            table.add_column(column, justify="right")
+        for cell in cells:
+            row = found.rows[cell.method]
+            against = found.compare(cell.method, reference) if reference and cell.method != reference else None
+            table.add_row(
+                label(cell.method) + ("" if row.method.shares_all_noise else " †"),
+                f"{0 if row.score is None else row.score.n}" + (f" ({row.failed} failed)" if row.failed else ""),
+                _estimate(row.score, "{:.3f}"),
+                _estimate(row.difference, "{:+.3f}"),
+                "-" if row.difference is None else "yes" if row.difference.lossless else "no",
+                "-" if row.success is None else f"{row.success.mean:.0%}",
+                f"{row.method.flops / 1e9:.3f}",
+                *([_estimate(against, "{:+.3f}")] if reference else []),
+            )
+        console.print(table)
+        console.print()
+    console.print(
+        "Differences are paired, with 95 % bootstrap intervals. Lossless: the interval's lower end is above -0.03.\n"
+        "† shares the full policy's initial noise only: another sampler."
+    )
+
+
+def _estimate(value: Estimate | None, form: str) -> str:
+    if value is None:
+        return "-"
+    if not math.isfinite(value.low):
+        return form.format(value.mean)
+    return f"{form.format(value.mean)} [{form.format(value.low)}, {form.format(value.high)}]"
+
+
+COMMANDS = (suite, results)

@@ -1,0 +1,265 @@
+"""docs/results.md, from the files of `blockcache suite` only. Every verdict is computed; none is written down here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from blockcache.experiments.results import BASELINE
+from blockcache.experiments.statistics import LOSSLESS
+from blockcache.report.markdown import table
+from blockcache.report.published import Printed, full_gflops, printed_table
+from blockcache.report.suites import Collection, SuiteResults, label
+from blockcache.report.verdicts import estimate, shown_ms, verdict, who_wins
+from blockcache.samplers import SamplerConfig
+from blockcache.samplers import table as sampler_table
+
+PICTURE = "results-tradeoff.png"
+PLAIN = "plain policy"
+_NOTES = {  # on the printed tables
+    "main": "Printed Uniform(fast) fits S = 20; 2.72 G of Uniform(fastest) fits no whole S, ours has the FLOPs of BAC S = 10.",
+    "s_sweep_n3": "This sweep is printed with n = 3, ours with n = 5.",
+    "n_sweep_s10": "n = 5 is printed as faster than n = 3 although it computes more.",
+}
+
+
+def page(collection: Collection, directory: str) -> str:
+    """The whole page in Markdown. `directory` is where the files were, for the command."""
+    lines = ["# Results: does the robot still do its job?", ""]
+    if collection.quick:
+        lines += ["**From a quick run: a few shortened rollouts. No figure on this page means anything.**", ""]
+    lines += [
+        f"Made by `blockcache results {directory} -o docs` from the files of the suites; every sentence with a figure or a",
+        "verdict in it is computed from them.",
+        "",
+        *_what_was_run(collection, directory),
+        "## In one picture",
+        "",
+        f"![score against FLOPs and against milliseconds]({PICTURE})",
+        "",
+        "Paired difference of the score to the full policy with its 95 % interval; the right-hand scale adds the full policy's",
+        "mean. BAC has n = 5, on DDIM-40 n = 3. Points of one kind are joined; further left is cheaper, higher is better.",
+        "",
+        *who_wins(collection),
+    ]
+    for item in collection.suites.values():
+        lines += _suite(collection, item)
+    return "\n".join([*lines, *_limits(collection), ""])
+
+
+# ---- what was run
+
+
+def _what_was_run(collection: Collection, directory: str) -> list[str]:
+    results = collection.first
+    setting, fingerprint = results.setting, results.policy["fingerprint"]
+    sampler, widths = fingerprint["sampler"], fingerprint["widths"] or {}
+    seeds = [record.seed for item in collection.suites.values() for record in item.results.records]
+    engines: dict[str, list[str]] = {}
+    for name, row in collection.rows.items():
+        engines.setdefault(row.method.engine, []).append(name)
+    usual = max(engines, key=lambda engine: len(engines[engine]))
+    others = [f"{label(name)} ({engine})" for engine in engines if engine != usual for name in engines[engine]]
+    lines = [
+        "## What was run",
+        "",
+        f"- **Task** {results.task['name']}, at most {results.task['max_steps']} steps; success: {results.task['success']}.",
+        f"- **Policy** `{results.policy['source']}`: {len(fingerprint['blocks'] or ())} blocks of width "
+        f"{widths.get('width', '?')}, {fingerprint['steps']} {str((sampler or {}).get('type', '?')).upper()} steps, weights "
+        f"`{str(fingerprint['weights'])[:12]}`.",
+        f"- **Rollouts** on test seeds {min(seeds)} to {max(seeds)}, in batches of {setting['group']}; how many of them a method "
+        "has stands in its row (n). Seeds and noise are the same for every method, so differences are taken pair by pair. "
+        "Noise is keyed by seed, chunk and step; methods marked † have another sampler and share the initial noise only.",
+        f"- **Calibration** on {setting['calibration']['generations']} generations, never on test seeds.",
+        f"- **Engine** {usual}"
+        + (f", except for {', '.join(others)}, whose times are that engine's" if others else "")
+        + ".",
+    ]
+    if collection.timings is None:
+        lines.append(
+            f"- **Timing** is missing; `blockcache suite timing {results.policy['source']} -o {directory}` measures it."
+        )
+    else:
+        timings = collection.timings
+        rounds = len(next(iter(timings.seconds.values())).seconds)
+        plain = timings.ms(PLAIN)
+        lines.append(
+            f"- **Timing**: {timings.setting}, medians of {rounds} rounds, on {timings.machine['processor']} (not a GPU). "
+            + ("" if plain is None else f"The plain policy in torch takes {plain:.0f} ms. ")
+            + "*Over full* is the speed-up over full precision in our own engine, so it is what reuse alone brings."
+        )
+    lines += [
+        "",
+        table(["suite", "methods", "n", "failed", "command"], _suite_list(collection, directory)),
+        "",
+    ]
+    if collection.missing:
+        source = results.policy["source"]
+        commands = ", ".join(f"`blockcache suite {name} {source} -o {directory}`" for name in collection.missing)
+        lines += [f"**Not run yet**, so missing below: {', '.join(collection.missing)}. To run them: {commands}.", ""]
+    return [
+        *lines,
+        f"*Lossless* means one thing here: the lower end of the 95 % interval of the paired difference is above {LOSSLESS}.",
+        "Intervals are bootstrap percentiles over rollouts. *Won/lost* counts pairs in which only this method, or only the full",
+        "policy, succeeded, with the exact McNemar p. GFLOP are those of one chunk, by formula. *Action error*: open loop, executed",
+        f"slice, normalised units; two full runs with different noise differ by {results.noise_floor.mean:.3f}.",
+        "",
+        "*Beside the paper*: its cells are success rates as printed; where there are two, they are labelled maximum / average of the",
+        "last ten checkpoints (three training seeds), but the first is mostly the smaller, so the labels look swapped. **Averages are",
+        "recomputed from the cells**, as some printed ones do not follow from them. Its speed is wall-clock on one RTX 4090D. Ours is",
+        "the score on our task with our policy, seeds and CPU: the same question, not the same experiment.",
+        "",
+    ]
+
+
+def _suite_list(collection: Collection, directory: str) -> list[list[str]]:
+    rows = []
+    for name, item in collection.suites.items():
+        counts = sorted({0 if row.score is None else row.score.n + row.failed for row in item.rows.values()})
+        amount = f" --rollouts {counts[0]}" + (f" --main-rollouts {counts[-1]}" if len(counts) > 1 else "")
+        command = f"blockcache suite {name} {item.results.policy['source']} -o {directory}"
+        command += " --quick" if item.suite.quick else amount
+        cells = [str(len(item.rows)), " or ".join(map(str, counts)), str(item.results.failed), f"`{command}`"]
+        rows.append([name, *cells])
+    return rows
+
+
+# ---- one suite
+
+
+def _suite(collection: Collection, item: SuiteResults) -> list[str]:
+    suite = item.suite
+    lines = [f"## Suite {suite.name}", "", suite.about, ""]
+    header = [
+        "method",
+        "n",
+        "score, 95 %",
+        "difference to full, 95 %",
+        "lossless",
+        "success",
+        "won/lost (p)",
+        "GFLOP",
+        "of full",
+    ]
+    header += [f"difference to {label(suite.reference)}, 95 %"] if suite.reference else []
+    header += ["ms", "over full", "action error"]
+    for section, cells in suite.sections.items():
+        names = [cell.method for cell in cells]
+        lines += [f"### {section}", "", table(header, [_method(collection, item, name) for name in names]), ""]
+    if suite.reference:
+        lines += [*_against_reference(item, suite.reference), ""]
+    return [*lines, *_beside_the_paper(collection, item)]
+
+
+def _method(collection: Collection, item: SuiteResults, name: str) -> list[str]:
+    row, reference = item.rows[name], item.suite.reference
+    full, timings = item.rows[BASELINE].method.flops, collection.timings
+    over = timings.over(name, BASELINE) if timings else None
+    difference, pairs = row.difference, row.discordant
+    cells = [
+        label(name) + ("" if row.method.shares_all_noise else " †"),
+        f"{0 if row.score is None else row.score.n}" + (f" ({row.failed} failed)" if row.failed else ""),
+        estimate(row.score, "{:.3f}"),
+        estimate(difference, "{:+.3f}"),
+        "" if difference is None else "yes" if difference.lossless else "no",
+        "" if row.success is None else f"{row.success.mean:.0%}",
+        "" if pairs is None else f"{pairs.only_found}/{pairs.only_baseline} ({pairs.p:.2g})",
+        f"{row.method.flops / 1e9:.3f}",
+        f"1/{full / row.method.flops:.1f}",
+    ]
+    if reference:
+        cells.append("" if name == reference else estimate(item.compare(name, reference), "{:+.3f}"))
+    return [*cells, shown_ms(collection, name), "" if over is None else f"{over:.1f}x", f"{row.method.error.mean:.3f}"]
+
+
+def _against_reference(item: SuiteResults, reference: str) -> list[str]:
+    found: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": []}
+    for name in item.suite.methods:
+        difference = None if name == reference else item.compare(name, reference)
+        if difference is not None:
+            found[verdict(difference)].append(label(name))
+    return [
+        f"Against {label(reference)}: "
+        + "; ".join(f"**{verdict}** {', '.join(names) or 'none'}" for verdict, names in found.items())
+        + "."
+    ]
+
+
+def _beside_the_paper(collection: Collection, item: SuiteResults) -> list[str]:
+    ours = {cell.printed: cell.method for cell in item.suite.cells if cell.printed}
+    lines: list[str] = []
+    for name in dict.fromkeys(str(place).split("/", 1)[0] for place in ours):
+        rows = {place.split("/", 1)[1]: method for place, method in ours.items() if place.startswith(f"{name}/")}
+        lines += _printed(collection, item, name, rows)
+    if not lines:
+        return ["The paper shows this comparison in a figure without numbers.", ""]
+    return ["### Beside the paper", "", *lines]
+
+
+def _printed(collection: Collection, item: SuiteResults, name: str, ours: dict[str, str]) -> list[str]:
+    """The printed table, one for each group of tasks, with our figures beside the first group's."""
+    baseline = "ddim-40" if name == "ddim_k40" else BASELINE  # of FLOPs and speed, as in the printed table
+    lines: list[str] = []
+    for group, rows in printed_table(name).items():
+        tasks = list(next(iter(rows.values())).cells)
+        header = [group, *(task.replace("_", " ") for task in tasks), "average", "GFLOP", "speed"]
+        body = [_printed_row(row, value) for row, value in rows.items()]
+        if lines:
+            lines += [f"<details><summary>printed, {group}</summary>", "", table(header, body), "", "</details>", ""]
+        else:
+            header += [f"**ours, {item.results.task['name']}**", "GFLOP", f"over {label(baseline)}"]
+            body = [cells + _ours(collection, item, ours.get(cells[0]), baseline) for cells in body]
+            lines += [table(header, body), "", *([_NOTES[name], ""] if name in _NOTES else [])]
+    return lines
+
+
+def _printed_row(name: str, row: Printed) -> list[str]:
+    cells = [" / ".join(f"{value:.2f}" for value in cell) for cell in (*row.cells.values(), row.average)]
+    flops = "" if row.gflops is None else f"{row.gflops:.2f} (1/{full_gflops() / row.gflops:.1f})"
+    return [name, *cells, flops, "" if row.speed is None else f"{row.speed:.2f}x"]
+
+
+def _ours(collection: Collection, item: SuiteResults, method: str | None, baseline: str) -> list[str]:
+    if method is None:
+        return ["", "", ""]
+    row, flops = item.rows[method], item.rows[baseline].method.flops
+    over = collection.timings.over(method, baseline) if collection.timings else None
+    score = "" if row.score is None else f"{label(method)}: {row.score.mean:.3f}"
+    share = f"{row.method.flops / 1e9:.2f} (1/{flops / row.method.flops:.1f})"
+    return [score, share, "" if over is None else f"{over:.1f}x"]
+
+
+# ---- what it does not show
+
+
+def _limits(collection: Collection) -> list[str]:
+    widths: dict[int, list[float]] = {}
+    for row in collection.rows.values():
+        if row.difference is not None and math.isfinite(row.difference.low):
+            widths.setdefault(row.difference.n, []).append((row.difference.high - row.difference.low) / 2)
+    seen = "; ".join(f"with n = {n} about {sorted(found)[len(found) // 2]:.3f}" for n, found in sorted(widths.items()))
+    compared = sum(row.difference is not None for row in collection.rows.values())
+    starts = {name: row.method.sampler for name, row in collection.rows.items() if not row.method.shares_all_noise}
+    lines = [
+        "## What this does not show",
+        "",
+        "- One task and one set of weights. Another policy may fall otherwise; the paper itself says that a weak policy gets weaker.",
+        f'- "Not told apart" is not "equal". Half the width of the intervals is {seen}: smaller differences cannot be seen.',
+        f"- {compared} methods are compared with the full policy and no correction is made for that many looks: about one in forty "
+        "that is no different would still look worse.",
+        "- Times are of one CPU with one thread and batch 1; on a GPU, or with a larger policy, their order may change. FLOPs do not.",
+    ]
+    if starts:
+        firsts = ", ".join(
+            f"{label(name)} at {_first_timestep(sampler)}" for name, sampler in starts.items() if "+" not in name
+        )
+        lines.append(
+            "- Fewer steps are spaced as diffusers does by default, which does not always begin at the most noise "
+            f"({firsts}, of {next(iter(starts.values()))['num_train_timesteps']} timesteps); another spacing may do better."
+        )
+    return lines
+
+
+def _first_timestep(sampler: Mapping[str, Any]) -> int:
+    return int(sampler_table(SamplerConfig.from_dict(sampler)).timesteps[0])

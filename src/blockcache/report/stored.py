@@ -1,0 +1,89 @@
+"""The stored result: a small summary of suite `main` that ships with the package, for the demo to show beside its own.
+
+Written by `blockcache results --stored` from a suite's file; never by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from importlib import resources
+from typing import Any
+
+from blockcache._version import __version__
+from blockcache.errors import FileError
+from blockcache.experiments.statistics import Estimate
+from blockcache.files import PathLike, expect_format, read_json, write_json
+from blockcache.report.suites import Collection
+
+FORMAT, VERSION = "blockcache.stored", 1
+
+
+@dataclass(frozen=True)
+class StoredMethod:
+    name: str
+    flops: int
+    ms: float | None
+    score: Estimate
+    difference: Estimate | None  # to the full policy; None for itself
+
+
+@dataclass(frozen=True)
+class Stored:
+    task: str
+    weights: str  # of the policy that it is true of
+    calibration: dict[str, Any]
+    methods: tuple[StoredMethod, ...]
+
+    def of(self, name: str) -> StoredMethod | None:
+        return next((method for method in self.methods if method.name == name), None)
+
+    def save(self, path: PathLike) -> None:
+        header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}"}
+        write_json(path, {**header, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: PathLike) -> Stored:
+        value = read_json(path, "stored result")
+        expect_format(value, FORMAT, VERSION, "stored result", path)
+        content = {key: item for key, item in value.items() if key not in ("format", "version", "made_by")}
+        try:
+            found: Stored = _exactly(cls, {**content, "methods": tuple(_method(item) for item in content["methods"])})
+            return found
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FileError(f"the stored result {path} is garbled ({error}); write it again") from error
+
+
+def summarise_main(collection: Collection) -> Stored:
+    """Only of real results: a quick run stores nothing."""
+    if "main" not in collection.suites:
+        raise FileError("a stored result needs the suite main, which is not there; run 'blockcache suite main POLICY'")
+    main = collection.suites["main"]
+    if main.suite.quick:
+        raise FileError("a quick run is no result to store; run 'blockcache suite main POLICY' without --quick")
+    timings = collection.timings
+    methods = [
+        StoredMethod(name, row.method.flops, timings.ms(name) if timings else None, row.score, row.difference)
+        for name, row in main.rows.items()
+        if row.score is not None and row.score.n > 1  # a single rollout has no interval to write down
+    ]
+    results = main.results
+    weights, calibration = results.policy["fingerprint"]["weights"], dict(results.setting["calibration"])
+    return Stored(results.task["name"], weights, calibration, tuple(methods))
+
+
+def shipped() -> Stored | None:
+    """The stored result in the package, if it has one."""
+    with resources.as_file(resources.files("blockcache").joinpath("assets", "stored_results.json")) as path:
+        return Stored.load(path) if path.exists() else None
+
+
+def _method(value: dict[str, Any]) -> StoredMethod:
+    estimates = {key: value[key] and _exactly(Estimate, value[key]) for key in ("score", "difference")}
+    found: StoredMethod = _exactly(StoredMethod, {**value, **estimates})
+    return found
+
+
+def _exactly(kind: type[Any], value: dict[str, Any]) -> Any:
+    if set(value) != {item.name for item in fields(kind)}:
+        raise ValueError(f"missing or unknown keys in {kind.__name__}")
+    return kind(**value)

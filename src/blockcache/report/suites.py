@@ -1,0 +1,186 @@
+"""All suites of a directory, as one value: the methods' rows, any two of them compared, and how long each takes.
+
+From the files of `blockcache suite` only. Knows nothing of torch or of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockcache.errors import FileError
+from blockcache.experiments.latency import Latency
+from blockcache.experiments.methods import ScheduleFile, Solved, TeaCache, parse_method
+from blockcache.experiments.results import BASELINE, Results
+from blockcache.experiments.statistics import Estimate, paired_difference
+from blockcache.experiments.suites import SUITES, TIMINGS, Cell, Suite, suite_of
+from blockcache.experiments.summary import Row, summarise
+from blockcache.files import PathLike, expect_format, read_json
+from blockcache.fingerprint import Fingerprint
+
+
+@dataclass(frozen=True, eq=False)
+class SuiteResults:
+    suite: Suite
+    results: Results
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        return {row.method.name: row for row in summarise(self.results)}
+
+    def compare(self, found: str, baseline: str) -> Estimate | None:
+        """The paired difference of two methods' scores; None where they share no finished rollout."""
+        one, other = self.results.of(found), self.results.of(baseline)
+        pairs = [(a.score, b.score) for seed, a in one.items() if (b := other.get(seed)) is not None]
+        both = [(a, b) for a, b in pairs if a is not None and b is not None]
+        return paired_difference([a for a, _ in both], [b for _, b in both]) if both else None
+
+
+@dataclass(frozen=True, eq=False)
+class Timings:
+    """`seconds` per chunk by method, all of one interleaved run."""
+
+    machine: Mapping[str, Any]
+    setting: str
+    seconds: Mapping[str, Latency]
+
+    @classmethod
+    def load(cls, path: PathLike) -> Timings:
+        value, what = read_json(path, "timings file"), "timings file"
+        expect_format(value, "blockcache.timings", 1, what, path)
+        try:
+            seconds = {name: Latency(np.asarray(item["seconds"])) for name, item in value["methods"].items()}
+            return cls(value["machine"], value["setting"], seconds)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FileError(f"the timings file {path} is garbled ({error}); time the suites again") from error
+
+    def ms(self, method: str) -> float | None:
+        return self.seconds[method].p50 * 1e3 if method in self.seconds else None
+
+    def over(self, method: str, baseline: str) -> float | None:
+        """How many times faster than the baseline, in the same rounds."""
+        if method not in self.seconds or baseline not in self.seconds:
+            return None
+        return self.seconds[method].over(self.seconds[baseline])
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """At least one suite, all of one policy and task, and the same schedule wherever a method has the same name."""
+
+    suites: Mapping[str, SuiteResults]
+    timings: Timings | None
+
+    @classmethod
+    def load(cls, directory: PathLike) -> Collection:
+        paths = {name: Path(directory) / f"{name}.json" for name in SUITES}
+        results = {name: Results.load(path) for name, path in paths.items() if path.exists()}
+        if not results:
+            raise FileError(
+                f"no suite's results in {directory}; run 'blockcache suite main POLICY -o {directory}' first"
+            )
+        suites = {name: SuiteResults(suite_of(found, paths[name]), found) for name, found in results.items()}
+        _check_alike(suites)
+        timed = Path(directory) / TIMINGS
+        return cls(suites, Timings.load(timed) if timed.exists() else None)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(name for name in SUITES if name not in self.suites)
+
+    @property
+    def quick(self) -> bool:
+        return any(item.suite.quick for item in self.suites.values())
+
+    @property
+    def first(self) -> Results:
+        return next(iter(self.suites.values())).results
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        """Each method's row, from the suite in which it has the most rollouts."""
+        rows: dict[str, Row] = {}
+        for item in self.suites.values():
+            for name, row in item.rows.items():
+                if name not in rows or _count(row) > _count(rows[name]):
+                    rows[name] = row
+        return rows
+
+    @property
+    def full(self) -> Row:
+        return self.rows[BASELINE]
+
+    def compare(self, found: str, baseline: str) -> Estimate | None:
+        """The paired difference of two methods, over as many rollouts as some suite has of both."""
+        known = [item.compare(found, baseline) for item in self.suites.values()]
+        return max((value for value in known if value is not None), key=lambda value: value.n, default=None)
+
+    @cached_property
+    def equals(self) -> list[Cell]:
+        """Cells that were chosen to have another method's FLOPs, each pair once."""
+        cells = [cell for item in self.suites.values() for cell in item.suite.cells if cell.equals]
+        return list({(cell.equals, cell.method): cell for cell in cells}.values())
+
+
+_NAMES = {"bac": "BAC", "uniform": "Uniform", "unified": "Unified ACS", "blockwise": "Block-wise ACS"}
+_METRICS = {"mse": "MSE", "l1": "L1", "wasserstein": "Wasserstein"}
+
+
+def family(name: str) -> str:
+    """The kind of a method: "BAC", "BAC on DDIM", "DDIM-N"."""
+    method = parse_method(name)
+    sampler = None if method.sampler is None else method.sampler.kind.upper()
+    if method.reuse is None:
+        return "full precision" if sampler is None else f"{sampler}-N"
+    kind = _NAMES[method.reuse.method] if isinstance(method.reuse, Solved) else type(method.reuse).__name__
+    return kind if sampler is None else f"{kind} on {sampler}"
+
+
+def label(name: str) -> str:
+    """A method for people: "BAC S=10 n=5", "DDIM-40 + BAC S=5 n=3"."""
+    method = parse_method(name)
+    parts = [] if method.sampler is None else [str(method.sampler).upper()]
+    parts += [] if method.reuse is None else [_reuse(method.reuse)]
+    return " + ".join(parts) or "full precision"
+
+
+def _reuse(part: Solved | TeaCache | ScheduleFile) -> str:
+    if isinstance(part, TeaCache):
+        return f"TeaCache {part.threshold:g}"
+    if isinstance(part, ScheduleFile):
+        return part.path
+    words = [_NAMES[part.method], f"S={part.updates}"] + ([f"n={part.union}"] if part.method == "bac" else [])
+    words += [_METRICS[part.metric]] if part.metric != "cosine" else []
+    words += [part.objective] if part.objective != "anchor" else []
+    return " ".join(words)
+
+
+def _count(row: Row) -> int:
+    return 0 if row.score is None else row.score.n
+
+
+def _check_alike(suites: Mapping[str, SuiteResults]) -> None:
+    """Refuse to put side by side what was not run on the same thing."""
+    (first, one), *others = suites.items()
+    known = {method.name: (first, method) for method in one.results.methods}
+    for name, item in others:
+        a, b = one.results, item.results
+        policies = [Fingerprint.from_dict(found.policy["fingerprint"]) for found in (a, b)]
+        differences = policies[0].differences(policies[1])
+        if a.task != b.task:
+            differences = (*differences, f"task {b.task} instead of {a.task}")
+        if a.setting["calibration"] != b.setting["calibration"]:
+            differences = (*differences, "another calibration")
+        for method in b.methods:
+            where, before = known.setdefault(method.name, (name, method))
+            if (before.engine, before.sampler, before.reuse) != (method.engine, method.sampler, method.reuse):
+                differences = (*differences, f"another schedule or engine under the name {method.name} than {where}")
+        if differences:
+            raise FileError(
+                f"the suites {first} and {name} do not belong together: {name} has {'; '.join(differences)}; run one again"
+            )

@@ -1,0 +1,131 @@
+"""Who wins where, computed from the suites: the words that docs/results.md says, and how it writes figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from blockcache.experiments.statistics import Estimate
+from blockcache.experiments.summary import Row
+from blockcache.report.markdown import table
+from blockcache.report.suites import Collection, family, label
+
+
+def who_wins(collection: Collection) -> list[str]:
+    rows = {name: row for name, row in collection.rows.items() if row.difference is not None}
+    differences = {name: row.difference for name, row in rows.items() if row.difference is not None}
+    lossless = [name for name, value in differences.items() if value.lossless]
+    worse = [name for name in differences if name not in lossless and differences[name].high < 0]
+    lossy = [name for name in lossless if differences[name].high < 0]
+    open_ = [name for name in differences if name not in lossless and name not in worse]
+    score = collection.full.score
+    lines = ["## Who wins where", "", "### Against the full policy", ""]
+    if score is not None:
+        lines.append(f"Full precision scores {estimate(score, '{:.3f}')} over {score.n} rollouts.")
+        lines.append("")
+    lines += [
+        "- **Lossless**: " + _listed(lossless, differences) + ".",
+        "- **Worse** (the whole interval lies below 0), by: " + _listed(worse, differences, "{:.3f}") + ".",
+        "- **Not shown either way** (a drop is neither ruled out nor certain): " + _listed(open_, differences) + ".",
+    ]
+    if lossy:
+        lines.append(f"- Lossless, yet certainly a little worse: {', '.join(map(label, lossy))}.")
+    if lossless:
+        cheapest = min(lossless, key=lambda name: rows[name].method.flops)
+        share = collection.full.method.flops / rows[cheapest].method.flops
+        lines.append(
+            f"- The cheapest lossless method is {label(cheapest)}, with 1/{share:.1f} of the FLOPs"
+            + _fastest(collection, lossless)
+        )
+    lines += [f"- {_frontier(rows)}", ""]
+    return [*lines, *_equal_flops(collection)]
+
+
+def _fastest(collection: Collection, names: Sequence[str]) -> str:
+    timed = {name: ms for name in names if (ms := collection.timings and collection.timings.ms(name))}
+    if not timed:
+        return "."
+    best = min(timed, key=lambda name: timed[name])
+    return f"; the fastest is {label(best)} with {timed[best]:.1f} ms."
+
+
+def _frontier(rows: Mapping[str, Row]) -> str:
+    """By the means alone: what no other method beats in both cost and score."""
+    places = {
+        name: (row.method.flops, -row.difference.mean) for name, row in rows.items() if row.difference is not None
+    }
+
+    def beaten(place: tuple[float, float]) -> bool:
+        return any(other != place and other[0] <= place[0] and other[1] <= place[1] for other in places.values())
+
+    best = sorted((name for name, place in places.items() if not beaten(place)), key=lambda name: places[name])
+    named = ", ".join(map(label, best))
+    return f"By the means alone, and so subject to chance, no other method is both cheaper and better than: {named}."
+
+
+def _equal_flops(collection: Collection) -> list[str]:
+    if not collection.equals:
+        return []
+    rows, verdicts = [], dict[str, list[str]]()
+    for cell in collection.equals:
+        pair = (str(cell.equals), cell.method)
+        difference = collection.compare(*pair)
+        if difference is not None:
+            verdicts.setdefault(" against ".join(map(family, pair)), []).append(verdict(difference))
+        rows.append(
+            [
+                *map(label, pair),
+                *(f"{collection.rows[name].method.flops / 1e9:.3f}" for name in pair),
+                *(shown_ms(collection, name) for name in pair),
+                "0" if difference is None else str(difference.n),
+                estimate(difference, "{:+.3f}"),
+                "" if difference is None else _winner(difference, *map(label, pair)),
+            ]
+        )
+    counted = [
+        f"- {kinds}: wins {found.count('better')}, loses {found.count('worse')}, not told apart {found.count('not told apart')}."
+        for kinds, found in verdicts.items()
+    ]
+    header = ["BAC", "rival", "GFLOP", "rival's", "ms", "rival's", "n", "score, BAC - rival, 95 %", "wins"]
+    return [
+        "### At equal FLOPs",
+        "",
+        "Each rival was chosen to have the FLOPs of the BAC schedule beside it. A method wins if the interval of the paired",
+        "difference leaves out 0.",
+        "",
+        table(header, rows),
+        "",
+        *counted,
+        "",
+    ]
+
+
+def verdict(difference: Estimate) -> str:
+    return "better" if difference.low > 0 else "worse" if difference.high < 0 else "not told apart"
+
+
+def _winner(difference: Estimate, one: str, other: str) -> str:
+    return {"better": f"**{one}**", "worse": f"**{other}**"}.get(verdict(difference), "not told apart")
+
+
+def _listed(names: Iterable[str], differences: Mapping[str, Estimate], short: str | None = None) -> str:
+    """The best first; with intervals unless the means shall do."""
+    shown = []
+    for name in sorted(names, key=lambda name: -differences[name].mean):
+        value = differences[name]
+        figures = short.format(-value.mean) if short else f"{estimate(value, '{:+.3f}')}, n = {value.n}"
+        shown.append(f"{label(name)} ({figures})")
+    return ", ".join(shown) or "no method"
+
+
+def shown_ms(collection: Collection, name: str) -> str:
+    ms = None if collection.timings is None else collection.timings.ms(name)
+    return "" if ms is None else f"{ms:.1f}"
+
+
+def estimate(value: Estimate | None, form: str) -> str:
+    if value is None:
+        return ""
+    if not math.isfinite(value.low):
+        return form.format(value.mean)
+    return f"{form.format(value.mean)} [{form.format(value.low)}, {form.format(value.high)}]"

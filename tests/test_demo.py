@@ -1,0 +1,138 @@
+"""The demo, on a toy: it ends well with and without a simulator, and the clock decides how many rollouts there are."""
+
+import json
+
+import numpy as np
+import pytest
+
+import blockcache.cli
+import blockcache.tasks.base
+from blockcache.cli import demo
+from blockcache.experiments import jobs
+from blockcache.experiments.jobs import one_by_one
+from blockcache.experiments.results import Results
+from blockcache.experiments.showcase import showcase
+from blockcache.experiments.statistics import Estimate
+from blockcache.policies import load_policy, save_policy
+from blockcache.report import stored
+from blockcache.report.stored import Stored, StoredMethod
+from blockcache.target import examine
+from test_suites import DDPM, SPEC, Toy, observations
+
+
+class Clock:
+    """A job takes two seconds, whatever it is."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def backend(self, work, given):
+        for place, outcome in one_by_one(work, given):
+            self.now += 2
+            yield place, outcome
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rollouts"),
+    # the first round: six jobs open loop and a group of three methods and the full policy, 20 s; the others 8 s each
+    [(1, 5), (41.9, 5), (42, 15), (60, 25), (61, 30)],
+)
+def test_rollouts_grow_while_time_is_left(make_policy, tmp_path, seconds, rollouts):
+    clock = Clock()
+    found = showcase(
+        make_policy(sampler=DDPM),
+        "toy",
+        observations(),
+        seconds,
+        state=tmp_path,
+        generations=3,
+        engine="loop",
+        repeats=1,
+        backend=clock.backend,
+        make=Toy,
+        clock=clock,
+        progress=False,
+    )
+    assert isinstance(found.results, Results)
+    names = ["full", "ddim-10", "uniform:S=10", "bac:S=10,n=5"]
+    assert [method.name for method in found.results.methods] == names
+    for name in names:
+        assert list(found.results.of(name)) == [100_000 + seed for seed in range(rollouts)]
+    assert clock.now <= max(seconds, 20)
+    assert set(found.speed) == {"plain policy", *names}
+
+
+@pytest.fixture
+def shell(make_policy, tmp_path, monkeypatch, capsys):
+    """Runs `blockcache demo` in this process, on a policy for the toy task; gives exit code, output and errors."""
+    save_policy(make_policy(sampler=DDPM, task="toy"), tmp_path / "policy")
+    np.savez(tmp_path / "policy" / "observations.npz", obs=observations().numpy())
+    monkeypatch.setitem(blockcache.tasks.base._TASKS, "toy", (SPEC, "test_suites:Toy"))
+    monkeypatch.setattr(jobs, "local_workers", lambda: one_by_one)
+    monkeypatch.setattr(stored, "shipped", lambda: None)
+    monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        try:
+            fixed = ["--policy", "policy", "--generations", "3", "--repeats", "1"]
+            blockcache.cli.main(["demo", *fixed, *map(str, arguments)])
+            code = 0
+        except SystemExit as error:
+            code = error.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def closed_loop(out):
+    """The rows of the second table, by method."""
+    _, _, after = out.partition("Now in the simulator")
+    lines = [line for line in after.splitlines() if line.startswith(("full precision", "DDIM-10", "Uniform", "BAC"))]
+    return {line.split("  ")[0]: line for line in lines}
+
+
+def test_the_demo_ends_with_a_closed_loop_table(shell, tmp_path, monkeypatch):
+    code, out, _ = shell("--seconds", 1)
+    assert code == 0
+    assert "action error" in out
+    monkeypatch.setattr(demo, "_open_loop", lambda *given: None)  # seen once is enough
+    table = closed_loop(out)
+    assert list(table) == ["full precision", "DDIM-10", "Uniform S=10", "BAC S=10 n=5"]
+    assert all(", n = 5" in table[name] and "[" in table[name] for name in list(table)[1:])
+    assert "Mean score of 5 rollouts on toy" in out
+    assert "stored" not in out.lower()
+    weights = examine(load_policy("policy")).fingerprint.weights
+    bac = StoredMethod("bac:S=10,n=5", 7, None, Estimate(0.8, 0.7, 0.9, 250), Estimate(-0.123, -0.2, -0.05, 250))
+    for kept, fits in ((weights, True), ("another", False)):
+        monkeypatch.setattr(stored, "shipped", lambda kept=kept: Stored("toy", kept, {"generations": 16}, (bac,)))
+        code, out, _ = shell("--seconds", 1)
+        assert code == 0
+        assert ("-0.123 [-0.200, -0.050], n = 250" in closed_loop(out)["BAC S=10 n=5"]) == fits
+        assert ("Stored: not measured now" in out) == fits
+
+
+def test_without_time_or_simulator_the_demo_still_ends_well(shell, tmp_path, monkeypatch):
+    code, out, _ = shell("--seconds", 0)
+    assert code == 0
+    assert "action error" in out
+    assert "simulator" not in out
+
+    def missing(spec):
+        raise ImportError("No module named 'gym_toy'")
+
+    monkeypatch.setattr(demo, "_open_loop", lambda *given: None)
+    monkeypatch.setattr("test_suites.Toy", missing)
+    code, out, err = shell()
+    assert code == 0
+    assert "No rollouts here: the simulator of task 'toy' is not usable" in out
+    assert 'pip install "blockcache[toy]"' in out
+    assert "error" not in err
+    config = tmp_path / "policy" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"task": None}))
+    code, out, _ = shell()
+    assert code == 0
+    assert "No rollouts here: the policy does not say which task" in out

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
 from blockcache import cli
-from blockcache.cli import bench, demo, evaluate, schedules, training
+from blockcache.cli import bench, demo, evaluate, schedules, suite, training
 from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop
 from blockcache.experiments.bench import Shape, preset_for
@@ -23,7 +23,7 @@ from blockcache.plan import compile_plan
 from blockcache.samplers import SamplerConfig
 from blockcache.target import examine
 
-VERBS = [command.name for module in (demo, schedules, bench, evaluate, training) for command in module.COMMANDS]
+VERBS = [command.name for module in (demo, schedules, bench, evaluate, suite, training) for command in module.COMMANDS]
 STEPS = 20  # demo solves for S = 20
 SMALL = ["--width", "16", "--layers", "1", "--steps", "4", "--threads", "1"]
 

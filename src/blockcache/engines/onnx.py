@@ -48,13 +48,15 @@ def require_onnxruntime(also_onnx: bool = False) -> None:
             raise EngineError(f"the onnx engine needs a newer {package} than the installed {found}; {hint}")
 
 
-def export(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, path: PathLike) -> None:
-    """Write one ONNX file, atomically. `fingerprint` is the policy's, in full."""
+def export(
+    policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, path: PathLike, unrolled: bool = False
+) -> None:
+    """Write one ONNX file, atomically. `fingerprint` is the policy's, in full; for `unrolled` see `build_graph`."""
     require_onnxruntime(also_onnx=True)
     from blockcache.engines.onnx_graph import build_graph
 
     metadata = {"blockcache": json.dumps(_header(policy, schedule, fingerprint))}
-    model = build_graph(policy, compile_plan(schedule), metadata)
+    model = build_graph(policy, compile_plan(schedule), metadata, unrolled)
     write_bytes(path, model.SerializeToString())
 
 

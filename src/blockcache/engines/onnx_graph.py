@@ -28,11 +28,16 @@ HIDDEN = -1e30  # a score that no softmax sees; finite, since -inf - -inf is not
 Array = npt.NDArray[Any]
 
 
-def build_graph(policy: CompiledPolicy, plan: Plan, metadata: Mapping[str, str]) -> onnx.ModelProto:
-    """The whole generation as one model with inputs `obs`, `noise` and outputs `action` and, for a chunk, `action_pred`."""
+def build_graph(
+    policy: CompiledPolicy, plan: Plan, metadata: Mapping[str, str], unrolled: bool = False
+) -> onnx.ModelProto:
+    """The whole generation as one model with inputs `obs`, `noise` and outputs `action` and, for a chunk, `action_pred`.
+
+    `unrolled` has full precision unrolled as well: a little faster, but slow to load and large. For comparison.
+    """
     writer = _Writer()
     builder = _Builder(policy, writer)
-    sample = builder.scan() if plan.computes_everything else builder.unroll(plan)
+    sample = builder.scan() if plan.computes_everything and not unrolled else builder.unroll(plan)
     outputs = builder.finish(sample)
     draws = 1 + policy.sampler.draw_count
     graph = helper.make_graph(

@@ -57,9 +57,17 @@ class DiffusersLoop:
         self.sampler = sampler
 
     @torch.no_grad()
-    def __call__(self, obs: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    def __call__(
+        self, obs: Tensor, noise: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
         policy, generation, steps = self.loop.policy, self.loop.start(obs), iter(range(self.loop.plan.steps))
-        noise = noise[:, :, : policy.tokens]
         chunk = (len(obs), policy.tokens, policy.sample_dim)
-        x = denoise(self.sampler, lambda x, t: generation.denoise(next(steps), x), chunk, obs, noise=noise)
+        x = denoise(
+            self.sampler,
+            lambda x, t: generation.denoise(next(steps), x),
+            chunk,
+            obs,
+            generator=generator,
+            noise=None if noise is None else noise[:, :, : policy.tokens],
+        )
         return policy.finish(x)

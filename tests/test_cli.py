@@ -254,6 +254,7 @@ def test_bench_measures_every_candidate(measured):
         "full precision, loop",
         "BAC, loop",
         "full precision, onnx, 1 thread",
+        "full precision, onnx unrolled, 1 thread",
         "BAC, onnx, 1 thread",
         "Uniform at equal FLOPs, onnx, 1 thread",
         "BAC, onnx, 1 thread, executed actions only",

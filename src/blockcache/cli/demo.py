@@ -29,7 +29,7 @@ WIDTH = 120  # of the tables, at least: a pipe counts as 80 columns, which would
 
 @click.command()
 @click.option("--policy", "source", default="pusht", show_default=True, help="A policy directory or a shipped policy.")
-@click.option("--generations", type=click.IntRange(min=1), default=8, show_default=True, help="To calibrate on.")
+@click.option("--generations", type=click.IntRange(min=1), default=16, show_default=True, help="To calibrate on.")
 @click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Timed calls per method.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads for torch.")
 @click.option(

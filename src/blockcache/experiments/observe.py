@@ -17,7 +17,10 @@ from blockcache.tasks import make_task, rollout, task_spec
 
 
 def observe(policy: Any, task: str, episodes: int, count: int, first_seed: int = 0) -> NDArray[np.float32]:
-    """(count, n_obs_steps, obs_dim): spread evenly over all decisions of some episodes."""
+    """(count, n_obs_steps, obs_dim): spread evenly over all decisions of some episodes, in random order.
+
+    Decisions come in the order of time; shuffled, the first few of them stand for the whole task too.
+    """
     last_seed = first_seed + episodes - 1
     if last_seed >= task_spec(task).first_test_seed:
         raise TaskError(f"seeds {first_seed} to {last_seed} reach into the test seeds; calibrate on lower ones")
@@ -41,6 +44,7 @@ def observe(policy: Any, task: str, episodes: int, count: int, first_seed: int =
             f"{episodes} episodes gave {len(decisions)} observations, {count} were asked for; use more episodes"
         )
     kept = np.linspace(0, len(decisions) - 1, count).round().astype(int)
+    np.random.default_rng(first_seed).shuffle(kept)
     return np.asarray(decisions[kept], dtype=np.float32)
 
 

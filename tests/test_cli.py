@@ -516,3 +516,12 @@ def test_a_reader_that_goes_away_is_no_error():
     finally:
         os.close(write)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["bc.solvers.adaptive", "bc.solvers.fit_teacache", "bc.flops.generation", "bc.samplers.table"]
+)
+def test_modules_are_at_hand_after_a_plain_import(name):
+    """In a process of its own: here something else has imported them already."""
+    done = subprocess.run([sys.executable, "-c", f"import blockcache as bc; {name}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

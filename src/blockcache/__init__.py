@@ -64,7 +64,21 @@ _HOMES = {
 _HOME = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
 
 
+_MODULES = (
+    "analysis",
+    "errors",
+    "flops",
+    "metrics",
+    "plan",
+    "samplers",
+    "solvers",
+    "tasks",
+)  # as in bc.solvers.adaptive
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)

@@ -17,6 +17,8 @@ from blockcache.errors import RecordingError, ScheduleError
 from blockcache.metrics import METRICS, SIMILARITIES
 from blockcache.recording import Recording
 from blockcache.schedule import Schedule
+from blockcache.teacache import Rule as Rule
+from blockcache.teacache import fit_teacache as fit_teacache  # the solver whose answer is no schedule
 
 METHODS = ("bac", "blockwise", "unified", "uniform")
 OBJECTIVES = ("anchor", "consecutive")

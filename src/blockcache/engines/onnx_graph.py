@@ -11,21 +11,20 @@ is a constant of each step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
-from blockcache.engines.compiled import BLOCKS_PER_LAYER, CompiledLayer, CompiledPolicy
+from blockcache.engines.compiled import BLOCKS_PER_LAYER, CompiledPolicy
+from blockcache.engines.onnx_folding import Array, double, output_folded, query_folded, time_shares
+from blockcache.engines.onnx_writer import Writer, value_info
 from blockcache.plan import Compute, Plan
 
 OPSET, IR_VERSION = 23, 11
 HIDDEN = -1e30  # a score that no softmax sees; finite, since -inf - -inf is not
-Array = npt.NDArray[Any]
 
 
 def build_graph(
@@ -35,7 +34,7 @@ def build_graph(
 
     `unrolled` has full precision unrolled as well: a little faster, but slow to load and large. For comparison.
     """
-    writer = _Writer()
+    writer = Writer()
     builder = _Builder(policy, writer)
     sample = builder.scan() if plan.computes_everything and not unrolled else builder.unroll(plan)
     outputs = builder.finish(sample)
@@ -44,8 +43,8 @@ def build_graph(
         writer.nodes,
         "blockcache",
         [
-            _value("obs", ["batch", policy.n_obs_steps, policy.obs_dim]),
-            _value("noise", [draws, "batch", policy.horizon, policy.sample_dim]),
+            value_info("obs", ["batch", policy.n_obs_steps, policy.obs_dim]),
+            value_info("noise", [draws, "batch", policy.horizon, policy.sample_dim]),
         ],
         outputs,
         list(writer.initializers.values()),
@@ -53,53 +52,6 @@ def build_graph(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
     helper.set_model_props(model, dict(metadata))
     return model
-
-
-class _Writer:
-    """Nodes and initializers under construction; names are given out in order."""
-
-    def __init__(self, outer: _Writer | None = None) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: dict[str, onnx.TensorProto] = outer.initializers if outer else {}
-        self._prefix = "s" if outer else "t"
-        self._count = 0
-
-    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        return self.nodes_out(kind, 1, *inputs, **attributes)[0]
-
-    def nodes_out(self, kind: str, outputs: int, *inputs: str, **attributes: Any) -> list[str]:
-        names = [f"{self._prefix}{self._count + index}" for index in range(outputs)]
-        self._count += outputs
-        self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
-        return names
-
-    def constant(self, value: Any, name: str | None = None) -> str:
-        """An initializer: float32, or int64 for whole numbers. A given name stands for one value for ever."""
-        array = np.asarray(value)
-        array = array.astype(np.int64) if array.dtype.kind in "iu" else array.astype(np.float32)
-        if name is None:
-            whole = array.dtype == np.int64
-            name = f"i{'_'.join(map(str, array.ravel()))}" if whole else f"c{len(self.initializers)}"
-        if name not in self.initializers:
-            self.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
-        return name
-
-    def reshape(self, value: str, *shape: int) -> str:
-        return self.node("Reshape", value, self.constant(list(shape)))
-
-    def add(self, values: Sequence[str]) -> str:
-        """The sum of one or more tensors, in one node."""
-        if len(values) == 1:
-            return values[0]
-        return self.node("Add" if len(values) == 2 else "Sum", *values)
-
-    def scaled(self, value: str, factor: float) -> str:
-        return value if factor == 1.0 else self.node("Mul", value, self.constant(float(factor)))
-
-    def split(self, value: str, parts: int, axis: int = 0) -> list[str]:
-        if parts == 1:
-            return [value]
-        return self.nodes_out("Split", parts, value, axis=axis, num_outputs=parts)
 
 
 @dataclass(frozen=True)
@@ -112,14 +64,14 @@ class _Keys:
 
 
 class _Builder:
-    def __init__(self, policy: CompiledPolicy, writer: _Writer) -> None:
+    def __init__(self, policy: CompiledPolicy, writer: Writer) -> None:
         self.policy = policy
         self.writer = writer
         self.layers = len(policy.layers)
         self.slots = policy.cond_tokens  # S: the time token and the observations
         self.columns = policy.heads * self.slots  # one per head and condition token, head by head
         self.ones = writer.constant(np.ones(policy.width), "ones")
-        self.time_w, self.time_b, self.time_v = _time_shares(policy)
+        self.time_w, self.time_b, self.time_v = time_shares(policy)
         self.observed = self._observe()
         self.noise = self._noise()  # the start, then each draw, scaled; (B * T, D)
         self.positions = self._positions()
@@ -132,8 +84,8 @@ class _Builder:
         tokens = w.node("Add", w.node("MatMul", "obs", self._weight("obs_w")), self._weight("obs_b"))
         hidden = w.node("Gemm", w.reshape(tokens, -1, width), self._weight("encode_up_w"), self._weight("encode_up_b"))
         tokens = w.node("Gemm", w.node("Mish", hidden), self._weight("encode_down_w"), self._weight("encode_down_b"))
-        memory_w = _double(policy.memory_w).reshape(width, self.layers, 2, width)
-        memory_b = _double(policy.memory_b).reshape(self.layers, 2, width)
+        memory_w = double(policy.memory_w).reshape(width, self.layers, 2, width)
+        memory_b = double(policy.memory_b).reshape(self.layers, 2, width)
 
         def through(place: int, name: str, folded: Array) -> str:
             """Project the tokens to keys (or values) and on through a folded matrix: (L, H, B, S, columns of it)."""
@@ -147,12 +99,12 @@ class _Builder:
             return w.node("Pad", product, w.constant([0, 0, 0, 1, 0, 0, 0, 0, 0, 0]))
 
         # the query's bias rides along as one more column
-        scores = w.node("Transpose", through(0, "key", _query_folded(policy)), perm=[0, 2, 4, 1, 3])
+        scores = w.node("Transpose", through(0, "key", query_folded(policy)), perm=[0, 2, 4, 1, 3])
         scores = w.reshape(scores, self.layers, -1, width + 1, self.columns)
         weight = w.node("Slice", scores, w.constant([0]), w.constant([width]), w.constant([2]))
         bias = w.node("Slice", scores, w.constant([width]), w.constant([width + 1]), w.constant([2]))
         bias = w.node("Add", bias, w.constant(self._mask(), "memory_mask"))  # (L, B, T, H * S)
-        values = w.node("Transpose", through(1, "value", _output_folded(policy)), perm=[0, 2, 1, 3, 4])
+        values = w.node("Transpose", through(1, "value", output_folded(policy)), perm=[0, 2, 1, 3, 4])
         values = w.reshape(values, self.layers, -1, self.columns, width)
         values = w.node("Add", values, w.constant(self._output_bias(), "cross_b"))
         per_layer = [
@@ -168,14 +120,14 @@ class _Builder:
     def _mask(self) -> Array:
         mask = np.zeros((self.policy.tokens, self.slots))
         if self.policy.memory_mask is not None:
-            mask = np.maximum(_double(self.policy.memory_mask), HIDDEN)
+            mask = np.maximum(double(self.policy.memory_mask), HIDDEN)
         return np.tile(mask, (1, self.policy.heads))[None, None]
 
     def _output_bias(self) -> Array:
         """The output projection's bias, on every row of the first head: a head's probabilities sum to one."""
         bias = np.zeros((self.layers, 1, self.columns, self.policy.width))
         for index, layer in enumerate(self.policy.layers):
-            bias[index, :, : self.slots] = _double(layer.cross_b)
+            bias[index, :, : self.slots] = double(layer.cross_b)
         return bias
 
     def _noise(self) -> list[str]:
@@ -226,7 +178,7 @@ class _Builder:
 
     def scan(self) -> str:
         """One step with every block in it, repeated; the sampler's coefficients and the time's shares come in by row."""
-        outer, sampler, body = self.writer, self.policy.sampler, _Writer(self.writer)
+        outer, sampler, body = self.writer, self.policy.sampler, Writer(self.writer)
         rows: dict[str, str] = {"noise_row": self._noise_rows()}  # name inside the step -> table outside
         for name, table in (
             ("time_w", self.time_w[..., None]),  # (K, L, d, H, 1)
@@ -257,8 +209,8 @@ class _Builder:
         graph = helper.make_graph(
             body.nodes,
             "step",
-            [_value(name, None) for name in ("x", "x0_prev", *rows)],
-            [_value(name, None) for name in ("x_next", "x0_next")],
+            [value_info(name, None) for name in ("x", "x0_prev", *rows)],
+            [value_info(name, None) for name in ("x_next", "x0_next")],
         )
         start = self.noise[0]
         blank = outer.node("Mul", start, outer.constant(0.0))
@@ -272,7 +224,7 @@ class _Builder:
         stacked = w.node("Concat", *rows, axis=0)
         return w.reshape(stacked, self.policy.sampler.steps, -1, self.policy.sample_dim)
 
-    def _scan_keys(self, body: _Writer) -> list[_Keys]:
+    def _scan_keys(self, body: Writer) -> list[_Keys]:
         observed = self.slots - 1
         shares: list[list[str]] = []
         for name, pads, shape in (
@@ -305,10 +257,10 @@ class _Builder:
             stream = self._embed(self.writer, x, self.positions)
         return self.writer.add([stream, *waiting])
 
-    def _embed(self, w: _Writer, x: str, added: str) -> str:
+    def _embed(self, w: Writer, x: str, added: str) -> str:
         return w.node("Gemm", x, self._weight("input_w"), added)
 
-    def _block(self, w: _Writer, block: int, stream: str, keys: _Keys | None) -> str:
+    def _block(self, w: Writer, block: int, stream: str, keys: _Keys | None) -> str:
         """The residual of a block, (B * T, d)."""
         index, place = divmod(block, BLOCKS_PER_LAYER)
         normed = w.node("LayerNormalization", stream, self.ones, axis=-1, epsilon=self.policy.norm_eps)
@@ -320,12 +272,12 @@ class _Builder:
         hidden = w.node("Gelu", self._gemm(w, normed, index, "up"))
         return self._gemm(w, hidden, index, "down")
 
-    def _self_attention(self, w: _Writer, index: int, normed: str) -> str:
+    def _self_attention(self, w: Writer, index: int, normed: str) -> str:
         policy = self.policy
         qkv = w.reshape(self._gemm(w, normed, index, "qkv"), -1, policy.tokens, 3 * policy.width)
         inputs = w.split(qkv, 3, axis=-1)
         if policy.self_mask is not None and not policy.causal:
-            inputs.append(w.constant(np.maximum(_double(policy.self_mask), HIDDEN), "self_mask"))
+            inputs.append(w.constant(np.maximum(double(policy.self_mask), HIDDEN), "self_mask"))
         attended = w.node(
             "Attention",
             *inputs,
@@ -336,18 +288,18 @@ class _Builder:
         )
         return self._gemm(w, w.reshape(attended, -1, policy.width), index, "out")
 
-    def _cross_attention(self, w: _Writer, normed: str, keys: _Keys) -> str:
+    def _cross_attention(self, w: Writer, normed: str, keys: _Keys) -> str:
         policy = self.policy
         scores = w.node("MatMul", w.reshape(normed, -1, policy.tokens, policy.width), keys.w)
         scores = w.reshape(w.add([scores, *keys.b]), -1, self.slots)
         shares = w.reshape(w.node("Softmax", scores, axis=-1), -1, policy.tokens, self.columns)
         return w.reshape(w.node("MatMul", shares, keys.v), -1, policy.width)
 
-    def _head(self, w: _Writer, stream: str) -> str:
+    def _head(self, w: Writer, stream: str) -> str:
         normed = w.node("LayerNormalization", stream, self.ones, axis=-1, epsilon=self.policy.norm_eps)
         return w.node("Gemm", normed, self._weight("head_w"), self._weight("head_b"))
 
-    def _clip(self, w: _Writer, x0: str) -> str:
+    def _clip(self, w: Writer, x0: str) -> str:
         clip = self.policy.sampler.clip
         if clip is None:
             return x0
@@ -382,24 +334,24 @@ class _Builder:
         start, stop = policy.executed
         ends = w.constant([start]), w.constant([stop]), w.constant([1])
         w.nodes.append(helper.make_node("Slice", [chunk, *ends], ["action"]))
-        values = [_value("action", ["batch", stop - start, policy.sample_dim])]
+        values = [value_info("action", ["batch", stop - start, policy.sample_dim])]
         if policy.whole:
-            values.append(_value("action_pred", ["batch", policy.tokens, policy.sample_dim]))
+            values.append(value_info("action_pred", ["batch", policy.tokens, policy.sample_dim]))
         return values
 
-    def _gemm(self, w: _Writer, value: str, index: int, name: str) -> str:
+    def _gemm(self, w: Writer, value: str, index: int, name: str) -> str:
         layer = self.policy.layers[index]
         weight, bias = (getattr(layer, f"{name}_{part}") for part in "wb")
         return w.node(
             "Gemm",
             value,
-            w.constant(_double(weight), f"{name}_w{index}"),
-            w.constant(_double(bias), f"{name}_b{index}"),
+            w.constant(double(weight), f"{name}_w{index}"),
+            w.constant(double(bias), f"{name}_b{index}"),
         )
 
     def _weight(self, name: str) -> str:
         if name not in self.writer.initializers:
-            self.writer.constant(_double(getattr(self.policy, name)), name)
+            self.writer.constant(double(getattr(self.policy, name)), name)
         return name
 
 
@@ -415,47 +367,8 @@ class _Values:
     def at_hand(self, run: tuple[int, int]) -> str:
         return self.residuals[run[0]] if run[0] == run[1] else self.sums[run]
 
-    def with_positions(self, w: _Writer, value: str) -> str:
+    def with_positions(self, w: Writer, value: str) -> str:
         """A run at the start of the stream rides on the input embedding's bias."""
         if value not in self._placed:
             self._placed[value] = w.node("Add", value, self._positions)
         return self._placed[value]
-
-
-def _query_folded(policy: CompiledPolicy) -> Array:
-    """(L * H, d / H, d + 1): from a key to the matrix that norm(x) is multiplied by, its bias as the last column."""
-    return np.concatenate([_query(policy, layer) for layer in policy.layers])
-
-
-def _query(policy: CompiledPolicy, layer: CompiledLayer) -> Array:
-    augmented = np.concatenate([_double(layer.query_w), _double(layer.query_b)[None]])  # (d + 1, d)
-    return augmented.reshape(policy.width + 1, policy.heads, policy.head_size).transpose(1, 2, 0)
-
-
-def _output_folded(policy: CompiledPolicy) -> Array:
-    """(L * H, d / H, d): from a value to its share of the residual."""
-    return np.concatenate([_output(policy, layer) for layer in policy.layers])
-
-
-def _output(policy: CompiledPolicy, layer: CompiledLayer) -> Array:
-    return _double(layer.cross_w).reshape(policy.heads, policy.head_size, policy.width)
-
-
-def _time_shares(policy: CompiledPolicy) -> tuple[Array, Array, Array]:
-    """The time token's columns of w (K, L, d, H) and b (K, L, H), and its rows of v (K, L, H, d)."""
-    memory = _double(policy.time_memory).reshape(-1, len(policy.layers), 2, policy.heads, policy.head_size)
-    weights, values = [], []
-    for index, layer in enumerate(policy.layers):
-        keys, own = memory[:, index, 0], memory[:, index, 1]  # (K, H, d / H)
-        weights.append(np.einsum("hed,khe->kdh", _query(policy, layer), keys))
-        values.append(np.einsum("hed,khe->khd", _output(policy, layer), own))
-    both = np.stack(weights, axis=1)  # (K, L, d + 1, H)
-    return both[:, :, :-1], both[:, :, -1], np.stack(values, axis=1)
-
-
-def _double(tensor: Any) -> Array:
-    return np.asarray(tensor.detach().cpu(), dtype=np.float64)
-
-
-def _value(name: str, shape: Sequence[Any] | None) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)

@@ -16,7 +16,8 @@ ROWS = (
     ("errors", "_version"),
     ("blocks", "files", "fingerprint", "metrics"),
     ("schedule", "recording"),
-    ("solvers", "flops", "plan", "samplers", "teacache"),
+    ("flops", "plan", "samplers", "teacache"),
+    ("solvers",),
     ("presets",),
     ("noise", "observations", "families", "patching"),
     ("target",),
@@ -30,7 +31,7 @@ ROWS = (
     ("report",),
     ("cli", "__init__", "__main__"),
 )
-VALUES = {name for row in ROWS[:5] for name in row}
+VALUES = {name for row in ROWS[:6] for name in row}
 HEAVY = {"torch", "diffusers"}
 SIMULATORS = {"gymnasium", "gym_pusht", "pymunk", "pygame"}
 PLOTS = {"matplotlib"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -207,11 +206,7 @@ def _print(console: Console, results: Results, speed: Mapping[str, Latency], rep
 
 
 def _estimate(value: Estimate | None, form: str) -> str:
-    if value is None:
-        return "-"
-    if not math.isfinite(value.low):
-        return form.format(value.mean)
-    return f"{form.format(value.mean)} [{form.format(value.low)}, {form.format(value.high)}]"
+    return "-" if value is None else value.text(form)
 
 
 COMMANDS = (evaluate,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -197,11 +196,7 @@ def _print(console: Console, found: SuiteResults) -> None:
 
 
 def _estimate(value: Estimate | None, form: str) -> str:
-    if value is None:
-        return "-"
-    if not math.isfinite(value.low):
-        return form.format(value.mean)
-    return f"{form.format(value.mean)} [{form.format(value.low)}, {form.format(value.high)}]"
+    return "-" if value is None else value.text(form)
 
 
 COMMANDS = (suite, results)

@@ -30,6 +30,12 @@ class Estimate:
         """For a paired difference of scores: a loss of 0.03 or more is ruled out."""
         return self.low > LOSSLESS
 
+    def text(self, form: str) -> str:
+        """For tables: `form` is that of one number, such as "{:+.3f}"; an infinite interval is left out."""
+        if not math.isfinite(self.low):
+            return form.format(self.mean)
+        return f"{form.format(self.mean)} [{form.format(self.low)}, {form.format(self.high)}]"
+
 
 @dataclass(frozen=True)
 class McNemar:

@@ -102,7 +102,7 @@ def page(results: Mapping[str, Any]) -> str:
             f"DP-T {bench['shape']['layers']} x {bench['shape']['width']}, T = {bench['shape']['horizon']}, "
             f"K = {bench['shape']['steps']} {bench['shape']['sampler'].upper()}, batch 1, the printed square_ph schedule "
             f"({bench['schedule']['reused_share']:.1%} reused), {bench['repeats']} rounds. Speed-ups are over "
-            f"*{bench['eager']}*, the faster of the eager candidates. *Over full* compares with full precision in the same "
+            f"*{bench['eager']}*, the faster of the eager candidates. *Over full* compares with the fastest full precision in the same "
             "engine and with the same threads. *Difference* is the largest difference of any action to eager full precision "
             "with the same noise (normalised units; weights are random here, so only the rows without a schedule mean "
             "something: the accuracy of schedules is measured on trained policies).",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from blockcache.experiments.statistics import Estimate
@@ -124,8 +123,4 @@ def shown_ms(collection: Collection, name: str) -> str:
 
 
 def estimate(value: Estimate | None, form: str) -> str:
-    if value is None:
-        return ""
-    if not math.isfinite(value.low):
-        return form.format(value.mean)
-    return f"{form.format(value.mean)} [{form.format(value.low)}, {form.format(value.high)}]"
+    return "" if value is None else value.text(form)

@@ -1,6 +1,7 @@
 """What a task is, and where tasks are found by name. Knows nothing of policies, engines or schedules.
 
-A `TaskSpec` can be read without the task's simulator; only `make_task` imports it.
+A `TaskSpec` can be read without the task's simulator; only `make_task` imports it. Another package brings a task by
+registering a `TaskEntry` under the entry point group `blockcache.tasks`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -63,39 +65,66 @@ class Task(Protocol):
     def close(self) -> None: ...
 
 
-# name -> its spec, and "module:factory", imported when the task is made
-_TASKS: dict[str, tuple[TaskSpec, str]] = {
-    "pusht": (
+@dataclass(frozen=True)
+class TaskEntry:
+    """A task that can be found by name, and the "module:factory" of its simulator, imported when the task is made."""
+
+    spec: TaskSpec
+    factory: str  # of a callable that takes the spec
+
+    def make(self) -> Task:
+        module, name = self.factory.split(":")
+        make: Callable[[TaskSpec], Task] = getattr(importlib.import_module(module), name)
+        return make(self.spec)
+
+
+def _metaworld(name: str) -> TaskEntry:
+    spec = TaskSpec(name, obs_dim=39, action_dim=4, max_steps=300, success="the simulator's flag", extra="metaworld")
+    return TaskEntry(spec, "blockcache.tasks.metaworld:MetaWorld")
+
+
+_OURS = (
+    TaskEntry(
         TaskSpec("pusht", obs_dim=20, action_dim=2, max_steps=300, success="coverage >= 0.95", extra="pusht"),
         "blockcache.tasks.pusht:PushT",
     ),
-}
+    _metaworld("metaworld-assembly"),
+    _metaworld("metaworld-peg-insert-side"),
+    _metaworld("metaworld-pick-place"),
+)
 
 
 def task_names() -> tuple[str, ...]:
-    return tuple(sorted(_TASKS))
+    return tuple(sorted(_tasks()))
 
 
 def task_spec(name: str) -> TaskSpec:
     """The facts of a task, without its simulator."""
-    return _find(name)[0]
+    return _find(name).spec
 
 
 def make_task(name: str) -> Task:
     """A fresh simulator of the task; if it is not installed, the error names the extra that brings it."""
-    spec, target = _find(name)
-    module, factory = target.split(":")
-    make: Callable[[TaskSpec], Task] = getattr(importlib.import_module(module), factory)
+    entry = _find(name)
     try:
-        return make(spec)
+        return entry.make()
     except ImportError as error:
         raise TaskError(
             f"the simulator of task {name!r} is not usable ({error}); "
-            f'install it with pip install "blockcache[{spec.extra}]"'
+            f'install it with pip install "blockcache[{entry.spec.extra}]"'
         ) from error
 
 
-def _find(name: str) -> tuple[TaskSpec, str]:
-    if name not in _TASKS:
-        raise TaskError(f"unknown task {name!r}; known tasks are {', '.join(task_names())}")
-    return _TASKS[name]
+def _find(name: str) -> TaskEntry:
+    known = _tasks()
+    if name not in known:
+        raise TaskError(f"unknown task {name!r}; known tasks are {', '.join(sorted(known))}")
+    return known[name]
+
+
+def _tasks() -> dict[str, TaskEntry]:
+    """Ours, and those that other packages register."""
+    known = {entry.spec.name: entry for entry in _OURS}
+    for point in entry_points(group="blockcache.tasks"):
+        known.setdefault(point.name, point.load())
+    return known

@@ -1,10 +1,14 @@
-"""Small random policies, so that a whole generation takes milliseconds."""
+"""Small random policies, so that a whole generation takes milliseconds; verbs and the toy task within this process."""
+
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import blockcache.cli
+import blockcache.tasks.base
 from blockcache.policies import DiffusionTransformerPolicy, DPTConfig
 from blockcache.samplers import SamplerConfig
 
@@ -113,3 +117,25 @@ def random_updates():
         return {name: (0, *(step for step in range(1, steps) if rng.random() < share)) for name in names}
 
     return make
+
+
+@pytest.fixture
+def command(capsys):
+    """Runs a verb in this process: exit code, output and errors."""
+
+    def run(*words):
+        try:
+            blockcache.cli.main([str(word) for word in words])
+            code = 0
+        except SystemExit as error:
+            code = error.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def toy_by_name(monkeypatch):
+    """The toy task can be found by its name, as if another package brought it."""
+    point = EntryPoint("toy", "toy_task:ENTRY", "blockcache.tasks")
+    monkeypatch.setattr(blockcache.tasks.base, "entry_points", lambda group: [point])

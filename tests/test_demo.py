@@ -5,8 +5,6 @@ import json
 import numpy as np
 import pytest
 
-import blockcache.cli
-import blockcache.tasks.base
 from blockcache.cli import demo
 from blockcache.experiments import jobs
 from blockcache.experiments.jobs import one_by_one
@@ -17,7 +15,8 @@ from blockcache.policies import load_policy, save_policy
 from blockcache.report import stored
 from blockcache.report.stored import Stored, StoredMethod
 from blockcache.target import examine
-from test_suites import DDPM, SPEC, Toy, observations
+from test_suites import DDPM
+from toy_task import Toy, observations
 
 
 class Clock:
@@ -66,26 +65,16 @@ def test_rollouts_grow_while_time_is_left(make_policy, tmp_path, seconds, rollou
 
 
 @pytest.fixture
-def shell(make_policy, tmp_path, monkeypatch, capsys):
-    """Runs `blockcache demo` in this process, on a policy for the toy task; gives exit code, output and errors."""
+def shell(make_policy, tmp_path, monkeypatch, toy_by_name, command):
+    """Runs `blockcache demo` on a policy for the toy task."""
     save_policy(make_policy(sampler=DDPM, task="toy"), tmp_path / "policy")
     np.savez(tmp_path / "policy" / "observations.npz", obs=observations().numpy())
-    monkeypatch.setitem(blockcache.tasks.base._TASKS, "toy", (SPEC, "test_suites:Toy"))
     monkeypatch.setattr(jobs, "local_workers", lambda: one_by_one)
     monkeypatch.setattr(stored, "shipped", lambda: None)
     monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        try:
-            fixed = ["--policy", "policy", "--generations", "3", "--repeats", "1"]
-            blockcache.cli.main(["demo", *fixed, *map(str, arguments)])
-            code = 0
-        except SystemExit as error:
-            code = error.code
-        return code, *capsys.readouterr()
-
-    return call
+    fixed = ["--policy", "policy", "--generations", "3", "--repeats", "1"]
+    return lambda *arguments: command("demo", *fixed, *arguments)
 
 
 def closed_loop(out):
@@ -125,7 +114,7 @@ def test_without_time_or_simulator_the_demo_still_ends_well(shell, tmp_path, mon
         raise ImportError("No module named 'gym_toy'")
 
     monkeypatch.setattr(demo, "_open_loop", lambda *given: None)
-    monkeypatch.setattr("test_suites.Toy", missing)
+    monkeypatch.setattr("toy_task.Toy", missing)
     code, out, err = shell()
     assert code == 0
     assert "No rollouts here: the simulator of task 'toy' is not usable" in out

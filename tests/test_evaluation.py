@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import blockcache.cli
-import blockcache.tasks.base
 from blockcache.errors import FileError, TaskError
 from blockcache.experiments import jobs
 from blockcache.experiments.evaluation import prepare
@@ -28,60 +26,10 @@ from blockcache.experiments.video import check_video, write_video
 from blockcache.policies import save_policy
 from blockcache.samplers import SamplerConfig, table
 from blockcache.tasks import Rollout, TaskSpec
+from toy_task import SPEC, Toy, observations
 
-SPEC = TaskSpec("toy", obs_dim=5, action_dim=3, max_steps=9, success="within 0.6 of the centre", extra="toy")
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 METHODS = ("uniform:S=3", "ddim-3", "teacache:threshold=0.5")
-
-
-class Toy:
-    """A point that drifts where the actions say. `fails` maps a seed to the step at which the simulator raises; while
-    the file `kill` exists, its first step kills the process; `slow` is the time of a step."""
-
-    def __init__(self, spec=SPEC, fails=None, kill=None, slow=0.0, interrupt=None):
-        self.spec, self.fails, self.kill, self.slow, self.interrupt = spec, fails or {}, kill, slow, interrupt
-
-    def reset(self, seed):
-        self.seed, self.steps, self.best = seed, 0, 0.0
-        self.place = np.random.default_rng(seed).normal(size=3)
-        return self.observe()
-
-    def observe(self):
-        return np.array([*self.place, self.steps / 9, self.seed % 7], dtype=np.float32)
-
-    def step(self, action):
-        time.sleep(self.slow)
-        if self.kill is not None and os.path.exists(self.kill) and self.seed == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.interrupt == self.seed:
-            raise KeyboardInterrupt
-        if self.fails.get(self.seed) == self.steps:
-            raise RuntimeError("the table broke")
-        self.place = 0.9 * self.place + 0.2 * np.tanh(action)
-        self.steps += 1
-        self.best = max(self.best, 1 / (1 + float(np.linalg.norm(self.place))))
-
-    @property
-    def score(self):
-        return self.best
-
-    @property
-    def success(self):
-        return self.best > 1 / 1.6
-
-    @property
-    def done(self):
-        return self.steps >= self.spec.max_steps
-
-    def render(self):
-        return np.full((20, 30, 3), 25 * self.steps, dtype=np.uint8)
-
-    def close(self):
-        pass
-
-
-def observations(count=12):
-    return torch.randn(count, 2, 5, generator=torch.Generator().manual_seed(0))
 
 
 def ready(policy, state, make=Toy, methods=METHODS, rollouts=6, group=2, **others):
@@ -231,7 +179,7 @@ def test_two_workers_give_the_same_file(make_policy, reference, tmp_path):
 
 @pytest.fixture
 def found_by_ray(monkeypatch):
-    """Ray's workers have to find this file."""
+    """Ray's workers have to find this file and the toy."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 
@@ -465,23 +413,13 @@ def test_missing_libraries_are_named_with_their_extra(monkeypatch):
 
 
 @pytest.fixture
-def shell(make_policy, tmp_path, monkeypatch, capsys):
-    """Runs `blockcache eval` in this process, on the toy task; gives exit code, output and errors."""
+def shell(make_policy, tmp_path, monkeypatch, toy_by_name, command):
+    """Runs `blockcache eval` on the toy task."""
     save_policy(make_policy(), tmp_path / "policy")
     np.savez(tmp_path / "obs.npz", obs=observations().numpy())
-    monkeypatch.setitem(blockcache.tasks.base._TASKS, "toy", (SPEC, f"{__name__}:Toy"))
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments, task="toy"):
-        try:
-            fixed = "--observations obs.npz --generations 4 --rollouts 2 --group 2 --seed 0 --workers 1 --repeats 1"
-            blockcache.cli.main(["eval", task, "policy", *fixed.split(), *map(str, arguments)])
-            code = 0
-        except SystemExit as error:
-            code = error.code
-        return code, *capsys.readouterr()
-
-    return call
+    fixed = "--observations obs.npz --generations 4 --rollouts 2 --group 2 --seed 0 --workers 1 --repeats 1"
+    return lambda *arguments, task="toy": command("eval", task, "policy", *fixed.split(), *arguments)
 
 
 def test_the_verb_writes_results_timings_and_a_table(shell, tmp_path):
@@ -504,7 +442,7 @@ def test_the_verb_writes_results_timings_and_a_table(shell, tmp_path):
 
 
 def test_a_failed_rollout_gives_an_exit_code(shell, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "Toy", partial(Toy, fails={1: 3}))
+    monkeypatch.setattr("toy_task.Toy", partial(Toy, fails={1: 3}))
     code, out, err = shell("-m", "uniform:S=3")
     assert code == 1
     assert "error: 2 rollouts failed" in err
@@ -513,7 +451,7 @@ def test_a_failed_rollout_gives_an_exit_code(shell, monkeypatch):
 
 def test_an_interrupt_keeps_what_is_finished_and_says_so(shell, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules[__name__], "Toy", partial(Toy, interrupt=2))
+        patch.setattr("toy_task.Toy", partial(Toy, interrupt=2))
         code, _, err = shell("-m", "uniform:S=3", "--rollouts", 4)
         assert code == 130
         assert "interrupted; what was finished is kept in results.state, the same command goes on" in err
@@ -548,7 +486,7 @@ def test_the_verb_refuses_unknown_tasks_and_missing_simulators(shell, monkeypatc
     def missing(spec):
         raise ImportError("No module named 'gym_toy'")
 
-    monkeypatch.setattr(sys.modules[__name__], "Toy", missing)
+    monkeypatch.setattr("toy_task.Toy", missing)
     code, _, err = shell()
     assert code == 2
     assert 'pip install "blockcache[toy]"' in err

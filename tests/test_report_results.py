@@ -49,7 +49,7 @@ def method_run(name):
     return MethodRun(name, "onnx", used, reuse, sampler is None, flops, 0.5, OpenLoopError(0.1, 0.2))
 
 
-def make_suite(name, lost, rollouts=40, main_rollouts=60, quick=False, weights="w" * 64, spread=0.04):
+def make_suite(name, lost, rollouts=40, main_rollouts=60, quick=False, weights="w" * 64, spread=0.04, task="pusht"):
     """A suite's results in which each method loses `lost(name)` on average, `spread` more or less in each pair."""
     suite = settle(name, equal, quick)
     main = {cell.method for cell in suite.cells if cell.main} | {"full"}
@@ -64,7 +64,7 @@ def make_suite(name, lost, rollouts=40, main_rollouts=60, quick=False, weights="
     fingerprint = {"family": "dp-t", "blocks": ["layers.0.SA"], "widths": {"width": 8}, "steps": STEPS, "sampler": OWN}
     fingerprint["weights"] = weights
     return Results(
-        task={"name": "pusht", "success": "coverage >= 0.95", "max_steps": 300},
+        task={"name": task, "success": "coverage >= 0.95", "max_steps": 300},
         policy={"source": "tiny", "fingerprint": fingerprint},
         setting={
             "first_seed": 100_000,

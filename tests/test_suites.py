@@ -1,14 +1,11 @@
 """The paper's comparisons as suites: what is in them, methods chosen by their FLOPs, and files that several share."""
 
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-import blockcache.cli
-import blockcache.tasks.base
 from blockcache.errors import FileError
 from blockcache.experiments.candidates import Calibrations, running
 from blockcache.experiments.jobs import EvaluationError
@@ -27,58 +24,11 @@ from blockcache.experiments.suite_runs import (
 from blockcache.experiments.suites import BASE, SUITES, settle, suite_of
 from blockcache.policies import save_policy
 from blockcache.samplers import SamplerConfig
-from blockcache.tasks import TaskSpec
 from blockcache.teacache import Rule
+from toy_task import Toy, observations
 
-SPEC = TaskSpec("toy", obs_dim=5, action_dim=3, max_steps=6, success="within 0.6 of the centre", extra="toy")
 DDPM = SamplerConfig("ddpm", num_inference_steps=24)  # enough for S = 20
 LITTLE = Amount(rollouts=2, main_rollouts=4, group=2, generations=3)
-
-
-class Toy:
-    """A point that drifts where the actions say; the seed `interrupt` is where somebody presses Ctrl-C."""
-
-    def __init__(self, spec=SPEC, interrupt=None, fails=None):
-        self.spec, self.interrupt, self.fails = spec, interrupt, fails
-
-    def reset(self, seed):
-        self.seed, self.steps, self.best = seed, 0, 0.0
-        self.place = np.random.default_rng(seed).normal(size=3)
-        return self.observe()
-
-    def observe(self):
-        return np.array([*self.place, self.steps / 9, self.seed % 7], dtype=np.float32)
-
-    def step(self, action):
-        if self.seed == self.interrupt:
-            raise KeyboardInterrupt
-        if self.seed == self.fails:
-            raise RuntimeError("the table broke")
-        self.place = 0.9 * self.place + 0.2 * np.tanh(action)
-        self.steps += 1
-        self.best = max(self.best, 1 / (1 + float(np.linalg.norm(self.place))))
-
-    @property
-    def score(self):
-        return self.best
-
-    @property
-    def success(self):
-        return self.best > 1 / 1.6
-
-    @property
-    def done(self):
-        return self.steps >= self.spec.max_steps
-
-    def render(self):
-        return np.zeros((4, 4, 3), dtype=np.uint8)
-
-    def close(self):
-        pass
-
-
-def observations(count=12):
-    return torch.randn(count, 2, 5, generator=torch.Generator().manual_seed(0))
 
 
 def ground(policy, state, amount=LITTLE, make=Toy, **others):
@@ -298,21 +248,15 @@ def test_a_file_that_is_no_suite_is_refused(main, tmp_path):
 
 
 @pytest.fixture
-def shell(policy, tmp_path, monkeypatch, capsys):
-    """Runs `blockcache suite` in this process, on the toy task; gives exit code, output and errors."""
+def shell(policy, tmp_path, monkeypatch, toy_by_name, command):
+    """Runs `blockcache suite` on the toy task."""
     save_policy(policy, tmp_path / "policy")
     np.savez(tmp_path / "policy" / "observations.npz", obs=observations().numpy())
-    monkeypatch.setitem(blockcache.tasks.base._TASKS, "toy", (SPEC, f"{__name__}:Toy"))
     monkeypatch.chdir(tmp_path)
 
     def call(name, *arguments, task="--task toy"):
-        fixed = f"{task} --rollouts 2 --group 2 --generations 3 --workers 1 --engine loop -o deep".split()
-        try:
-            blockcache.cli.main(["suite", name, "policy", *fixed, *map(str, arguments)])
-            code = 0
-        except SystemExit as error:
-            code = error.code
-        return code, *capsys.readouterr()
+        fixed = f"{task} --rollouts 2 --group 2 --generations 3 --workers 1 --engine loop -o deep"
+        return command("suite", name, "policy", *fixed.split(), *arguments)
 
     return call
 
@@ -350,12 +294,12 @@ def test_the_verb_runs_quickly_times_and_refuses(shell, tmp_path, monkeypatch):
 
 def test_an_interrupt_and_a_failure_end_as_in_eval(shell, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules[__name__], "Toy", partial(Toy, interrupt=100_001))
+        patch.setattr("toy_task.Toy", partial(Toy, interrupt=100_001))
         code, _, err = shell("metrics")
         assert code == 130
         assert "the same command goes on from there" in err
         assert not (tmp_path / "deep" / "metrics.json").exists()
-    monkeypatch.setattr(sys.modules[__name__], "Toy", partial(Toy, fails=100_001))
+    monkeypatch.setattr("toy_task.Toy", partial(Toy, fails={100_001: 0}))
     code, out, err = shell("metrics")
     assert code == 1
     assert "error: 5 rollouts failed" in err

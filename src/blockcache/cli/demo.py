@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from typing import TYPE_CHECKING
 
@@ -190,10 +189,7 @@ def _print_closed_loop(console: Console, found: Showcase, stored: Stored | None)
 
 
 def _estimate(value: Estimate | None) -> str:
-    if value is None:
-        return "-"
-    interval = f" [{value.low:+.3f}, {value.high:+.3f}]" if math.isfinite(value.low) else ""
-    return f"{value.mean:+.3f}{interval}, n = {value.n}"
+    return "-" if value is None else f"{value.text('{:+.3f}')}, n = {value.n}"
 
 
 def _table(result: Tradeoff) -> Table:

@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from blockcache.cli.arguments import load_observations
+from blockcache.cli.rollouts import (
+    chosen_backend,
+    estimate_text,
+    exit_if_failed,
+    plain_console,
+    resumable,
+    rollouts_option,
+    run_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,11 +26,7 @@ if TYPE_CHECKING:
     from blockcache.experiments.evaluation import Evaluation
     from blockcache.experiments.latency import Latency
     from blockcache.experiments.results import Results
-    from blockcache.experiments.statistics import Estimate
     from blockcache.experiments.video import Frame
-
-FAILED = 1  # exit code where a rollout failed
-WIDTH = 120  # of the tables, at least: a pipe counts as 80 columns, which would cut their figures
 
 
 @click.command("eval")
@@ -37,14 +42,9 @@ WIDTH = 120  # of the tables, at least: a pipe counts as 80 columns, which would
     help="What to compare with the full policy; may be given often.",
 )
 @click.option("-o", "--output", default="results.json", show_default=True, help="Where to write the results.")
-@click.option("--rollouts", type=click.IntRange(min=1), default=50, show_default=True, help="Per method.")
+@rollouts_option
 @click.option("--seed", type=click.IntRange(min=0), help="First environment seed. Default: the task's first test seed.")
-@click.option("--group", type=click.IntRange(min=1), default=10, show_default=True, help="Rollouts run as one batch.")
-@click.option("--engine", type=click.Choice(["auto", "patched", "loop", "onnx"]), default="auto", show_default=True)
-@click.option("--workers", type=click.IntRange(min=1), help="Processes on this machine. Default: one for each core.")
-@click.option("--ray", metavar="ADDRESS", help="Use a Ray cluster instead; 'local' starts one here.")
-@click.option("--observations", metavar="FILE", help="To calibrate on, a .npz. Default: the policy's own.")
-@click.option("--generations", type=click.IntRange(min=1), default=16, show_default=True, help="To calibrate on.")
+@run_options
 @click.option("--repeats", type=click.IntRange(min=0), default=5, show_default=True, help="Timed chunks per method.")
 @click.option("--video", metavar="FILE", help="A .gif or .mp4 of the first episode: full beside the last method.")
 def evaluate(
@@ -87,22 +87,17 @@ def evaluate(
       blockcache eval pusht my_policy/ -m schedule.json --engine patched --video side_by_side.gif
       blockcache eval pusht -m bac --ray auto
     """
-    from rich.console import Console
-
     from blockcache.experiments.evaluation import prepare, save_timings
-    from blockcache.experiments.jobs import local_workers, ray_cluster
     from blockcache.experiments.video import check_video
     from blockcache.policies import load_policy
 
-    if ray is not None and workers is not None:
-        raise click.UsageError("--ray and --workers exclude one another")
-    backend = local_workers(workers) if ray is None else ray_cluster(ray)
+    backend = chosen_backend(workers, ray)
     if video is not None:
         check_video(video)
     source = task if policy is None else policy
     loaded = load_policy(source)
     state = Path(output).with_suffix(".state")
-    try:
+    with resumable(state):
         evaluation = prepare(
             loaded,
             task,
@@ -124,15 +119,10 @@ def evaluate(
             save_timings(Path(output).with_suffix(".timings.json"), speed)
         if video is not None:
             _film(evaluation, video)
-    except KeyboardInterrupt:
-        click.echo(f"interrupted; what was finished is kept in {state}, the same command goes on from there", err=True)
-        raise SystemExit(130) from None
-    console = Console(soft_wrap=True, markup=False, width=max(WIDTH, Console().width))
+    console = plain_console(at_least=120)
     _print(console, results, speed, repeats)
     console.print(f"\nwritten to {output}")
-    if results.failed:
-        click.echo(f"error: {results.failed} rollouts failed; {output} holds their errors", err=True)
-        raise SystemExit(FAILED)
+    exit_if_failed(results, output)
 
 
 def _film(evaluation: Evaluation, path: str) -> None:
@@ -169,8 +159,8 @@ def _print(console: Console, results: Results, speed: Mapping[str, Latency], rep
         closed.add_row(
             method.name,
             f"{0 if row.score is None else row.score.n}" + (f" ({row.failed} failed)" if row.failed else ""),
-            _estimate(row.score, "{:.3f}"),
-            _estimate(row.difference, "{:+.3f}"),
+            estimate_text(row.score, "{:.3f}"),
+            estimate_text(row.difference, "{:+.3f}"),
             "-" if row.success is None else f"{row.success.mean:.0%}",
             "-" if pairs is None else f"{pairs.only_found}/{pairs.only_baseline}",
             "-" if pairs is None else f"{pairs.p:.3f}",
@@ -203,10 +193,6 @@ def _print(console: Console, results: Results, speed: Mapping[str, Latency], rep
             f"Chunk Hz: timed apart from the rollouts, batch 1, one torch thread, median of {repeats} interleaved rounds; "
             f"the plain policy makes {1 / speed[PLAIN].p50:.1f}."
         )
-
-
-def _estimate(value: Estimate | None, form: str) -> str:
-    return "-" if value is None else value.text(form)
 
 
 COMMANDS = (evaluate,)

@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING
 import click
 
 from blockcache.cli.arguments import load_observations
+from blockcache.cli.rollouts import (
+    chosen_backend,
+    estimate_text,
+    exit_if_failed,
+    plain_console,
+    resumable,
+    rollouts_option,
+    run_options,
+)
 from blockcache.errors import TaskError
 from blockcache.experiments.suites import SUITES, TIMINGS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from blockcache.experiments.statistics import Estimate
     from blockcache.report.suites import SuiteResults
-
-FAILED = 1  # exit code where a rollout failed
-WIDTH = 130  # of the tables, at least: a pipe counts as 80 columns, which would cut their figures
 
 
 @click.command()
@@ -26,20 +31,15 @@ WIDTH = 130  # of the tables, at least: a pipe counts as 80 columns, which would
 @click.argument("policy")
 @click.option("-o", "--output", default="out/suites", show_default=True, help="Directory, shared by all suites.")
 @click.option("--task", help="Default: the one that the policy says it was trained for.")
-@click.option("--rollouts", type=click.IntRange(min=1), default=50, show_default=True, help="Per method.")
+@rollouts_option
 @click.option(
     "--main-rollouts",
     type=click.IntRange(min=1),
     default=250,
     show_default=True,
-    help="In suite main, of full, BAC, and Uniform and DDIM at equal FLOPs.",
+    help="In suite main, of full, BAC, and Uniform, DDIM and DDPM at equal FLOPs.",
 )
-@click.option("--group", type=click.IntRange(min=1), default=10, show_default=True, help="Rollouts run as one batch.")
-@click.option("--engine", type=click.Choice(["auto", "patched", "loop", "onnx"]), default="auto", show_default=True)
-@click.option("--workers", type=click.IntRange(min=1), help="Processes on this machine. Default: one for each core.")
-@click.option("--ray", metavar="ADDRESS", help="Use a Ray cluster instead; 'local' starts one here.")
-@click.option("--observations", metavar="FILE", help="To calibrate on, a .npz. Default: the policy's own.")
-@click.option("--generations", type=click.IntRange(min=1), default=16, show_default=True, help="To calibrate on.")
+@run_options
 @click.option("--repeats", type=click.IntRange(min=1), default=20, show_default=True, help="Of timing: rounds.")
 @click.option("--quick", is_flag=True, help="A few short rollouts, to see that it works. No results.")
 def suite(
@@ -80,19 +80,14 @@ def suite(
       blockcache suite timing pusht
       blockcache suite main pusht --quick -o /tmp/quick
     """
-    from rich.console import Console
-
     from blockcache.experiments.evaluation import save_timings
-    from blockcache.experiments.jobs import local_workers, ray_cluster
     from blockcache.experiments.suite_runs import QUICK, Amount, Ground, prepare_suite, time_suites
     from blockcache.policies import load_policy
     from blockcache.report.suites import SuiteResults
 
-    if ray is not None and workers is not None:
-        raise click.UsageError("--ray and --workers exclude one another")
     if quick and name == "timing":
         raise click.UsageError("timing has no quick form; ask for fewer --repeats")
-    backend = local_workers(workers) if ray is None else ray_cluster(ray)
+    backend = chosen_backend(workers, ray)
     loaded = load_policy(policy)
     chosen = task or loaded.config.task
     if chosen is None:
@@ -111,35 +106,35 @@ def suite(
         save_timings(Path(output) / TIMINGS, time_suites(ground, output, repeats))
         click.echo(f"written to {Path(output) / TIMINGS}")
         return
-    try:
+    with resumable(state):
         ready = prepare_suite(ground, name)
         ready.check_output(path)
         results = ready.run(backend)
-    except KeyboardInterrupt:
-        click.echo(f"interrupted; what was finished is kept in {state}, the same command goes on from there", err=True)
-        raise SystemExit(130) from None
     results.save(path)
-    console = Console(soft_wrap=True, markup=False, width=max(WIDTH, Console().width))
+    console = plain_console(at_least=130)
     _print(console, SuiteResults(ready.suite, results))
     console.print(f"written to {path}; 'blockcache results {output} -o docs' makes the page")
-    if results.failed:
-        click.echo(f"error: {results.failed} rollouts failed; {path} holds their errors", err=True)
-        raise SystemExit(FAILED)
+    exit_if_failed(results, path)
 
 
 @click.command()
 @click.argument("directory")
+@click.argument("others", nargs=-1)
 @click.option("-o", "--output", default="docs", show_default=True, help="Where to write results.md and its picture.")
 @click.option("--stored", metavar="FILE", help="Also write the small summary that the demo shows as stored.")
-def results(directory: str, output: str, stored: str | None) -> None:
+def results(directory: str, others: tuple[str, ...], output: str, stored: str | None) -> None:
     """Make the page of results from the suites' files in DIRECTORY, whichever are there.
+
+    OTHERS hold suite main of other policies, such as those of other tasks or training seeds: the page sums them up.
 
     \b
     Examples:
       blockcache results out/suites -o docs
+      blockcache results out/suites out/assembly-seed0 out/assembly-seed1 -o docs
       blockcache results out/suites -o docs --stored src/blockcache/assets/stored_results.json
     """
     from blockcache.files import write_bytes
+    from blockcache.report.other_tasks import load_other_tasks
     from blockcache.report.performance import require_matplotlib
     from blockcache.report.results import PICTURE, page
     from blockcache.report.stored import summarise_main
@@ -147,12 +142,12 @@ def results(directory: str, output: str, stored: str | None) -> None:
     from blockcache.report.tradeoff import plot_tradeoff
 
     require_matplotlib()
-    collection = Collection.load(directory)
+    collection, further = Collection.load(directory), load_other_tasks(others)
     if stored is not None:
         summarise_main(collection).save(stored)
         click.echo(stored)
     plot_tradeoff(collection, Path(output) / PICTURE)
-    write_bytes(Path(output) / "results.md", page(collection, directory).encode())
+    write_bytes(Path(output) / "results.md", page(collection, directory, further).encode())
     click.echo(f"{Path(output) / 'results.md'}")
     if collection.missing:
         click.echo(f"missing suites: {', '.join(collection.missing)}")
@@ -180,12 +175,12 @@ def _print(console: Console, found: SuiteResults) -> None:
             table.add_row(
                 label(cell.method) + ("" if row.method.shares_all_noise else " †"),
                 f"{0 if row.score is None else row.score.n}" + (f" ({row.failed} failed)" if row.failed else ""),
-                _estimate(row.score, "{:.3f}"),
-                _estimate(row.difference, "{:+.3f}"),
+                estimate_text(row.score, "{:.3f}"),
+                estimate_text(row.difference, "{:+.3f}"),
                 "-" if row.difference is None else "yes" if row.difference.lossless else "no",
                 "-" if row.success is None else f"{row.success.mean:.0%}",
                 f"{row.method.flops / 1e9:.3f}",
-                *([_estimate(against, "{:+.3f}")] if reference else []),
+                *([estimate_text(against, "{:+.3f}")] if reference else []),
             )
         console.print(table)
         console.print()
@@ -193,10 +188,6 @@ def _print(console: Console, found: SuiteResults) -> None:
         "Differences are paired, with 95 % bootstrap intervals. Lossless: the interval's lower end is above -0.03.\n"
         "† shares the full policy's initial noise only: another sampler."
     )
-
-
-def _estimate(value: Estimate | None, form: str) -> str:
-    return "-" if value is None else value.text(form)
 
 
 COMMANDS = (suite, results)

@@ -1,10 +1,36 @@
-"""The verbs that need a task: train, observe."""
+"""The verbs on the way to a policy and its calibration: demonstrate, train, observe."""
 
 from __future__ import annotations
 
 import click
 
 from blockcache.cli.arguments import threads_option
+
+
+@click.command()
+@click.argument("task")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The .npz file to write.")
+@click.option("--episodes", type=click.IntRange(min=2), default=300, show_default=True, help="Successful ones.")
+@click.option(
+    "--noise",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.1,
+    show_default=True,
+    help="Added to what is executed, not to what is kept: shows the way back from mistakes.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="First environment seed.")
+def demonstrate(task: str, output: str, episodes: int, noise: float, seed: int) -> None:
+    """Let the simulator's own expert show TASK, to train on. Episodes in which it fails are left out.
+
+    \b
+    Example:
+      blockcache demonstrate metaworld-assembly -o assembly.npz
+      blockcache train metaworld-assembly --data assembly.npz -o assembly --width 64 --epochs 20
+    """
+    from blockcache.training import demonstrate as run
+
+    failed = run(task, output, episodes, noise=noise, first_seed=seed)
+    click.echo(f"{output}: {episodes} episodes; the expert failed in {failed} more, which are left out")
 
 
 @click.command()
@@ -69,4 +95,4 @@ def observe(task: str, policy: str, output: str, episodes: int, count: int, seed
     click.echo(f"{output}: {len(obs)} observations of {episodes} episodes")
 
 
-COMMANDS = (train, observe)
+COMMANDS = (demonstrate, train, observe)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blockcache.experiments.results import BASELINE
 from blockcache.experiments.statistics import LOSSLESS
 from blockcache.report.markdown import table
+from blockcache.report.other_tasks import TaskPolicies, other_tasks
 from blockcache.report.published import Printed, full_gflops, printed_table
 from blockcache.report.suites import Collection, SuiteResults, label
 from blockcache.report.verdicts import estimate, shown_ms, verdict, who_wins
@@ -24,14 +25,15 @@ _NOTES = {  # on the printed tables
 }
 
 
-def page(collection: Collection, directory: str) -> str:
+def page(collection: Collection, directory: str, others: Sequence[TaskPolicies] = ()) -> str:
     """The whole page in Markdown. `directory` is where the files were, for the command."""
+    directories = " ".join([directory, *(place for task in others for place in task.directories)])
     lines = ["# Results: does the robot still do its job?", ""]
     if collection.quick:
         lines += ["**From a quick run: a few shortened rollouts. No figure on this page means anything.**", ""]
     lines += [
-        f"Made by `blockcache results {directory} -o docs` from the files of the suites; every sentence with a figure or a",
-        "verdict in it is computed from them.",
+        "Made from the files of the suites; every sentence with a figure or a verdict in it is computed from them. The command:",
+        f"`blockcache results {directories} -o docs`.",
         "",
         *_what_was_run(collection, directory),
         "## In one picture",
@@ -42,10 +44,11 @@ def page(collection: Collection, directory: str) -> str:
         "mean. BAC has n = 5, on DDIM-40 n = 3. Points of one kind are joined; further left is cheaper, higher is better.",
         "",
         *who_wins(collection),
+        *(other_tasks(others) if others else []),
     ]
     for item in collection.suites.values():
         lines += _suite(collection, item)
-    return "\n".join([*lines, *_limits(collection), ""])
+    return "\n".join([*lines, *_limits(collection, others), ""])
 
 
 # ---- what was run
@@ -116,12 +119,8 @@ def _what_was_run(collection: Collection, directory: str) -> list[str]:
 def _suite_list(collection: Collection, directory: str) -> list[list[str]]:
     rows = []
     for name, item in collection.suites.items():
-        counts = sorted({0 if row.score is None else row.score.n + row.failed for row in item.rows.values()})
-        amount = f" --rollouts {counts[0]}" + (f" --main-rollouts {counts[-1]}" if len(counts) > 1 else "")
-        command = f"blockcache suite {name} {item.results.policy['source']} -o {directory}"
-        command += " --quick" if item.suite.quick else amount
-        cells = [str(len(item.rows)), " or ".join(map(str, counts)), str(item.results.failed), f"`{command}`"]
-        rows.append([name, *cells])
+        counts = " or ".join(map(str, item.rollouts))
+        rows.append([name, str(len(item.rows)), counts, str(item.results.failed), f"`{item.command(directory)}`"])
     return rows
 
 
@@ -233,7 +232,7 @@ def _ours(collection: Collection, item: SuiteResults, method: str | None, baseli
 # ---- what it does not show
 
 
-def _limits(collection: Collection) -> list[str]:
+def _limits(collection: Collection, others: Sequence[TaskPolicies]) -> list[str]:
     widths: dict[int, list[float]] = {}
     for row in collection.rows.values():
         if row.difference is not None and math.isfinite(row.difference.low):
@@ -244,7 +243,9 @@ def _limits(collection: Collection) -> list[str]:
     lines = [
         "## What this does not show",
         "",
-        "- One task and one set of weights. Another policy may fall otherwise; the paper itself says that a weak policy gets weaker.",
+        f"- {collection.first.task['name']} with one set of weights"
+        + "".join(f", {task.name} with {len(task.policies)}" for task in others)
+        + ". Another policy may fall otherwise; the paper itself says that a weak policy gets weaker.",
         f'- "Not told apart" is not "equal". Half the width of the intervals is {seen}: smaller differences cannot be seen.',
         f"- {compared} methods are compared with the full policy and no correction is made for that many looks: about one in forty "
         "that is no different would still look worse.",

@@ -33,6 +33,18 @@ class SuiteResults:
     def rows(self) -> dict[str, Row]:
         return {row.method.name: row for row in summarise(self.results)}
 
+    @property
+    def rollouts(self) -> list[int]:
+        """How many a method has, failed ones included; not all have equally many."""
+        return sorted({0 if row.score is None else row.score.n + row.failed for row in self.rows.values()})
+
+    def command(self, directory: str) -> str:
+        """What made the suite's file in that directory."""
+        least, *_, most = [self.rollouts[0], *self.rollouts]
+        main = f" --main-rollouts {most}" if self.suite.name == "main" else ""
+        amount = " --quick" if self.suite.quick else f" --rollouts {least}{main}"
+        return f"blockcache suite {self.suite.name} {self.results.policy['source']} -o {directory}{amount}"
+
     def compare(self, found: str, baseline: str) -> Estimate | None:
         """The paired difference of two methods' scores; None where they share no finished rollout."""
         one, other = self.results.of(found), self.results.of(baseline)

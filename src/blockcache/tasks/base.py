@@ -18,6 +18,7 @@ import numpy.typing as npt
 from blockcache.errors import TaskError
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
+Expert: TypeAlias = Callable[[Array], Array]  # observation -> action, within the task's limits
 
 
 @dataclass(frozen=True)
@@ -67,20 +68,16 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A task that can be found by name, and the "module:factory" of its simulator, imported when the task is made."""
+    """A task that can be found by name. What needs its simulator is a "module:factory" that takes the spec."""
 
     spec: TaskSpec
-    factory: str  # of a callable that takes the spec
-
-    def make(self) -> Task:
-        module, name = self.factory.split(":")
-        make: Callable[[TaskSpec], Task] = getattr(importlib.import_module(module), name)
-        return make(self.spec)
+    factory: str  # of the Task
+    expert: str | None = None  # of the Expert, where the simulator comes with one
 
 
 def _metaworld(name: str) -> TaskEntry:
     spec = TaskSpec(name, obs_dim=39, action_dim=4, max_steps=300, success="the simulator's flag", extra="metaworld")
-    return TaskEntry(spec, "blockcache.tasks.metaworld:MetaWorld")
+    return TaskEntry(spec, "blockcache.tasks.metaworld:MetaWorld", "blockcache.tasks.metaworld:expert")
 
 
 _OURS = (
@@ -106,11 +103,26 @@ def task_spec(name: str) -> TaskSpec:
 def make_task(name: str) -> Task:
     """A fresh simulator of the task; if it is not installed, the error names the extra that brings it."""
     entry = _find(name)
+    task: Task = _make(entry, entry.factory)
+    return task
+
+
+def make_expert(name: str) -> Expert:
+    """The simulator's own expert for a task, for one episode."""
+    entry = _find(name)
+    if entry.expert is None:
+        raise TaskError(f"task {name!r} has no expert of its own; its demonstrations must come from elsewhere")
+    expert: Expert = _make(entry, entry.expert)
+    return expert
+
+
+def _make(entry: TaskEntry, factory: str) -> Any:
+    module, name = factory.split(":")
     try:
-        return entry.make()
+        return getattr(importlib.import_module(module), name)(entry.spec)
     except ImportError as error:
         raise TaskError(
-            f"the simulator of task {name!r} is not usable ({error}); "
+            f"the simulator of task {entry.spec.name!r} is not usable ({error}); "
             f'install it with pip install "blockcache[{entry.spec.extra}]"'
         ) from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from ctypes.util import find_library
 from typing import Any
 
@@ -15,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.errors import TaskError
-from blockcache.tasks.base import Array, TaskSpec
+from blockcache.tasks.base import Array, Expert, TaskSpec
 
 PREFIX = "metaworld-"  # of the names of these tasks; what follows is Meta-World's own name
+_LIMIT = 1.0  # of every action, either way
 
 
 class MetaWorld:
@@ -58,7 +60,7 @@ class MetaWorld:
         wanted = np.asarray(action, dtype=np.float64)
         if wanted.shape != (self.spec.action_dim,) or not np.isfinite(wanted).all():
             raise TaskError(f"a Meta-World action is {self.spec.action_dim} finite numbers, got {action!r}")
-        observed, *_, info = self._env.step(np.clip(wanted, -1.0, 1.0))
+        observed, *_, info = self._env.step(np.clip(wanted, -_LIMIT, _LIMIT))
         self._steps += 1
         self._success |= bool(info["success"])
         self._seen = np.asarray(observed, dtype=np.float32)
@@ -80,3 +82,18 @@ class MetaWorld:
 
     def close(self) -> None:
         self._env.close()
+
+
+def expert(spec: TaskSpec) -> Expert:
+    """Meta-World's scripted policy for the task."""
+    from metaworld.policies import ENV_POLICY_MAP
+
+    policy = ENV_POLICY_MAP[f"{spec.name.removeprefix(PREFIX)}-v3"]()
+
+    def act(observation: Array) -> Array:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of what it asks for beyond the limits, which are kept below
+            wanted = policy.get_action(np.asarray(observation, dtype=np.float64))
+        return np.clip(np.asarray(wanted, dtype=np.float64), -_LIMIT, _LIMIT)
+
+    return act

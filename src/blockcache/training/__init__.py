@@ -1,6 +1,7 @@
 """The training recipe: demonstrations in, a policy directory out."""
 
 from blockcache.training.config import TrainConfig, TrainingError
+from blockcache.training.demonstrate import demonstrate
 from blockcache.training.loop import train
 
-__all__ = ["TrainConfig", "TrainingError", "train"]
+__all__ = ["TrainConfig", "TrainingError", "demonstrate", "train"]

@@ -1,0 +1,159 @@
+"""Suite main on further tasks, over several policies of each that differ in their training seed. As Markdown.
+
+From the files of `blockcache suite main` only. An environment seed counts once in an interval, however many policies met it:
+its differences are averaged over the policies first, because they are not independent of one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from blockcache.errors import FileError
+from blockcache.experiments.results import BASELINE, Record, Results
+from blockcache.experiments.statistics import Estimate, mean_interval
+from blockcache.experiments.suites import Cell, suite_of
+from blockcache.files import PathLike
+from blockcache.report.markdown import table
+from blockcache.report.suites import SuiteResults, label
+from blockcache.report.verdicts import estimate, verdict
+
+
+@dataclass(frozen=True, eq=False)
+class TaskPolicies:
+    """One task's policies, each with its results in suite main. The cells of all of them stand in the same order."""
+
+    name: str
+    policies: tuple[SuiteResults, ...]
+    directories: tuple[str, ...]  # where each one's results were
+
+    @cached_property
+    def cells(self) -> tuple[tuple[Cell, ...], ...]:
+        """Each of the suite's cells, as it came out for every policy: equal FLOPs may mean DDIM-16 here, DDIM-17 there."""
+        columns = [item.suite.cells for item in self.policies]
+        return tuple(zip(*columns, strict=True))
+
+    def difference(self, found: Sequence[str], baseline: Sequence[str]) -> Estimate | None:
+        """In success, pair by pair; `found` and `baseline` name a method for each policy. `n` counts all pairs."""
+        by_seed: dict[int, list[float]] = {}
+        for item, one, other in zip(self.policies, found, baseline, strict=True):
+            against = item.results.of(other)
+            for seed, record in item.results.of(one).items():
+                pair = (_success(record), _success(against.get(seed)))
+                if pair[0] is not None and pair[1] is not None:
+                    by_seed.setdefault(seed, []).append(pair[0] - pair[1])
+        if not by_seed:
+            return None
+        value = mean_interval([float(np.mean(differences)) for differences in by_seed.values()])
+        return Estimate(value.mean, value.low, value.high, sum(map(len, by_seed.values())))
+
+
+def load_other_tasks(directories: Sequence[PathLike]) -> tuple[TaskPolicies, ...]:
+    """Suite main of every directory, brought together by task."""
+    found: dict[str, dict[str, SuiteResults]] = {}
+    for directory in directories:
+        path = Path(directory) / "main.json"
+        results = Results.load(path)
+        found.setdefault(results.task["name"], {})[str(directory)] = SuiteResults(suite_of(results, path), results)
+    for name, items in found.items():
+        weights = {item.results.policy["fingerprint"]["weights"] for item in items.values()}
+        if len(weights) < len(items):
+            raise FileError(f"two of the directories hold results of the same policy for task {name}; give each once")
+    return tuple(TaskPolicies(name, tuple(items.values()), tuple(items)) for name, items in found.items())
+
+
+def other_tasks(tasks: Sequence[TaskPolicies]) -> list[str]:
+    """The page's section on them."""
+    lines = [
+        "## Other tasks",
+        "",
+        "Suite main again. Policies of a task differ in their training seed; all met the same episodes with the same noise.",
+        "Differences are over all policies; in their intervals an episode counts once, however many policies met it, so what",
+        "other training seeds would bring is not in them.",
+        "",
+        *(["**Some are from a quick run: a few shortened rollouts that mean nothing.**", ""] if _quick(tasks) else []),
+        "### Their policies in full precision",
+        "",
+        table(["task", "blocks", "width", "n", "success, 95 %", "failed rollouts", "command"], _policies(tasks)),
+        "",
+    ]
+    for task in tasks:
+        lines += _task(task)
+    return lines
+
+
+def _policies(tasks: Sequence[TaskPolicies]) -> list[list[str]]:
+    rows = []
+    for task in tasks:
+        for item, directory in zip(task.policies, task.directories, strict=True):
+            fingerprint, full = item.results.policy["fingerprint"], item.rows[BASELINE]
+            blocks, widths = fingerprint["blocks"] or (), fingerprint["widths"] or {}
+            count = "0" if full.success is None else str(full.success.n)
+            rows.append(
+                [
+                    task.name,
+                    str(len(blocks)),
+                    str(widths.get("width", "?")),
+                    count,
+                    estimate(full.success, "{:.2f}"),
+                    str(item.results.failed),
+                    f"`{item.command(directory)}`",
+                ]
+            )
+    return rows
+
+
+def _task(task: TaskPolicies) -> list[str]:
+    header = [
+        "method",
+        "n",
+        "success, by training seed",
+        "difference to full, 95 %",
+        "lossless",
+        "GFLOP",
+        "of full",
+        "BAC - this at equal FLOPs, 95 %",
+        "wins",
+    ]
+    first = task.policies[0].results
+    about = f"At most {first.task['max_steps']} steps; success: {first.task['success']}."
+    rows = {tuple(cell.method for cell in cells): _row(task, cells) for cells in task.cells}  # each once
+    return [f"### {task.name}", "", about, "", table(header, list(rows.values())), ""]
+
+
+def _row(task: TaskPolicies, cells: Sequence[Cell]) -> list[str]:
+    names = [cell.method for cell in cells]
+    runs = [item.rows[name] for item, name in zip(task.policies, names, strict=True)]
+    full = [item.rows[BASELINE].method.flops for item in task.policies]
+    is_full = all(name == BASELINE for name in names)
+    difference = None if is_full else task.difference(names, [BASELINE] * len(names))
+    rivals = [cell.equals for cell in cells if cell.equals is not None]
+    against = task.difference(rivals, names) if len(rivals) == len(names) else None
+    flops = np.mean([run.method.flops for run in runs])
+    return [
+        _distinct(names, label) + ("" if runs[0].method.shares_all_noise else " †"),
+        str(sum(0 if run.success is None else run.success.n for run in runs)),
+        ", ".join("-" if run.success is None else f"{run.success.mean:.2f}" for run in runs),
+        estimate(difference, "{:+.3f}"),
+        "" if difference is None else "yes" if difference.lossless else "no",
+        f"{flops / 1e9:.3f}",
+        f"1/{np.mean(full) / flops:.1f}",
+        estimate(against, "{:+.3f}"),
+        "" if against is None else {"better": "**BAC**", "worse": "**this**"}.get(verdict(against), "not told apart"),
+    ]
+
+
+def _distinct(names: Sequence[str], show: Callable[[str], str]) -> str:
+    return " / ".join(dict.fromkeys(map(show, names)))
+
+
+def _quick(tasks: Sequence[TaskPolicies]) -> bool:
+    return any(item.suite.quick for task in tasks for item in task.policies)
+
+
+def _success(record: Record | None) -> float | None:
+    return None if record is None or record.success is None else float(record.success)

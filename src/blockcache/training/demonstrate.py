@@ -1,0 +1,70 @@
+"""Demonstrations by a simulator's own expert, written as the .npz that training reads. Never from test seeds."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from tqdm import tqdm
+
+from blockcache.files import PathLike, write_bytes
+from blockcache.tasks import Task, make_expert, make_task, task_spec
+from blockcache.tasks.base import Array
+from blockcache.training.config import TrainingError
+
+LINGER = 10  # steps that are kept after success: a policy shall learn to stay there
+
+
+def demonstrate(
+    task: str, out: PathLike, episodes: int, *, noise: float = 0.0, first_seed: int = 0, progress: bool = True
+) -> int:
+    """Write `episodes` successful demonstrations to `out`; return how many episodes failed and were left out.
+
+    With `noise`, the standard deviation of what is added to the actions that are executed, the expert is seen on its way
+    back from mistakes too; the actions that are kept are always its own.
+    """
+    if episodes < 2 or not 0 <= noise < 1:
+        raise TrainingError(
+            f"demonstrations need at least 2 episodes and noise from 0 to below 1, got {episodes=} and {noise=}"
+        )
+    first_test = task_spec(task).first_test_seed
+    kept: list[tuple[Array, Array]] = []
+    simulator, seed = make_task(task), first_seed
+    try:
+        with tqdm(total=episodes, disable=not progress, unit="episode", desc=f"demonstrate {task}") as bar:
+            while len(kept) < episodes:
+                if not 0 <= seed < first_test:
+                    raise TrainingError(
+                        f"demonstrations begin at seed 0 and end before the test seeds, got seed {seed}"
+                    )
+                found = _episode(simulator, task, seed, noise)
+                seed += 1
+                if found is not None:
+                    kept.append(found)
+                    bar.update()
+    finally:
+        simulator.close()
+    arrays = {
+        "obs": np.concatenate([obs for obs, _ in kept]),
+        "action": np.concatenate([action for _, action in kept]),
+        "episode_ends": np.cumsum([len(obs) for obs, _ in kept]),
+    }
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_bytes(out, buffer.getvalue())
+    return seed - first_seed - episodes
+
+
+def _episode(simulator: Task, task: str, seed: int, noise: float) -> tuple[Array, Array] | None:
+    """What was seen and what the expert wanted, (steps, O) and (steps, A); None if it failed."""
+    act, random = make_expert(task), np.random.default_rng(seed)
+    seen, wanted = [simulator.reset(seed)], list[Array]()
+    left = LINGER
+    while left and len(wanted) < simulator.spec.max_steps:
+        wanted.append(act(seen[-1]))
+        simulator.step(wanted[-1] + noise * random.standard_normal(wanted[-1].shape))
+        seen.append(simulator.observe())
+        left -= simulator.success
+    if not simulator.success:
+        return None
+    return np.stack(seen[:-1]).astype(np.float32), np.stack(wanted).astype(np.float32)

@@ -48,6 +48,7 @@ def page(collection: Collection, directory: str, others: Sequence[TaskPolicies] 
     ]
     for item in collection.suites.values():
         lines += _suite(collection, item)
+        lines += _first_and_rest(item)
     return "\n".join([*lines, *_limits(collection, others), ""])
 
 
@@ -182,6 +183,28 @@ def _against_reference(item: SuiteResults, reference: str) -> list[str]:
         f"Against {label(reference)}: "
         + "; ".join(f"**{verdict}** {', '.join(names) or 'none'}" for verdict, names in found.items())
         + "."
+    ]
+
+
+def _first_and_rest(item: SuiteResults) -> list[str]:
+    """Whether the episodes that all methods met are like the others, for the methods that met more."""
+    few, seeds = item.rollouts[0], sorted(item.results.of(BASELINE))
+    first, rest = seeds[:few], seeds[few:]
+    if len(rest) < few:
+        return []
+    rows = [
+        [label(name), *(estimate(item.compare(name, BASELINE, part), "{:+.3f}") for part in (first, rest))]
+        for name, row in item.rows.items()
+        if row.difference is not None and row.difference.n > few
+    ]
+    header = ["difference to full, 95 %", f"the first {len(first)} episodes", f"the other {len(rest)}"]
+    return [
+        "### Are the first episodes like the others?",
+        "",
+        f"Methods with n = {few}, here and in other suites, met the first {few} episodes only. The others show how far to trust those.",
+        "",
+        table(header, rows),
+        "",
     ]
 
 

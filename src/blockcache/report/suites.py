@@ -5,7 +5,7 @@ From the files of `blockcache suite` only. Knows nothing of torch or of pages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,10 +45,11 @@ class SuiteResults:
         amount = " --quick" if self.suite.quick else f" --rollouts {least}{main}"
         return f"blockcache suite {self.suite.name} {self.results.policy['source']} -o {directory}{amount}"
 
-    def compare(self, found: str, baseline: str) -> Estimate | None:
-        """The paired difference of two methods' scores; None where they share no finished rollout."""
+    def compare(self, found: str, baseline: str, seeds: Container[int] | None = None) -> Estimate | None:
+        """The paired difference of two methods' scores, of some seeds or all; None where they share no finished one."""
         one, other = self.results.of(found), self.results.of(baseline)
-        pairs = [(a.score, b.score) for seed, a in one.items() if (b := other.get(seed)) is not None]
+        chosen = {seed: record for seed, record in one.items() if seeds is None or seed in seeds}
+        pairs = [(a.score, b.score) for seed, a in chosen.items() if (b := other.get(seed)) is not None]
         both = [(a, b) for a, b in pairs if a is not None and b is not None]
         return paired_difference([a for a, _ in both], [b for _, b in both]) if both else None
 

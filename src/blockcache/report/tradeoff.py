@@ -72,7 +72,7 @@ def plot_tradeoff(collection: Collection, path: PathLike) -> None:
         right = axes[0][-1].secondary_yaxis("right", functions=(lambda y: y + mean, lambda y: y - mean))
         right.set_ylabel(f"score (full precision: {mean:.3f}, n = {full.score.n})")
     handles, names = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
+    figure.legend(handles, names, loc="outside lower center", ncols=4 * len(panels), frameon=False, fontsize=9)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     write_bytes(path, buffer.getvalue())
@@ -117,11 +117,12 @@ def _draw(axes: Any, title: str, placed: list[tuple[Point, float]], reference: f
             )
     axes.annotate(
         "lossless needs an interval above this line",
-        (0.01, LOSSLESS),
+        (0.99, LOSSLESS),
         xycoords=("axes fraction", "data"),
         xytext=(0, -9),
         textcoords="offset points",
         fontsize=7,
+        ha="right",
     )
     axes.set_xscale("log")
     values = [reference, *(x for _, x in placed)]

@@ -304,3 +304,22 @@ def test_an_interrupt_and_a_failure_end_as_in_eval(shell, monkeypatch, tmp_path)
     assert code == 1
     assert "error: 5 rollouts failed" in err
     assert "1 (1 failed)" in out
+
+
+@pytest.fixture(scope="module")
+def quick_directory(tmp_path_factory):
+    """One for all suites, as a user has it: methods that are in several run once."""
+    pytest.importorskip("gym_pusht")
+    return tmp_path_factory.mktemp("quick")
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_the_quick_form_of_each_suite_runs_in_the_real_simulator(name, quick_directory, command):
+    code, out, _ = command("suite", name, "pusht", "-o", quick_directory, "--quick", "--engine", "loop", "--workers", 1)
+    assert code == 0
+    found = Results.load(quick_directory / f"{name}.json")
+    suite = suite_of(found, name)
+    assert suite.quick
+    assert {record.method for record in found.records} == {"full", *suite.methods}
+    assert all(record.error is None and record.steps == QUICK.max_steps for record in found.records)
+    assert "A quick run" in out

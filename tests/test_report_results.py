@@ -1,9 +1,11 @@
 """The page of results: every verdict follows from the records, the printed figures stand beside, no torch is needed."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from blockcache.experiments.methods import Solved, TeaCache, parse_method
 from blockcache.experiments.results import MethodRun, OpenLoopError, Record, Results
 from blockcache.experiments.statistics import Estimate
 from blockcache.experiments.suites import SUITES, TIMINGS, Cell, settle, suite_of
+from blockcache.report.other_tasks import load_other_tasks
 from blockcache.report.published import printed_table
 from blockcache.report.results import page
 from blockcache.report.stored import Stored, shipped, summarise_main
@@ -354,11 +357,6 @@ def test_the_stored_result_is_a_small_strict_file(collection, tmp_path):
         summarise_main(of(tmp_path, metrics=lost))
 
 
-def test_what_ships_as_stored_is_sound():
-    found = shipped()  # it may not be there yet
-    assert found is None or (found.task == "pusht" and found.of("full").score.n >= 250)
-
-
 # ---- the verb
 
 
@@ -389,3 +387,25 @@ def test_the_verb_refuses_an_empty_directory_with_one_line(tmp_path, capsys):
 def test_cells_say_what_they_are_of(collection):
     suite = suite_of(collection.suites["main"].results, "x")
     assert Cell("At the FLOPs of BAC S = 20, n = 5", "ddim-22", "bac:S=20,n=5", None, True) in suite.cells
+
+
+# ---- the page in the repository
+
+
+def test_the_published_page_is_what_the_code_makes_of_the_published_records():
+    docs = Path(__file__).parents[1] / "docs"
+    text = (docs / "results.md").read_text()
+    (command,) = re.findall(r"`blockcache results (.*) -o docs`", text)
+    lead, *others = command.split()
+    root = docs.parent
+    further = [
+        replace(task, directories=tuple(str(Path(place).relative_to(root)) for place in task.directories))
+        for task in load_other_tasks([root / other for other in others])
+    ]
+    assert page(Collection.load(root / lead), lead, further) == text
+
+
+def test_the_stored_result_is_of_the_published_records():
+    docs = Path(__file__).parents[1] / "docs"
+    assert shipped().of("bac:S=10,n=5").difference.n >= 250
+    assert shipped() == summarise_main(Collection.load(docs / "results" / "pusht"))

@@ -19,9 +19,9 @@ _KINDS = {
     "BAC": ("#e45756", "o", (6, 5)),
     "Uniform": ("#8a8a8a", "s", (6, -11)),
     "DDIM-N": ("#4c78a8", "^", (-6, 5)),
-    "DDPM-N": ("#b279a2", "v", (6, -11)),
+    "DDPM-N": ("#b279a2", "v", (6, 5)),
     "BAC on DDIM": ("#f58518", "D", (-6, -11)),
-    "TeaCache": ("#54a24b", "P", (-6, -11)),
+    "TeaCache": ("#54a24b", "P", (-6, 5)),
 }
 
 
@@ -62,7 +62,7 @@ def plot_tradeoff(collection: Collection, path: PathLike) -> None:
         timed = [(point, point.ms) for point in shown if point.ms is not None]
         panels.append(("milliseconds per action chunk (measured, one CPU thread)", timed, full_ms))
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(6.6 * len(panels), 5.4), layout="constrained", sharey=True, squeeze=False
+        1, len(panels), figsize=(6.6 * len(panels), 6.2), layout="constrained", sharey=True, squeeze=False
     )
     for panel, (title, placed, reference) in zip(axes[0], panels, strict=True):
         _draw(panel, title, placed, reference)
@@ -117,12 +117,11 @@ def _draw(axes: Any, title: str, placed: list[tuple[Point, float]], reference: f
             )
     axes.annotate(
         "lossless needs an interval above this line",
-        (0.99, LOSSLESS),
+        (0.01, LOSSLESS),
         xycoords=("axes fraction", "data"),
-        xytext=(0, -9),
+        xytext=(0, 2),
         textcoords="offset points",
         fontsize=7,
-        ha="right",
     )
     axes.set_xscale("log")
     values = [reference, *(x for _, x in placed)]

@@ -21,7 +21,7 @@ from blockcache.files import PathLike
 from blockcache.policies import DiffusionTransformerPolicy
 from blockcache.tasks import Task
 
-METHODS = ("ddim-10", "uniform:S=10", "bac:S=10,n=5")  # and the full policy
+METHODS = ("ddim-10", "ddpm-16", "uniform:S=10", "bac:S=10,n=5")  # and the full policy
 GROUP, MOST = 5, 250  # rollouts: at a time, and at most
 MARGIN = 1.1  # the next group may take this much longer than the last
 

@@ -40,7 +40,9 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, seed: int) 
 @click.option("--width", default=256, show_default=True)
 @click.option("--layers", default=8, show_default=True)
 @click.option("--epochs", default=60, show_default=True)
-@click.option("--lr", default=6e-4, show_default=True, help="Highest learning rate; a narrow policy bears a higher one.")
+@click.option(
+    "--lr", default=6e-4, show_default=True, help="Highest learning rate; a narrow policy bears a higher one."
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Threads for torch. Default: all cores.")
 @click.option("--resume/--anew", default=True, show_default=True, help="Go on from the state beside the output.")

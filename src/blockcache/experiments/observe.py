@@ -31,14 +31,22 @@ def observe(policy: Any, task: str, episodes: int, count: int, first_seed: int =
         result = generate(policy.predict_action, torch.as_tensor(obs), seed=first_seed + chunk)
         return np.asarray(result["action"].cpu(), dtype=np.float64)
 
-    rollout(
+    records = rollout(
         partial(make_task, task),
         act,
         range(first_seed, first_seed + episodes),
         n_obs_steps=policy.n_obs_steps,
         n_action_steps=policy.n_action_steps,
     )
-    decisions = np.concatenate(seen)
+    # An episode that is over stays in the batch as padding; what it shows then is no decision.
+    decisions = np.stack(
+        [
+            obs[place]
+            for chunk, obs in enumerate(seen)
+            for place, record in enumerate(records)
+            if chunk == 0 or chunk * policy.n_action_steps < record.steps
+        ]
+    )
     if len(decisions) < count:
         raise TaskError(
             f"{episodes} episodes gave {len(decisions)} observations, {count} were asked for; use more episodes"

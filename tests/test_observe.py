@@ -1,0 +1,41 @@
+"""Observations to calibrate on: decisions of running episodes only, from all over them, never from test seeds."""
+
+import numpy as np
+import pytest
+
+from blockcache.errors import TaskError
+from blockcache.experiments.observe import observe
+from toy_task import Toy
+
+
+class Brief(Toy):
+    """Episodes of odd seeds end at the first step, those of even seeds last."""
+
+    @property
+    def done(self):
+        return self.steps >= (1 if self.seed % 2 else self.spec.max_steps)
+
+
+def moments(obs):
+    """(seed mod 7, step) of each observation: the toy shows both."""
+    return sorted((round(float(last[4])), round(float(last[3]) * 9)) for last in obs[:, -1])
+
+
+def test_an_episode_that_is_over_is_not_observed(make_policy, toy_by_name, monkeypatch):
+    monkeypatch.setattr("toy_task.Toy", Brief)
+    found = observe(make_policy(), "toy", episodes=4, count=8)  # chunks of 4 actions, 9 steps: decisions at 0, 4 and 8
+    assert found.shape == (8, 2, 5)
+    assert moments(found) == sorted([(1, 0), (3, 0)] + [(seed, step) for seed in (0, 2) for step in (0, 4, 8)])
+    with pytest.raises(TaskError, match="4 episodes gave 8 observations, 9 were asked for; use more episodes"):
+        observe(make_policy(), "toy", episodes=4, count=9)
+
+
+def test_the_first_few_are_from_all_over_the_episodes(make_policy, toy_by_name):
+    found = observe(make_policy(), "toy", episodes=6, count=18)
+    assert {step for _, step in moments(found[:6])} == {0, 4, 8}
+    np.testing.assert_array_equal(found, observe(make_policy(), "toy", episodes=6, count=18))
+
+
+def test_test_seeds_are_refused(make_policy, toy_by_name):
+    with pytest.raises(TaskError, match="reach into the test seeds"):
+        observe(make_policy(), "toy", episodes=4, count=8, first_seed=99_998)

@@ -74,6 +74,13 @@ def test_failures_are_left_out_and_counted(tmp_path, monkeypatch, by_name):
     assert {round(float(obs[4])) for obs in demos.obs} == {1, 3, 5}  # the toy shows its seed
 
 
+def test_an_expert_that_never_succeeds_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(Reach, "success", property(lambda self: False))
+    with pytest.raises(TrainingError, match="failed 50 times in a row; nothing was written, take less noise"):
+        demonstrate("toy", tmp_path / "demos.npz", 3, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_same_command_writes_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         demonstrate("toy", tmp_path / name, 3, noise=0.1, progress=False)

@@ -1,5 +1,7 @@
 """Observations to calibrate on: decisions of running episodes only, from all over them, never from test seeds."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,12 @@ def test_an_episode_that_is_over_is_not_observed(make_policy, toy_by_name, monke
     assert moments(found) == sorted([(1, 0), (3, 0)] + [(seed, step) for seed in (0, 2) for step in (0, 4, 8)])
     with pytest.raises(TaskError, match="4 episodes gave 8 observations, 9 were asked for; use more episodes"):
         observe(make_policy(), "toy", episodes=4, count=9)
+
+
+def test_a_simulator_that_fails_is_named(make_policy, toy_by_name, monkeypatch):
+    monkeypatch.setattr("toy_task.Toy", partial(Toy, fails={2: 3}))
+    with pytest.raises(TaskError, match="failed with seed 2: RuntimeError: the table broke; observe other seeds"):
+        observe(make_policy(), "toy", episodes=4, count=8)
 
 
 def test_the_first_few_are_from_all_over_the_episodes(make_policy, toy_by_name):

@@ -8,7 +8,7 @@ import pytest
 
 import blockcache.cli
 from blockcache.errors import FileError
-from blockcache.experiments.statistics import mean_interval
+from blockcache.experiments.statistics import difference_interval
 from blockcache.report.other_tasks import load_other_tasks, other_tasks
 from test_report_results import lost, make_suite, rows
 
@@ -44,9 +44,9 @@ def test_an_episode_counts_once_however_many_policies_met_it(directories):
     (task,) = load_other_tasks(directories)
     found = task.difference([BAC, BAC], ["full", "full"])
     lost_at = np.array([1.0 if seed % 6 == 0 else 0.5 if seed == SEEDS[1] else 0.0 for seed in SEEDS])
-    expected = mean_interval(-lost_at)
-    assert (found.mean, found.low, found.high) == (expected.mean, expected.low, expected.high)
-    assert found.n == 120
+    expected = difference_interval(-lost_at, of_successes=True)
+    assert found == expected
+    assert found.n == 60
 
 
 def test_the_table_shows_each_policy_and_what_they_say_together(directories):
@@ -72,6 +72,14 @@ def test_rivals_of_equal_flops_may_have_different_names(tmp_path, directories):
     shown = "\n".join(other_tasks(load_other_tasks([*directories, path])))
     (row,) = rows(shown, "DDIM-12 / DDIM-13 †")
     assert row[1] == "180"
+
+
+def test_policies_that_met_other_episodes_are_not_put_together(tmp_path, directories):
+    other = tmp_path / "fewer"
+    other.mkdir()
+    make_suite("main", lost, weights="c" * 64, task="metaworld-assembly", main_rollouts=50).save(other / "main.json")
+    with pytest.raises(FileError, match="are not of the same episodes and methods; run one again"):
+        load_other_tasks([*directories, other])
 
 
 def test_tasks_stand_apart_and_a_policy_counts_once(tmp_path, directories):

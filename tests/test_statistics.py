@@ -19,10 +19,28 @@ def test_an_interval_of_many_normal_values_is_the_textbook_one():
 
 
 def test_an_interval_of_two_values_is_their_range():
-    # resampled means are 0, 1/2 and 1 with chances 1/4, 1/2, 1/4
-    assert mean_interval([0.0, 1.0]) == paired_difference([1.0, 3.0], [1.0, 2.0])
-    found = mean_interval([0.0, 1.0])
-    assert (found.mean, found.low, found.high) == (0.5, 0.0, 1.0)
+    # resampled means are 0, 1 and 2 with chances 1/4, 1/2, 1/4
+    assert mean_interval([0.0, 2.0]) == paired_difference([1.0, 4.0], [1.0, 2.0])
+    found = mean_interval([0.0, 2.0])
+    assert (found.mean, found.low, found.high) == (1.0, 0.0, 2.0)
+
+
+def test_what_never_happened_is_not_ruled_out():
+    always = mean_interval([1] * 50)
+    assert always.mean == 1
+    assert always.low == pytest.approx(1 / (1 + 1.96**2 / 50), abs=1e-3)  # Wilson
+    same = paired_difference([1] * 50, [1] * 50)
+    assert same.mean == 0
+    assert same.low == pytest.approx(-same.high, abs=0.01)
+    assert not same.lossless  # one loss in fifty could well go unseen
+    assert paired_difference([1] * 500, [1] * 500).lossless
+
+
+@pytest.mark.parametrize(("losses", "wins"), [(2, 0), (3, 0), (4, 0), (7, 0), (10, 0), (10, 1), (6, 3), (16, 3)])
+def test_intervals_of_successes_agree_with_mcnemar(losses, wins):
+    found = [0] * losses + [1] * wins + [1] * (60 - losses - wins)
+    baseline = [1] * losses + [0] * wins + [1] * (60 - losses - wins)
+    assert (paired_difference(found, baseline).high < 0) == (mcnemar(found, baseline).p < 0.05)
 
 
 def test_an_interval_covers_the_truth_about_as_often_as_it_says():

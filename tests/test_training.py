@@ -288,6 +288,18 @@ def test_a_finished_run_has_nothing_left_to_do(data: Path, tmp_path: Path, monke
 # --- refused --------------------------------------------------------------------------------------------------------
 
 
+def test_what_lies_beside_the_policy_is_safe(data: Path, tmp_path: Path) -> None:
+    """Observations are kept in the policy's directory. A finished run leaves it alone, a new one refuses at once."""
+    fit(data, tmp_path / "out")
+    (tmp_path / "out" / "observations.npz").write_bytes(b"seen")
+    before = weights(tmp_path / "out")
+    fit(data, tmp_path / "out")
+    with pytest.raises(FileError, match=r"holds observations\.npz besides a policy"):
+        fit(data, tmp_path / "out", resume=False)
+    assert (tmp_path / "out" / "observations.npz").read_bytes() == b"seen"
+    assert weights(tmp_path / "out") == before
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

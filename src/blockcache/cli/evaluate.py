@@ -117,11 +117,11 @@ def evaluate(
         speed = evaluation.speed(repeats) if repeats else {}
         if speed:
             save_timings(Path(output).with_suffix(".timings.json"), speed)
+        console = plain_console(at_least=120)
+        _print(console, results, speed, repeats)
+        console.print(f"\nwritten to {output}")
         if video is not None:
             _film(evaluation, video)
-    console = plain_console(at_least=120)
-    _print(console, results, speed, repeats)
-    console.print(f"\nwritten to {output}")
     exit_if_failed(results, output)
 
 

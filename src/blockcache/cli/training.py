@@ -16,7 +16,7 @@ from blockcache.cli.arguments import threads_option
     type=click.FloatRange(0, 1, max_open=True),
     default=0.1,
     show_default=True,
-    help="Added to what is executed, not to what is kept: shows the way back from mistakes.",
+    help="Spread of what is added to the actions that are executed, in the task's units; what is kept is the expert's.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="First environment seed.")
 def demonstrate(task: str, output: str, episodes: int, noise: float, seed: int) -> None:
@@ -25,7 +25,7 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, seed: int) 
     \b
     Example:
       blockcache demonstrate metaworld-assembly -o assembly.npz
-      blockcache train metaworld-assembly --data assembly.npz -o assembly --width 64 --epochs 20
+      blockcache train metaworld-assembly --data assembly.npz -o assembly --width 64 --layers 4 --lr 5e-3 --epochs 20
     """
     from blockcache.training import demonstrate as run
 
@@ -76,7 +76,7 @@ def train(
 @click.argument("task")
 @click.argument("policy")
 @click.option("-o", "--output", default="observations.npz", show_default=True)
-@click.option("--episodes", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("--episodes", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--count", type=click.IntRange(min=1), default=64, show_default=True, help="Observations to keep.")
 @click.option("--seed", default=0, show_default=True, help="First environment seed; test seeds are refused.")
 @threads_option

@@ -38,13 +38,16 @@ def observe(policy: Any, task: str, episodes: int, count: int, first_seed: int =
         n_obs_steps=policy.n_obs_steps,
         n_action_steps=policy.n_action_steps,
     )
+    for record in records:
+        if record.error is not None:
+            raise TaskError(f"the simulator failed with seed {record.seed}: {record.error}; observe other seeds")
     # An episode that is over stays in the batch as padding; what it shows then is no decision.
     decisions = np.stack(
         [
             obs[place]
             for chunk, obs in enumerate(seen)
             for place, record in enumerate(records)
-            if chunk == 0 or chunk * policy.n_action_steps < record.steps
+            if chunk * policy.n_action_steps < record.steps
         ]
     )
     if len(decisions) < count:

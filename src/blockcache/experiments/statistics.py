@@ -47,20 +47,12 @@ class McNemar:
 
 
 def mean_interval(values: ArrayLike) -> Estimate:
-    """The mean of some values with its 95 % bootstrap interval (percentile, 10,000 resamples, fixed seed).
-
-    Not scipy's bootstrap: that gives NaN for values that are all equal, a common outcome here, and the name of its seed
-    differs between the versions of scipy that we support.
-    """
+    """The mean with its 95 % interval: Wilson's for successes (values that are all 0 or 1), otherwise a bootstrap."""
     array = _checked(values)
-    mean, n = float(array.mean()), len(array)
-    if n == 1:
-        return Estimate(mean, -math.inf, math.inf, n)
-    rng, blocks = np.random.default_rng(SEED), 10  # in blocks, so that thousands of values do not fill the memory
-    means = [array[rng.integers(n, size=(RESAMPLES // blocks, n))].mean(axis=1) for _ in range(blocks)]
-    low, high = np.percentile(np.concatenate(means), (2.5, 97.5))
-    # A mean of equal values can round to a neighbour of the value; an interval must not lie beside its own mean.
-    return Estimate(mean, min(float(low), mean), max(float(high), mean), n)
+    if len(array) == 1 or not _successes(array):
+        return _bootstrap(array)
+    found = binomtest(int(array.sum()), len(array)).proportion_ci(method="wilson")
+    return Estimate(float(array.mean()), float(found.low), float(found.high), len(array))
 
 
 def paired_difference(found: ArrayLike, baseline: ArrayLike) -> Estimate:
@@ -68,7 +60,39 @@ def paired_difference(found: ArrayLike, baseline: ArrayLike) -> Estimate:
     one, other = _checked(found), _checked(baseline)
     if one.shape != other.shape:
         raise ValueError(f"pairs need as many values on both sides, got {len(one)} and {len(other)}")
-    return mean_interval(one - other)
+    return difference_interval(one - other, of_successes=_successes(one) and _successes(other))
+
+
+def difference_interval(differences: ArrayLike, *, of_successes: bool) -> Estimate:
+    """The mean of paired differences with its 95 % bootstrap interval.
+
+    Fifty pairs without a loss do not rule out one in fifty, but a bootstrap can only draw what it has seen. So where a
+    pair is won, lost or neither, it draws from one won and one lost pair more. That agrees with McNemar's test: it
+    takes 6 losses and no win to tell two methods apart.
+    """
+    return _bootstrap(_checked(differences), unseen=(-1.0, 1.0) if of_successes else ())
+
+
+def _bootstrap(values: NDArray[np.float64], unseen: tuple[float, ...] = ()) -> Estimate:
+    """Percentiles of 10,000 resampled means, with a fixed seed. `unseen` values are drawn too, but not in the mean.
+
+    Not scipy's bootstrap: that gives NaN for values that are all equal, a common outcome here, and the name of its seed
+    differs between the versions of scipy that we support.
+    """
+    mean, n = float(values.mean()), len(values)
+    if n == 1:
+        return Estimate(mean, -math.inf, math.inf, n)
+    drawn = np.concatenate((values, unseen))
+    rng, blocks = np.random.default_rng(SEED), 10  # in blocks, so that thousands of values do not fill the memory
+    size = (RESAMPLES // blocks, len(drawn))
+    means = [drawn[rng.integers(len(drawn), size=size)].mean(axis=1) for _ in range(blocks)]
+    low, high = np.percentile(np.concatenate(means), (2.5, 97.5))
+    # A mean of equal values can round to a neighbour of the value; an interval must not lie beside its own mean.
+    return Estimate(mean, min(float(low), mean), max(float(high), mean), n)
+
+
+def _successes(values: NDArray[np.float64]) -> bool:
+    return bool(np.isin(values, (0.0, 1.0)).all())
 
 
 def mcnemar(found: ArrayLike, baseline: ArrayLike) -> McNemar:

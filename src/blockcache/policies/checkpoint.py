@@ -72,7 +72,7 @@ def save_policy(policy: DiffusionTransformerPolicy, directory: PathLike) -> None
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
     header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}"}
     try:
-        _check_replaceable(target)
+        check_replaceable(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     except OSError as error:
@@ -144,7 +144,8 @@ def _swap(fresh: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _check_replaceable(target: Path) -> None:
+def check_replaceable(target: Path) -> None:
+    """Refuse a place that a policy cannot be saved to."""
     if target.is_dir():
         others = sorted(item.name for item in target.iterdir() if item.name not in (CONFIG, WEIGHTS))
         if others:

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from blockcache.errors import FileError
-from blockcache.experiments.results import BASELINE, Record, Results
-from blockcache.experiments.statistics import Estimate, mean_interval
+from blockcache.experiments.results import BASELINE, Results
+from blockcache.experiments.statistics import Estimate, difference_interval
 from blockcache.experiments.suites import Cell, suite_of
 from blockcache.files import PathLike
 from blockcache.report.markdown import table
@@ -38,18 +38,20 @@ class TaskPolicies:
         return tuple(zip(*columns, strict=True))
 
     def difference(self, found: Sequence[str], baseline: Sequence[str]) -> Estimate | None:
-        """In success, pair by pair; `found` and `baseline` name a method for each policy. `n` counts all pairs."""
+        """Of scores, pair by pair; `found` and `baseline` name a method for each policy. `n` counts episodes."""
         by_seed: dict[int, list[float]] = {}
+        scores: list[float] = []
         for item, one, other in zip(self.policies, found, baseline, strict=True):
             against = item.results.of(other)
             for seed, record in item.results.of(one).items():
-                pair = (_success(record), _success(against.get(seed)))
-                if pair[0] is not None and pair[1] is not None:
+                pair = [item.score for item in (record, against.get(seed)) if item and item.score is not None]
+                if len(pair) == 2:
                     by_seed.setdefault(seed, []).append(pair[0] - pair[1])
+                    scores += pair
         if not by_seed:
             return None
-        value = mean_interval([float(np.mean(differences)) for differences in by_seed.values()])
-        return Estimate(value.mean, value.low, value.high, sum(map(len, by_seed.values())))
+        means = [float(np.mean(differences)) for differences in by_seed.values()]
+        return difference_interval(means, of_successes=set(scores) <= {0.0, 1.0})
 
 
 def load_other_tasks(directories: Sequence[PathLike]) -> tuple[TaskPolicies, ...]:
@@ -63,6 +65,14 @@ def load_other_tasks(directories: Sequence[PathLike]) -> tuple[TaskPolicies, ...
         weights = {item.results.policy["fingerprint"]["weights"] for item in items.values()}
         if len(weights) < len(items):
             raise FileError(f"two of the directories hold results of the same policy for task {name}; give each once")
+        alike = {
+            (item.suite.quick, len(item.suite.cells), tuple(sorted(item.results.of(BASELINE))))
+            for item in items.values()
+        }
+        if len(alike) > 1:
+            raise FileError(
+                f"the results for task {name} in {', '.join(items)} are not of the same episodes and methods; run one again"
+            )
     return tuple(TaskPolicies(name, tuple(items.values()), tuple(items)) for name, items in found.items())
 
 
@@ -71,14 +81,14 @@ def other_tasks(tasks: Sequence[TaskPolicies]) -> list[str]:
     lines = [
         "## Other tasks",
         "",
-        "Suite main again. Policies of a task differ in their training seed; all met the same episodes with the same noise.",
-        "Differences are over all policies; in their intervals an episode counts once, however many policies met it, so what",
-        "other training seeds would bring is not in them.",
+        "Suite main again. A task's policies met the same episodes. Differences are over all of them; in the intervals an episode",
+        "counts once, however many policies met it, so what further training seeds would bring is not in them. A task in which",
+        "every method succeeds tells none of them apart.",
         "",
         *(["**Some are from a quick run: a few shortened rollouts that mean nothing.**", ""] if _quick(tasks) else []),
         "### Their policies in full precision",
         "",
-        table(["task", "blocks", "width", "n", "success, 95 %", "failed rollouts", "command"], _policies(tasks)),
+        table(["task", "blocks", "width", "n", "success, 95 %", "failed", "command"], _policies(tasks)),
         "",
     ]
     for task in tasks:
@@ -100,7 +110,7 @@ def _policies(tasks: Sequence[TaskPolicies]) -> list[list[str]]:
                     str(widths.get("width", "?")),
                     count,
                     estimate(full.success, "{:.2f}"),
-                    str(item.results.failed),
+                    str(full.failed),
                     f"`{item.command(directory)}`",
                 ]
             )
@@ -110,8 +120,8 @@ def _policies(tasks: Sequence[TaskPolicies]) -> list[list[str]]:
 def _task(task: TaskPolicies) -> list[str]:
     header = [
         "method",
-        "n",
-        "success, by training seed",
+        "rollouts",
+        "success, policy by policy",
         "difference to full, 95 %",
         "lossless",
         "GFLOP",
@@ -153,7 +163,3 @@ def _distinct(names: Sequence[str], show: Callable[[str], str]) -> str:
 
 def _quick(tasks: Sequence[TaskPolicies]) -> bool:
     return any(item.suite.quick for task in tasks for item in task.policies)
-
-
-def _success(record: Record | None) -> float | None:
-    return None if record is None or record.success is None else float(record.success)

@@ -41,7 +41,8 @@ def page(collection: Collection, directory: str, others: Sequence[TaskPolicies] 
         f"![score against FLOPs and against milliseconds]({PICTURE})",
         "",
         "Paired difference of the score to the full policy with its 95 % interval; the right-hand scale adds the full policy's",
-        "mean. BAC has n = 5, on DDIM-40 n = 3. Points of one kind are joined; further left is cheaper, higher is better.",
+        "mean. BAC has n = 5, on DDIM-40 n = 3. Points of one kind are joined; further left is cheaper, higher is better. Hollow",
+        "points are of fewer episodes, so their place beside the others is less certain than their intervals say.",
         "",
         *who_wins(collection),
         *(other_tasks(others) if others else []),
@@ -201,7 +202,7 @@ def _first_and_rest(item: SuiteResults) -> list[str]:
     return [
         "### Are the first episodes like the others?",
         "",
-        f"Methods with n = {few}, here and in other suites, met the first {few} episodes only. The others show how far to trust those.",
+        f"Methods with n = {few} met the first {few} episodes only. Those that met more show how far to trust such figures.",
         "",
         table(header, rows),
         "",
@@ -262,6 +263,7 @@ def _limits(collection: Collection, others: Sequence[TaskPolicies]) -> list[str]
             widths.setdefault(row.difference.n, []).append((row.difference.high - row.difference.low) / 2)
     seen = "; ".join(f"with n = {n} about {sorted(found)[len(found) // 2]:.3f}" for n, found in sorted(widths.items()))
     compared = sum(row.difference is not None for row in collection.rows.values())
+    compared += sum(len(task.cells) - 1 for task in others)
     starts = {name: row.method.sampler for name, row in collection.rows.items() if not row.method.shares_all_noise}
     lines = [
         "## What this does not show",
@@ -270,8 +272,8 @@ def _limits(collection: Collection, others: Sequence[TaskPolicies]) -> list[str]
         + "".join(f", {task.name} with {len(task.policies)}" for task in others)
         + ". Another policy may fall otherwise; the paper itself says that a weak policy gets weaker.",
         f'- "Not told apart" is not "equal". Half the width of the intervals is {seen}: smaller differences cannot be seen.',
-        f"- {compared} methods are compared with the full policy and no correction is made for that many looks: about one in forty "
-        "that is no different would still look worse.",
+        f"- {compared} comparisons with a full policy are made and nothing is corrected for that many looks: of methods that are no "
+        "different, about one in forty would still look worse.",
         "- Times are of one CPU with one thread and batch 1; on a GPU, or with a larger policy, their order may change. FLOPs do not.",
     ]
     if starts:

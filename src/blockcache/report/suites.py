@@ -36,7 +36,7 @@ class SuiteResults:
     @property
     def rollouts(self) -> list[int]:
         """How many a method has, failed ones included; not all have equally many."""
-        return sorted({0 if row.score is None else row.score.n + row.failed for row in self.rows.values()})
+        return sorted({len(self.results.of(method.name)) for method in self.results.methods})
 
     def command(self, directory: str) -> str:
         """What made the suite's file in that directory."""

@@ -80,7 +80,10 @@ def plot_tradeoff(collection: Collection, path: PathLike) -> None:
 
 
 def _draw(axes: Any, title: str, placed: list[tuple[Point, float]], reference: float) -> None:
+    """One panel. Points of fewer episodes than others are hollow."""
     from matplotlib.colors import to_rgba
+
+    most = max((point.difference.n for point, _ in placed), default=0)
 
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhline(LOSSLESS, color="black", linewidth=0.8, linestyle=":")
@@ -106,6 +109,16 @@ def _draw(axes: Any, title: str, placed: list[tuple[Point, float]], reference: f
             label=kind,
         )
         for place, point in own:
+            if point.difference.n < most:
+                axes.plot(
+                    place,
+                    point.difference.mean,
+                    marker,
+                    color=colour,
+                    markerfacecolor="white",
+                    markersize=5.5,
+                    zorder=9,
+                )
             axes.annotate(
                 point.name,
                 (place, point.difference.mean),

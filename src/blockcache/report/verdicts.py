@@ -59,7 +59,10 @@ def _frontier(rows: Mapping[str, Row]) -> str:
 
     best = sorted((name for name, place in places.items() if not beaten(place)), key=lambda name: places[name])
     named = ", ".join(map(label, best))
-    return f"By the means alone, and so subject to chance, no other method is both cheaper and better than: {named}."
+    return (
+        "By the means alone, over as many episodes as each method has and so subject to chance, no other method is both "
+        f"cheaper and better than: {named}."
+    )
 
 
 def _equal_flops(collection: Collection) -> list[str]:
@@ -112,8 +115,8 @@ def _listed(names: Iterable[str], differences: Mapping[str, Estimate], short: st
     shown = []
     for name in sorted(names, key=lambda name: -differences[name].mean):
         value = differences[name]
-        figures = short.format(-value.mean) if short else f"{estimate(value, '{:+.3f}')}, n = {value.n}"
-        shown.append(f"{label(name)} ({figures})")
+        figures = short.format(-value.mean) if short else estimate(value, "{:+.3f}")
+        shown.append(f"{label(name)} ({figures}, n = {value.n})")
     return ", ".join(shown) or "no method"
 
 

@@ -7,9 +7,9 @@ registering a `TaskEntry` under the entry point group `blockcache.tasks`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -92,7 +92,7 @@ _OURS = (
 
 
 def task_names() -> tuple[str, ...]:
-    return tuple(sorted(_tasks()))
+    return tuple(sorted({entry.spec.name for entry in _OURS} | {point.name for point in _brought()}))
 
 
 def task_spec(name: str) -> TaskSpec:
@@ -128,15 +128,25 @@ def _make(entry: TaskEntry, factory: str) -> Any:
 
 
 def _find(name: str) -> TaskEntry:
-    known = _tasks()
-    if name not in known:
-        raise TaskError(f"unknown task {name!r}; known tasks are {', '.join(sorted(known))}")
-    return known[name]
+    """Ours, or one that another package registers; only that one is loaded, so that others cannot do harm."""
+    ours = [entry for entry in _OURS if entry.spec.name == name]
+    points = [point for point in _brought() if point.name == name]
+    if not ours and not points:
+        raise TaskError(f"unknown task {name!r}; known tasks are {', '.join(task_names())}")
+    if len(ours) + len(points) > 1:
+        raise TaskError(f"the task {name!r} is registered more than once: by {', '.join(p.value for p in points)}")
+    return ours[0] if ours else _load(points[0])
 
 
-def _tasks() -> dict[str, TaskEntry]:
-    """Ours, and those that other packages register."""
-    known = {entry.spec.name: entry for entry in _OURS}
-    for point in entry_points(group="blockcache.tasks"):
-        known.setdefault(point.name, point.load())
-    return known
+def _load(point: EntryPoint) -> TaskEntry:
+    try:
+        entry = point.load()
+    except Exception as error:
+        raise TaskError(f"the task {point.name!r} of {point.value} cannot be loaded: {error}") from error
+    if not isinstance(entry, TaskEntry) or entry.spec.name != point.name:
+        raise TaskError(f"{point.value} is registered as task {point.name!r}, but is not a TaskEntry of that name")
+    return entry
+
+
+def _brought() -> Iterable[EntryPoint]:
+    return entry_points(group="blockcache.tasks")

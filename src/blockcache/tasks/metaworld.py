@@ -78,7 +78,12 @@ class MetaWorld:
         return self.success or self._steps >= self.spec.max_steps
 
     def render(self) -> npt.NDArray[np.uint8]:
-        return np.asarray(self._env.render(), dtype=np.uint8)[::-1]  # this camera hangs upside down
+        try:
+            return np.asarray(self._env.render(), dtype=np.uint8)[::-1]  # this camera hangs upside down
+        except (RuntimeError, ImportError) as error:
+            raise TaskError(
+                f"MuJoCo cannot draw here ({error}); install libEGL, or set MUJOCO_GL=osmesa with libOSMesa"
+            ) from error
 
     def close(self) -> None:
         self._env.close()

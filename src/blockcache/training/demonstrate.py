@@ -13,6 +13,7 @@ from blockcache.tasks.base import Array
 from blockcache.training.config import TrainingError
 
 LINGER = 10  # steps that are kept after success: a policy shall learn to stay there
+PATIENCE = 50  # failures in a row
 
 
 def demonstrate(
@@ -29,6 +30,7 @@ def demonstrate(
         )
     first_test = task_spec(task).first_test_seed
     kept: list[tuple[Array, Array]] = []
+    in_vain = 0  # failures since the last success
     simulator, seed = make_task(task), first_seed
     try:
         with tqdm(total=episodes, disable=not progress, unit="episode", desc=f"demonstrate {task}") as bar:
@@ -39,9 +41,15 @@ def demonstrate(
                     )
                 found = _episode(simulator, task, seed, noise)
                 seed += 1
+                in_vain = 0 if found is not None else in_vain + 1
+                if in_vain == PATIENCE:
+                    raise TrainingError(
+                        f"the expert failed {PATIENCE} times in a row; nothing was written, take less noise"
+                    )
                 if found is not None:
                     kept.append(found)
                     bar.update()
+                bar.set_postfix(failed=seed - first_seed - len(kept), refresh=False)
     finally:
         simulator.close()
     arrays = {

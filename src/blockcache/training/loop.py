@@ -18,7 +18,8 @@ import torch
 from tqdm import tqdm
 
 from blockcache.files import PathLike
-from blockcache.policies import save_policy
+from blockcache.policies import load_policy, save_policy
+from blockcache.policies.checkpoint import check_replaceable
 from blockcache.training.config import TrainConfig, TrainingError
 from blockcache.training.data import read_demonstrations
 from blockcache.training.run import Run
@@ -64,8 +65,10 @@ def train(
 def _go_on(run: Run, target: Path, state: Path, show: bool) -> None:
     """Train to the end. Only complete steps are saved: an interrupt within one must leave no trace."""
     if run.progress.step == run.total:
-        save_policy(run.result(), target)
+        if not _is_there(run, target):
+            save_policy(run.result(), target)
         return
+    check_replaceable(target)  # now, and not after an hour of training
     interval = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar; a log file needs few
     with tqdm(
         total=run.total,
@@ -91,6 +94,11 @@ def _go_on(run: Run, target: Path, state: Path, show: bool) -> None:
                 save_policy(run.result(), target)
             bar.set_postfix(_figures(run), refresh=False)
             bar.update()
+
+
+def _is_there(run: Run, target: Path) -> bool:
+    """Whether the policy of the last step was saved: a kill may have come between state and policy."""
+    return target.exists() and (load_policy(target).config.training or {}).get("steps") == run.total
 
 
 def _figures(run: Run) -> dict[str, str]:

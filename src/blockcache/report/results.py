@@ -106,7 +106,8 @@ def _what_was_run(collection: Collection, directory: str) -> list[str]:
     return [
         *lines,
         f"*Lossless* means one thing here: the lower end of the 95 % interval of the paired difference is above {LOSSLESS}.",
-        "Intervals are bootstrap percentiles over rollouts. *Won/lost* counts pairs in which only this method, or only the full",
+        "Intervals are bootstrap percentiles over rollouts; where all scores are 0 or 1, Wilson's for rates, and for differences one",
+        "won and one lost pair are drawn too, as what was never seen is not ruled out. *Won/lost* counts pairs in which only this method, or only the full",
         "policy, succeeded, with the exact McNemar p. GFLOP are those of one chunk, by formula. *Action error*: open loop, executed",
         f"slice, normalised units; two full runs with different noise differ by {results.noise_floor.mean:.3f}.",
         "",

@@ -376,7 +376,7 @@ def test_pictures_without_matplotlib_are_refused_before_anything_is_measured(ref
         ("show square_ph --nonsense", "No such option"),
         ("show nowhere.json", "no schedule 'nowhere.json': neither a file nor one of can_ph, lift_ph,"),
         ("show .", "cannot read the schedule ."),
-        ("calibrate nowhere", "no policy 'nowhere': it is neither a directory nor one of the shipped policies (pusht)"),
+        ("calibrate nowhere", "no policy 'nowhere': it is neither a directory nor one of the shipped policies ("),
         ("calibrate policy --generations 0", "Invalid value for '--generations'"),
         ("calibrate policy --observations nowhere.npz", "cannot read observations from nowhere.npz"),
         ("calibrate policy --seed x", "Invalid value for '--seed'"),

@@ -15,6 +15,7 @@ from blockcache.errors import FileError, ObservationError, PolicyError, SamplerE
 from blockcache.policies import DiffusionTransformerPolicy, DPTConfig, checkpoint
 from blockcache.policies.checkpoint import load_tensors
 from blockcache.samplers import SamplerConfig
+from blockcache.tasks import task_names, task_spec
 
 
 def public_names(layers):
@@ -413,4 +414,11 @@ def test_config_round_trip(policy):
     assert DPTConfig.from_dict(settings) == policy.config
     assert DPTConfig.from_dict(replace(policy.config, task="x").to_dict()).task == "x"
     assert isinstance(DiffusionTransformerPolicy(DPTConfig.from_dict(settings)), torch.nn.Module)
-    assert checkpoint.shipped_policies() == ("pusht",)
+
+
+def test_every_task_has_a_shipped_policy_that_fits_it():
+    assert checkpoint.shipped_policies() == task_names()
+    for name in task_names():
+        policy, spec = bc.load_policy(name), task_spec(name)
+        assert policy.config.task == name
+        assert (policy.obs_dim, policy.action_dim) == (spec.obs_dim, spec.action_dim)

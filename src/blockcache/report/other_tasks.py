@@ -44,7 +44,7 @@ class TaskPolicies:
         for item, one, other in zip(self.policies, found, baseline, strict=True):
             against = item.results.of(other)
             for seed, record in item.results.of(one).items():
-                pair = [item.score for item in (record, against.get(seed)) if item and item.score is not None]
+                pair = [met.score for met in (record, against.get(seed)) if met and met.score is not None]
                 if len(pair) == 2:
                     by_seed.setdefault(seed, []).append(pair[0] - pair[1])
                     scores += pair

@@ -38,6 +38,12 @@ def test_a_simulator_that_fails_is_named(make_policy, toy_by_name, monkeypatch):
         observe(make_policy(), "toy", episodes=4, count=8)
 
 
+def test_episodes_that_are_over_at_once_show_nothing(make_policy, toy_by_name, monkeypatch):
+    monkeypatch.setattr(Toy, "done", True)
+    with pytest.raises(TaskError, match="4 episodes gave 0 observations, 8 were asked for; use more episodes"):
+        observe(make_policy(), "toy", episodes=4, count=8)
+
+
 def test_the_first_few_are_from_all_over_the_episodes(make_policy, toy_by_name):
     found = observe(make_policy(), "toy", episodes=6, count=18)
     assert {step for _, step in moments(found[:6])} == {0, 4, 8}

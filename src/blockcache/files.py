@@ -7,12 +7,16 @@ killed process or a read-only directory can cost the new file but never the old 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from blockcache.errors import FileError
 
@@ -43,6 +47,13 @@ def write_bytes(path: PathLike, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def write_arrays(path: PathLike, **arrays: npt.NDArray[Any]) -> None:
+    """An .npz file of plain arrays by name."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_bytes(path, buffer.getvalue())
 
 
 def read_bytes(path: PathLike, what: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from blockcache.errors import TaskError
-from blockcache.files import PathLike, write_bytes
+from blockcache.files import PathLike, write_arrays
 from blockcache.pairing import generate
 from blockcache.tasks import make_task, rollout, task_spec
 
@@ -42,24 +41,20 @@ def observe(policy: Any, task: str, episodes: int, count: int, first_seed: int =
         if record.error is not None:
             raise TaskError(f"the simulator failed with seed {record.seed}: {record.error}; observe other seeds")
     # An episode that is over stays in the batch as padding; what it shows then is no decision.
-    decisions = np.stack(
-        [
-            obs[place]
-            for chunk, obs in enumerate(seen)
-            for place, record in enumerate(records)
-            if chunk * policy.n_action_steps < record.steps
-        ]
-    )
+    decisions = [
+        obs[place]
+        for chunk, obs in enumerate(seen)
+        for place, record in enumerate(records)
+        if chunk * policy.n_action_steps < record.steps
+    ]
     if len(decisions) < count:
         raise TaskError(
             f"{episodes} episodes gave {len(decisions)} observations, {count} were asked for; use more episodes"
         )
     kept = np.linspace(0, len(decisions) - 1, count).round().astype(int)
     np.random.default_rng(first_seed).shuffle(kept)
-    return np.asarray(decisions[kept], dtype=np.float32)
+    return np.stack([decisions[place] for place in kept]).astype(np.float32)
 
 
 def save_observations(path: PathLike, obs: NDArray[np.float32]) -> None:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, obs=obs)
-    write_bytes(path, buffer.getvalue())
+    write_arrays(path, obs=obs)

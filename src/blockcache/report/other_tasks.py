@@ -6,7 +6,7 @@ its differences are averaged over the policies first, because they are not indep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -145,7 +145,7 @@ def _row(task: TaskPolicies, cells: Sequence[Cell]) -> list[str]:
     against = task.difference(rivals, names) if len(rivals) == len(names) else None
     flops = np.mean([run.method.flops for run in runs])
     return [
-        _distinct(names, label) + ("" if runs[0].method.shares_all_noise else " †"),
+        " / ".join(dict.fromkeys(map(label, names))) + ("" if runs[0].method.shares_all_noise else " †"),
         str(sum(0 if run.success is None else run.success.n for run in runs)),
         ", ".join("-" if run.success is None else f"{run.success.mean:.2f}" for run in runs),
         estimate(difference, "{:+.3f}"),
@@ -155,10 +155,6 @@ def _row(task: TaskPolicies, cells: Sequence[Cell]) -> list[str]:
         estimate(against, "{:+.3f}"),
         "" if against is None else {"better": "**BAC**", "worse": "**this**"}.get(verdict(against), "not told apart"),
     ]
-
-
-def _distinct(names: Sequence[str], show: Callable[[str], str]) -> str:
-    return " / ".join(dict.fromkeys(map(show, names)))
 
 
 def _quick(tasks: Sequence[TaskPolicies]) -> bool:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 from tqdm import tqdm
 
-from blockcache.files import PathLike, write_bytes
+from blockcache.files import PathLike, write_arrays
 from blockcache.tasks import Task, make_expert, make_task, task_spec
 from blockcache.tasks.base import Array
 from blockcache.training.config import TrainingError
@@ -52,14 +50,12 @@ def demonstrate(
                 bar.set_postfix(failed=seed - first_seed - len(kept), refresh=False)
     finally:
         simulator.close()
-    arrays = {
-        "obs": np.concatenate([obs for obs, _ in kept]),
-        "action": np.concatenate([action for _, action in kept]),
-        "episode_ends": np.cumsum([len(obs) for obs, _ in kept]),
-    }
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    write_bytes(out, buffer.getvalue())
+    write_arrays(
+        out,
+        obs=np.concatenate([obs for obs, _ in kept]),
+        action=np.concatenate([action for _, action in kept]),
+        episode_ends=np.cumsum([len(obs) for obs, _ in kept]),
+    )
     return seed - first_seed - episodes
 
 

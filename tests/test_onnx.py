@@ -322,6 +322,28 @@ def test_another_schedule_or_output_has_another_export(policy, schedule, cache):
     assert len([*cache.iterdir()]) == 4
 
 
+def test_exports_of_no_use_for_longest_are_deleted_when_the_cache_is_full(policy, cache, monkeypatch):
+    def use(*updates):
+        """The cache's files, with one for a schedule of these updates among them."""
+        schedule = bc.Schedule(6, dict.fromkeys(BLOCKS, updates))
+        bc.accelerate(policy, schedule, engine="onnx", threads=1).disable()
+        return {path.name for path in cache.iterdir()}
+
+    first = use(0, 2)
+    second = use(0, 3) - first
+    (cache / "mine.onnx").write_bytes(b"not to be touched")
+    for age, name in enumerate(("mine.onnx", *first, *second)):
+        os.utime(cache / name, (age, age))
+    use(0, 2)  # made first, but of use since
+    monkeypatch.setattr(f"{MODULE}.CACHE_BYTES", 1.2 * sum((cache / name).stat().st_size for name in first | second))
+    kept = use(0, 4)
+    assert {"mine.onnx"} | first < kept
+    assert not second & kept
+    assert len(kept) == 3
+    monkeypatch.setattr(f"{MODULE}.CACHE_BYTES", 0)
+    assert len(use(0, 5)) == 2  # the newest stays, however large
+
+
 @pytest.mark.parametrize("damage", ["cut short", "empty", "no header", "old version"])
 def test_a_damaged_file_in_the_cache_is_made_again(policy, schedule, observe, cache, damage):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):

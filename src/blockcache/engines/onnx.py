@@ -6,6 +6,7 @@ are kept on disk by fingerprint, so that the wait comes once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -30,6 +31,7 @@ from blockcache.plan import compile_plan
 from blockcache.schedule import Schedule
 
 FORMAT, VERSION = "blockcache.onnx", 1
+CACHE_BYTES = 2 * 10**9
 _SINGLE = torch.empty(0, dtype=torch.float32)
 MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
 """ONNX Runtime has the Attention operator on the CPU since 1.23; before 1.21 it copied a weight for each of its uses."""
@@ -176,11 +178,17 @@ def open_cached(
     path = cache_directory() / f"{_digest(policy, schedule, fingerprint)}.onnx"
     if path.exists():
         try:
-            return OnnxRunner(path, threads)
+            runner = OnnxRunner(path, threads)
         except FileError:
             pass  # made again below
+        else:
+            with contextlib.suppress(OSError):
+                os.utime(path)  # was of use just now, see _prune
+            return runner
     export(policy, schedule, fingerprint, path)
-    return OnnxRunner(path, threads)
+    runner = OnnxRunner(path, threads)
+    _prune(path.parent)
+    return runner
 
 
 def _digest(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint) -> str:
@@ -189,6 +197,18 @@ def _digest(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint
     del header["origin"]  # for the record only
     key = [header, policy.norm_eps, policy.causal]
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+
+
+def _prune(directory: Path) -> None:
+    """Once its exports take more than `CACHE_BYTES`, delete those that were of no use for longest; the newest stays."""
+    with contextlib.suppress(OSError):  # another process prunes too, or holds a file open on Windows: next time
+        ours = directory.glob("[0-9a-f]" * 32 + ".onnx")
+        newest, *others = sorted(((path.stat(), path) for path in ours), key=lambda file: -file[0].st_mtime_ns)
+        room = CACHE_BYTES - newest[0].st_size
+        for facts, path in others:
+            room -= facts.st_size
+            if room < 0:
+                path.unlink()
 
 
 def cache_directory() -> Path:

@@ -20,7 +20,7 @@ from blockcache.report.other_tasks import load_other_tasks
 from blockcache.report.published import printed_table
 from blockcache.report.results import page
 from blockcache.report.stored import Stored, shipped, summarise_main
-from blockcache.report.suites import Collection, family, label
+from blockcache.report.suites import Collection, SuiteResults, family, label
 from blockcache.report.tradeoff import plot_tradeoff, points
 
 STEPS = 100
@@ -95,6 +95,16 @@ def make_timings(path, names):
     methods = {name: {"p50": values[1], "seconds": values} for name, values in seconds.items()}
     header = {"format": "blockcache.timings", "version": 1, "made_by": "blockcache", "setting": "seconds per chunk"}
     path.write_text(json.dumps({**header, "machine": {"processor": "abacus"}, "methods": methods}))
+
+
+def test_the_command_of_a_suite_names_what_was_not_left_at_its_default():
+    results = make_suite("main", lost)
+    made = SuiteResults(suite_of(results, "main.json"), results)
+    usual = "blockcache suite main tiny -o there --rollouts 40 --main-rollouts 60"
+    assert made.command("there") == usual
+    calibration = {**results.setting["calibration"], "generations": 8}
+    other = replace(results, setting={**results.setting, "group": 5, "calibration": calibration})
+    assert replace(made, results=other).command("there") == f"{usual} --group 5 --generations 8"
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from blockcache.experiments.results import GENERATIONS, GROUP
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -27,12 +29,12 @@ def run_options(verb: Verb) -> Verb:
     """How rollouts are run and what is calibrated on: --group to --generations, in the order of the help."""
     engines = click.Choice(["auto", "patched", "loop", "onnx"])
     options: list[Callable[[Verb], Verb]] = [
-        click.option("--group", type=POSITIVE, default=10, show_default=True, help="Rollouts run as one batch."),
+        click.option("--group", type=POSITIVE, default=GROUP, show_default=True, help="Rollouts run as one batch."),
         click.option("--engine", type=engines, default="auto", show_default=True),
         click.option("--workers", type=POSITIVE, help="Processes on this machine. Default: one for each core."),
         click.option("--ray", metavar="ADDRESS", help="Use a Ray cluster instead; 'local' starts one here."),
         click.option("--observations", metavar="FILE", help="To calibrate on, a .npz. Default: the policy's own."),
-        click.option("--generations", type=POSITIVE, default=16, show_default=True, help="To calibrate on."),
+        click.option("--generations", type=POSITIVE, default=GENERATIONS, show_default=True, help="To calibrate on."),
     ]
     for option in reversed(options):  # as decorators are: the lowest first
         verb = option(verb)

@@ -25,7 +25,15 @@ from blockcache.experiments.machine import describe
 from blockcache.experiments.methods import FULL, parse_method
 from blockcache.experiments.paired import Group, OpenLoop, Setting, one_thread, play, work
 from blockcache.experiments.quality import action_error
-from blockcache.experiments.results import MethodRun, OpenLoopError, Record, Results, check_replaceable
+from blockcache.experiments.results import (
+    GENERATIONS,
+    GROUP,
+    MethodRun,
+    OpenLoopError,
+    Record,
+    Results,
+    check_replaceable,
+)
 from blockcache.files import PathLike, write_json
 from blockcache.fingerprint import Fingerprint
 from blockcache.policies import DiffusionTransformerPolicy
@@ -33,7 +41,6 @@ from blockcache.target import examine
 from blockcache.tasks import Rollout, Task, TaskSpec, make_task
 from blockcache.teacache import Rule
 
-GROUP = 10
 OPEN_LOOP = 32  # observations, at most
 PLAIN = "plain policy"
 _REFERENCE, _FLOOR = OpenLoop(Candidate(), seed=0), OpenLoop(Candidate(), seed=10_000)
@@ -159,7 +166,7 @@ def prepare(
     first_seed: int | None = None,
     group: int = GROUP,
     engine: str = "auto",
-    generations: int = 16,
+    generations: int = GENERATIONS,
     make: Callable[[], Task] | None = None,
     progress: bool = True,
 ) -> Evaluation:

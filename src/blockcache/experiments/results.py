@@ -26,6 +26,7 @@ from blockcache.fingerprint import Fingerprint
 
 FORMAT, VERSION = "blockcache.results", 1
 BASELINE = "full"
+GROUP, GENERATIONS = 10, 16  # rollouts run as one batch, observations to calibrate on; unless somebody asks otherwise
 T = TypeVar("T")
 
 

@@ -16,12 +16,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from blockcache.experiments.candidates import Calibrations, fewer_steps
-from blockcache.experiments.evaluation import GROUP, Evaluation, prepare
+from blockcache.experiments.evaluation import Evaluation, prepare
 from blockcache.experiments.jobs import Backend, EvaluationError, one_by_one
 from blockcache.experiments.latency import Latency
 from blockcache.experiments.methods import TeaCache, parse_method
 from blockcache.experiments.paired import one_thread
-from blockcache.experiments.results import BASELINE, Results
+from blockcache.experiments.results import BASELINE, GENERATIONS, GROUP, Results
 from blockcache.experiments.suites import SUITES, Cell, Equal, Suite, settle, suite_of
 from blockcache.files import PathLike
 from blockcache.policies import DiffusionTransformerPolicy
@@ -41,7 +41,7 @@ class Amount:
     rollouts: int = 50
     main_rollouts: int = 250
     group: int = GROUP
-    generations: int = 16
+    generations: int = GENERATIONS
     max_steps: int | None = None
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 from blockcache.errors import FileError
 from blockcache.experiments.latency import Latency
 from blockcache.experiments.methods import ScheduleFile, Solved, TeaCache, parse_method
-from blockcache.experiments.results import BASELINE, Results
+from blockcache.experiments.results import BASELINE, GENERATIONS, GROUP, Results
 from blockcache.experiments.statistics import Estimate, paired_difference
 from blockcache.experiments.suites import SUITES, TIMINGS, Cell, Suite, suite_of
 from blockcache.experiments.summary import Row, summarise
@@ -42,8 +42,15 @@ class SuiteResults:
         """What made the suite's file in that directory."""
         least, *_, most = [self.rollouts[0], *self.rollouts]
         main = f" --main-rollouts {most}" if self.suite.name == "main" else ""
-        amount = " --quick" if self.suite.quick else f" --rollouts {least}{main}"
+        amount = " --quick" if self.suite.quick else f" --rollouts {least}{main}{self._unusual}"
         return f"blockcache suite {self.suite.name} {self.results.policy['source']} -o {directory}{amount}"
+
+    @property
+    def _unusual(self) -> str:
+        """The options, as one would type them, that were not left at their defaults."""
+        group, generations = self.results.setting["group"], self.results.setting["calibration"]["generations"]
+        grouped = "" if group == GROUP else f" --group {group}"
+        return grouped + ("" if generations == GENERATIONS else f" --generations {generations}")
 
     def compare(self, found: str, baseline: str, seeds: Container[int] | None = None) -> Estimate | None:
         """The paired difference of two methods' scores, of some seeds or all; None where they share no finished one."""

@@ -1,5 +1,6 @@
 """Small random policies, so that a whole generation takes milliseconds; verbs and the toy task within this process."""
 
+import json
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import blockcache.cli
-import blockcache.tasks.base
-from blockcache.policies import DiffusionTransformerPolicy, DPTConfig
+from blockcache import cli
+from blockcache.experiments.results import Results
+from blockcache.policies import DiffusionTransformerPolicy, DPTConfig, save_policy
 from blockcache.samplers import SamplerConfig
+from cli_inputs import SMALL, STEPS
+from toy_evaluation import ready
 
 torch.set_num_threads(1)
 # a busy machine is no failure
@@ -120,12 +123,39 @@ def random_updates():
 
 
 @pytest.fixture
+def exports_stay_here(monkeypatch, tmp_path):
+    """Nothing is written to the home directory."""
+    monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(params=["loop", "onnx"])
+def engine(request):
+    return request.param
+
+
+@pytest.fixture
+def in_an_empty_directory(exports_stay_here, monkeypatch, tmp_path):
+    """Defaults such as `schedule.json` are written here, and exports are kept here."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def policy_directory(make_policy, tmp_path):
+    """A tiny policy directory with observations in it."""
+    directory = tmp_path / "policy"
+    save_policy(make_policy(sampler=SamplerConfig("ddpm", num_inference_steps=STEPS)), directory)
+    observations = np.random.default_rng(0).standard_normal((8, 2, 5), dtype=np.float32)
+    np.savez(directory / "observations.npz", obs=observations)
+    return directory
+
+
+@pytest.fixture
 def command(capsys):
     """Runs a verb in this process: exit code, output and errors."""
 
     def run(*words):
         try:
-            blockcache.cli.main([str(word) for word in words])
+            cli.main([str(word) for word in words])
             code = 0
         except SystemExit as error:
             code = error.code
@@ -135,7 +165,72 @@ def command(capsys):
 
 
 @pytest.fixture
+def blockcache(capsys):
+    """Runs a verb in this process: its standard output."""
+
+    def run(*words):
+        capsys.readouterr()
+        cli.main([str(word) for word in words])
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a verb that must fail: the one line on standard error."""
+
+    def run(*words):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            cli.main([str(word) for word in words])
+        assert caught.value.code == 2
+        lines = capsys.readouterr().err.splitlines()
+        (line,) = [line for line in lines if not is_progress(line)]
+        assert line.startswith("error: ")
+        assert "Traceback" not in line
+        return line.removeprefix("error: ")
+
+    return run
+
+
+def is_progress(line):
+    return not line.strip() or "it/s" in line or "%|" in line
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory):
+    """One small run of the whole benchmark; torch.compile is not available."""
+    directory = tmp_path_factory.mktemp("bench")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BLOCKCACHE_CACHE", str(directory / "cache"))
+
+        def compile_nothing(model):
+            raise RuntimeError("no compiler here\nand more lines")
+
+        patch.setattr("torch.compile", compile_nothing)
+        patch.setattr("blockcache.experiments.machine.peak_gflops.__defaults__", (64, 0.05))
+        patch.setattr("blockcache.experiments.latency.REST", 0.0)
+        cli.main(["bench", *SMALL, "--repeats", "2", "--json", str(directory / "bench.json")])
+    return json.loads((directory / "bench.json").read_text())
+
+
+@pytest.fixture
 def toy_by_name(monkeypatch):
     """The toy task can be found by its name, as if another package brought it."""
     point = EntryPoint("toy", "toy_task:ENTRY", "blockcache.tasks")
-    monkeypatch.setattr(blockcache.tasks.base, "entry_points", lambda group: [point])
+    monkeypatch.setattr("blockcache.tasks.base.entry_points", lambda group: [point])
+
+
+@pytest.fixture(scope="session")
+def reference(make_policy, tmp_path_factory):
+    """The file of a toy evaluation that was never interrupted, by one process."""
+    directory = tmp_path_factory.mktemp("reference")
+    ready(make_policy(), directory / "state").run(progress=False).save(directory / "results.json")
+    return (directory / "results.json").read_bytes()
+
+
+@pytest.fixture
+def results(reference, tmp_path):
+    (tmp_path / "reference.json").write_bytes(reference)
+    return Results.load(tmp_path / "reference.json")

@@ -16,6 +16,8 @@ from torch import nn
 import blockcache as bc
 from blockcache.errors import EngineError, ObservationError, StaleWeightsError
 
+pytestmark = pytest.mark.usefixtures("exports_stay_here")
+
 WIDTH, HEADS, DEPTH, TOKENS, SEEN, OBS, ACTION, EXECUTED, STEPS = 12, 3, 2, 7, 2, 4, 3, 3, 5
 BLOCKS = [f"layers.{index}.{kind}" for index in range(DEPTH) for kind in ("SA", "CA", "FFN")]
 COSINE = {"beta_schedule": "squaredcos_cap_v2"}
@@ -128,16 +130,6 @@ class Wordy(Policy):
 
     def predict_action(self, obs_dict):
         return super().predict_action({"obs": obs_dict["state"]})
-
-
-@pytest.fixture(autouse=True)
-def exports_stay_here(monkeypatch, tmp_path):
-    monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture(params=["loop", "onnx"])
-def engine(request):
-    return request.param
 
 
 def observe(batch=1):

@@ -1,14 +1,7 @@
-"""Paired evaluation on a toy task: the same records whoever runs it and however often it is interrupted."""
+"""Paired evaluation on a toy task: what is measured, results files, and what is refused."""
 
-import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,57 +10,16 @@ import torch
 from blockcache.errors import FileError, TaskError
 from blockcache.experiments import jobs
 from blockcache.experiments.evaluation import prepare
-from blockcache.experiments.jobs import EvaluationError, Store, local_workers, one_by_one, ray_cluster, run_jobs
+from blockcache.experiments.jobs import EvaluationError, local_workers, one_by_one, ray_cluster
 from blockcache.experiments.methods import MethodError
-from blockcache.experiments.paired import _record, one_thread, rollout_noise
+from blockcache.experiments.paired import _record, rollout_noise
 from blockcache.experiments.results import Record, Results
 from blockcache.experiments.summary import summarise
-from blockcache.experiments.video import check_video, write_video
-from blockcache.policies import save_policy
+from blockcache.experiments.video import check_video
 from blockcache.samplers import SamplerConfig, table
-from blockcache.tasks import Rollout, TaskSpec
-from toy_task import SPEC, Toy, observations
-
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-METHODS = ("uniform:S=3", "ddim-3", "teacache:threshold=0.5")
-
-
-def ready(policy, state, make=Toy, methods=METHODS, rollouts=6, group=2, **others):
-    settings = {"first_seed": 0, "generations": 4, "engine": "loop", "progress": False, "source": "tiny"}
-    return prepare(
-        policy,
-        "toy",
-        methods,
-        observations(),
-        state=state,
-        rollouts=rollouts,
-        group=group,
-        make=make,
-        **settings | others,
-    )
-
-
-def evaluate_here(directory, slow):
-    """What the tests start in a process of its own, to kill it."""
-    from conftest import tiny_policy
-
-    run = ready(tiny_policy(), Path(directory) / "results.state", partial(Toy, slow=slow))
-    run.run(progress=False).save(Path(directory) / "results.json")
-
-
-@pytest.fixture(scope="module")
-def reference(make_policy, tmp_path_factory):
-    """The file of an evaluation that was never interrupted, by one process."""
-    directory = tmp_path_factory.mktemp("reference")
-    ready(make_policy(), directory / "state").run(progress=False).save(directory / "results.json")
-    return (directory / "results.json").read_bytes()
-
-
-@pytest.fixture
-def results(reference, tmp_path):
-    (tmp_path / "reference.json").write_bytes(reference)
-    return Results.load(tmp_path / "reference.json")
-
+from blockcache.tasks import Rollout
+from toy_evaluation import METHODS, ready
+from toy_task import Toy, observations
 
 # ---- what is measured
 
@@ -168,149 +120,6 @@ def test_pairs_with_a_failure_are_left_out_of_the_comparison(results):
     assert changed.failed == 1
 
 
-# ---- the same, whoever runs it
-
-
-def test_two_workers_give_the_same_file(make_policy, reference, tmp_path):
-    run = ready(make_policy(), tmp_path / "state")
-    run.run(local_workers(2), progress=False).save(tmp_path / "results.json")
-    assert (tmp_path / "results.json").read_bytes() == reference
-
-
-@pytest.fixture
-def found_by_ray(monkeypatch):
-    """Ray's workers have to find this file and the toy."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-
-
-@needs_ray
-def test_a_local_ray_gives_the_same_file(make_policy, reference, tmp_path, found_by_ray):
-    run = ready(make_policy(), tmp_path / "state")
-    run.run(ray_cluster("local"), progress=False).save(tmp_path / "results.json")
-    assert (tmp_path / "results.json").read_bytes() == reference
-
-
-def misfit(job):
-    raise TaskError(f"no such place as {job}")
-
-
-def die(job):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@needs_ray
-def test_errors_and_deaths_of_ray_workers_come_back_as_sentences(found_by_ray):
-    import ray
-
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    try:
-        with pytest.raises(TaskError, match=r"^no such place as home$"):
-            list(ray_cluster("local")(misfit, ["home"]))
-        with pytest.raises(EvaluationError, match="worker was killed"):
-            list(ray_cluster("local")(die, ["home"]))
-        assert ray.is_initialized()  # it was not ours to shut down
-    finally:
-        ray.shutdown()
-
-
-def test_threads_are_put_back():
-    torch.set_num_threads(2)
-    try:
-        with one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
-# ---- interrupted
-
-
-def test_a_killed_evaluation_resumed_gives_the_same_file(make_policy, reference, tmp_path):
-    state = tmp_path / "results.state"
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_evaluation as here; "
-    command = [sys.executable, "-c", code + f"here.evaluate_here({str(tmp_path)!r}, slow=0.05)"]
-    process = subprocess.Popen(command, start_new_session=True)
-    try:
-        while not (kept := len(list(state.glob("*.json")))) or kept < 8:  # 6 open-loop jobs come first
-            assert process.poll() is None
-            time.sleep(0.01)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    kept = {path: path.read_bytes() for path in state.glob("*.json")}
-    assert 8 <= len(kept) < 18
-    assert not (tmp_path / "results.json").exists()
-    evaluation = ready(make_policy(), state)
-    evaluation.run(progress=False).save(tmp_path / "results.json")
-    assert (tmp_path / "results.json").read_bytes() == reference
-    assert {path: path.read_bytes() for path in kept} == kept
-    assert len(list(state.glob("*.json"))) == 18
-
-
-def test_a_killed_worker_ends_the_run_with_a_sentence_and_what_is_finished_stays(make_policy, reference, tmp_path):
-    flag, state = tmp_path / "kill", tmp_path / "state"
-    flag.touch()
-    run = ready(make_policy(), state, partial(Toy, kill=str(flag)))
-    with pytest.raises(EvaluationError, match=r"worker was killed.*the same command goes on"):
-        run.run(local_workers(2), progress=False)
-    kept = len(list(state.glob("*.json")))
-    assert 0 < kept < 18
-    flag.unlink()
-    run.run(progress=False).save(tmp_path / "results.json")
-    assert (tmp_path / "results.json").read_bytes() == reference
-
-
-def test_finished_jobs_are_not_run_again(tmp_path):
-    ran = []
-
-    def work(job):
-        ran.append(job)
-        if job == "three":
-            raise KeyboardInterrupt
-        return {"value": job * 2}
-
-    named = {"a" * 64: "one", "b" * 64: "two", "c" * 64: "three"}
-    with pytest.raises(KeyboardInterrupt):
-        run_jobs(work, named, Store(tmp_path), one_by_one, progress=False)
-    assert ran == ["one", "two", "three"]
-    del named["c" * 64]
-    found = run_jobs(work, named, Store(tmp_path), one_by_one, progress=False)
-    assert found == {"a" * 64: {"value": "oneone"}, "b" * 64: {"value": "twotwo"}}
-    assert ran == ["one", "two", "three"]
-
-
-def test_a_kept_job_that_is_not_what_its_name_says_is_refused(tmp_path):
-    store = Store(tmp_path)
-    store.put("a" * 64, {"value": 1})
-    (tmp_path / f"{'a' * 32}.json").rename(tmp_path / f"{'b' * 32}.json")
-    with pytest.raises(FileError, match="delete it"):
-        store.get("b" * 64)
-
-
-def test_nothing_that_counts_is_left_out_of_the_key(make_policy, tmp_path):
-    def keys(policy=None, **changes):
-        run = ready(
-            policy or make_policy(), tmp_path / "state", **{"methods": ("uniform:S=3",), "rollouts": 2, **changes}
-        )
-        return {run._key(job) for job in run._jobs() if hasattr(job, "seeds")}
-
-    first = keys()
-    assert keys() == first
-    assert len(first) == 2
-    for changed in (
-        keys(make_policy(seed=1)),
-        keys(make_policy(n_action_steps=3)),
-        keys(first_seed=2),
-        keys(engine="patched"),
-        keys(make=partial(Toy, TaskSpec(**vars(SPEC) | {"max_steps": 8}))),
-        keys(rollouts=3, group=3),
-    ):
-        assert not changed & first
-    assert len(keys(methods=("uniform:S=2",)) & first) == 1  # full is the same
-    assert keys(rollouts=4) > first  # more of the same goes on from what there is
-
-
 # ---- a simulator that fails
 
 
@@ -407,128 +216,3 @@ def test_missing_libraries_are_named_with_their_extra(monkeypatch):
     assert local_workers(1) is local_workers(None) is one_by_one
     with pytest.raises(FileError, match=r"blockcache\[plots\]"):
         check_video("x.gif")
-
-
-# ---- the verb
-
-
-@pytest.fixture
-def shell(make_policy, tmp_path, monkeypatch, toy_by_name, command):
-    """Runs `blockcache eval` on the toy task."""
-    save_policy(make_policy(), tmp_path / "policy")
-    np.savez(tmp_path / "obs.npz", obs=observations().numpy())
-    monkeypatch.chdir(tmp_path)
-    fixed = "--observations obs.npz --generations 4 --rollouts 2 --group 2 --seed 0 --workers 1 --repeats 1"
-    return lambda *arguments, task="toy": command("eval", task, "policy", *fixed.split(), *arguments)
-
-
-def test_the_verb_writes_results_timings_and_a_table(shell, tmp_path):
-    code, out, _ = shell("-m", "uniform:S=3", "-m", "ddim-3", "--engine", "patched", "-o", "deep/results.json")
-    assert code == 0
-    found = Results.load(tmp_path / "deep" / "results.json")
-    assert [method.engine for method in found.methods] == ["patched"] * 3
-    timings = json.loads((tmp_path / "deep" / "results.timings.json").read_text())
-    assert set(timings["methods"]) == {"plain policy", "full", "uniform:S=3", "ddim-3"}
-    rows = [line.split() for line in out.splitlines()]
-    assert [row[0] for row in rows if row and row[0] in ("full", "uniform:S=3", "ddim-3")] == 2 * [
-        "full",
-        "uniform:S=3",
-        "ddim-3",
-    ]
-    (ddim,) = [line for line in out.splitlines() if line.startswith("ddim-3") and "start only" in line]
-    assert f"{np.mean([record.score for record in found.of('ddim-3').values()]):.3f}" in ddim
-    assert "batch 1" in out
-    assert "two full runs with different noise differ by" in out
-
-
-def test_a_failed_rollout_gives_an_exit_code(shell, monkeypatch):
-    monkeypatch.setattr("toy_task.Toy", partial(Toy, fails={1: 3}))
-    code, out, err = shell("-m", "uniform:S=3")
-    assert code == 1
-    assert "error: 2 rollouts failed" in err
-    assert "1 (1 failed)" in out
-
-
-def test_an_interrupt_keeps_what_is_finished_and_says_so(shell, monkeypatch, tmp_path):
-    with monkeypatch.context() as patch:
-        patch.setattr("toy_task.Toy", partial(Toy, interrupt=2))
-        code, _, err = shell("-m", "uniform:S=3", "--rollouts", 4)
-        assert code == 130
-        assert "interrupted; what was finished is kept in results.state, the same command goes on" in err
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "results.state").glob("*.json")}
-    assert len(kept) == 6  # four open loop, two groups
-    assert not (tmp_path / "results.json").exists()
-    assert shell("-m", "uniform:S=3", "--rollouts", 4)[0] == 0
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("-m", "bca"), "error: unknown method 'bca'"),
-        (("--rollouts", "0"), "0 is not in the range"),
-        (("--ray", "auto", "--workers", "2"), "exclude one another"),
-        (("--video", "x.avi"), "a video is a .gif or a .mp4 file"),
-        (("-m", "nowhere.json"), "error: no schedule at nowhere.json"),
-    ],
-)
-def test_the_verb_refuses_with_one_line(shell, arguments, message):
-    code, out, err = shell(*arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
-
-
-def test_the_verb_refuses_unknown_tasks_and_missing_simulators(shell, monkeypatch):
-    assert "error: unknown task 'nope'; known tasks are" in shell(task="nope")[2]
-    assert "error: the policy does not fit task pusht" in shell(task="pusht")[2]
-
-    def missing(spec):
-        raise ImportError("No module named 'gym_toy'")
-
-    monkeypatch.setattr("toy_task.Toy", missing)
-    code, _, err = shell()
-    assert code == 2
-    assert 'pip install "blockcache[toy]"' in err
-
-
-# ---- the video
-
-
-def test_the_video_shows_both_policies_side_by_side(shell, tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    assert shell("-m", "uniform:S=3", "--video", "film.gif")[0] == 0
-    film = image.open(tmp_path / "film.gif")
-    assert film.n_frames == 10  # the start and nine steps
-    assert film.size == (2 * 384, 256 + 18)
-    film.seek(9)
-    pixels = np.asarray(film.convert("RGB"))
-    assert abs(int(pixels[100, 100, 0]) - 225) < 4
-    assert abs(int(pixels[100, 500, 0]) - 225) < 4
-
-
-def test_a_film_that_ends_early_stays_on_its_last_picture(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    frames = [np.full((4, 4, 3), value, dtype=np.uint8) for value in (10, 90, 200)]
-    write_video(tmp_path / "film.gif", {"short": frames[:1], "long": frames})
-    film = image.open(tmp_path / "film.gif")
-    film.seek(2)
-    pixels = np.asarray(film.convert("RGB"))
-    assert abs(int(pixels[200, 100, 0]) - 10) < 4
-    assert abs(int(pixels[200, 400, 0]) - 200) < 4
-
-
-def test_an_mp4_can_be_read_back(tmp_path):
-    cv2 = pytest.importorskip("cv2")
-    write_video(tmp_path / "film.mp4", {"one": [np.full((40, 40, 3), (200, 0, 0), dtype=np.uint8)] * 5})
-    film = cv2.VideoCapture(str(tmp_path / "film.mp4"))
-    found, picture = film.read()
-    assert found
-    assert picture[150, 100, 2] > 150 > 60 > picture[150, 100, 0]  # red, and OpenCV has blue first
-
-
-def test_the_video_is_of_the_very_rollout_in_the_results(make_policy, results, tmp_path):
-    frames = []
-    done = ready(make_policy(), tmp_path / "state").play("uniform:S=3", 3, lambda toy: frames.append(toy.seed))
-    assert done.score == results.of("uniform:S=3")[3].score
-    assert frames == [3] * 13  # the start, and three chunks of four

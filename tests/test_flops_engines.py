@@ -22,6 +22,8 @@ from blockcache.plan import compile_plan
 from blockcache.samplers import SamplerConfig
 from blockcache.target import examine
 
+pytestmark = pytest.mark.usefixtures("exports_stay_here")
+
 STEPS = 6
 SHAPES = {
     "tiny": {},
@@ -29,11 +31,6 @@ SHAPES = {
     "three observations, long chunk": {"n_obs_steps": 3, "horizon": 12, "n_layer": 3},
     "four heads": {"n_head": 4, "obs_dim": 9},
 }
-
-
-@pytest.fixture(autouse=True)
-def exports_stay_here(monkeypatch, tmp_path):
-    monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(params=SHAPES.values(), ids=SHAPES)

@@ -13,6 +13,8 @@ from blockcache.plan import compile_plan
 from blockcache.samplers import SamplerConfig
 from blockcache.target import examine
 
+pytestmark = pytest.mark.usefixtures("exports_stay_here")
+
 SAMPLERS = {
     "ddpm": SamplerConfig("ddpm", num_inference_steps=6),
     "ddim with eta": SamplerConfig("ddim", num_inference_steps=6, eta=0.7),
@@ -23,11 +25,6 @@ MEMORIES = {
     "encoded once": ProjectedMemory,
     "keys and values once": TabulatedMemory,
 }
-
-
-@pytest.fixture(autouse=True)
-def exports_stay_here(monkeypatch, tmp_path):
-    monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
 
 
 def compiled(policy, schedule=None):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from blockcache.experiments.statistics import chunk_jump, mcnemar, mean_interval, mean_jerk, paired_difference
+from blockcache.experiments.statistics import Estimate, chunk_jump, mcnemar, mean_interval, mean_jerk, paired_difference
 
 
 def test_an_interval_of_many_normal_values_is_the_textbook_one():
@@ -47,6 +47,11 @@ def test_an_interval_covers_the_truth_about_as_often_as_it_says():
     rng = np.random.default_rng(0)
     hits = [found.low <= 0.25 <= found.high for found in (mean_interval(rng.random(60) < 0.25) for _ in range(200))]
     assert 0.90 <= np.mean(hits) <= 0.99
+
+
+def test_a_rounding_error_does_not_look_like_a_loss():
+    assert Estimate(-1e-17, -0.0123, 2e-5, 50).text("{:+.3f}") == "+0.000 [-0.012, +0.000]"
+    assert Estimate(-0.0006, -math.inf, math.inf, 1).text("{:+.3f}") == "-0.001"
 
 
 def test_pairing_counts_and_not_the_spread_of_either_side():

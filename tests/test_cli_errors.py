@@ -1,0 +1,181 @@
+"""The command line when something is wrong: one line on standard error, nothing written, the right exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockcache import cli
+from cli_inputs import SMALL, synthetic
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
+
+
+def shell(*words, **settings):
+    """Runs a verb in a process of its own."""
+    command = [sys.executable, "-c", "import sys; from blockcache.cli import main; main(sys.argv[1:])"]
+    return subprocess.run([*command, *map(str, words)], capture_output=True, text=True, timeout=120, **settings)
+
+
+@contextmanager
+def cut_short(path):
+    """For a while the file has lost its second half."""
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[: len(whole) // 2])
+    yield
+    Path(path).write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("nonsense", "No such command 'nonsense'"),
+        ("show", "Missing argument 'SCHEDULE'"),
+        ("show square_ph --nonsense", "No such option"),
+        ("show nowhere.json", "no schedule 'nowhere.json': neither a file nor one of can_ph, lift_ph,"),
+        ("show .", "cannot read the schedule ."),
+        ("calibrate nowhere", "no policy 'nowhere': it is neither a directory nor one of the shipped policies ("),
+        ("calibrate policy --generations 0", "Invalid value for '--generations'"),
+        ("calibrate policy --observations nowhere.npz", "cannot read observations from nowhere.npz"),
+        ("calibrate policy --seed x", "Invalid value for '--seed'"),
+        ("solve nowhere.safetensors", "no recording at nowhere.safetensors"),
+        ("flops --steps 50 square_ph", "the schedule is for 100 steps, the generation has 50"),
+        ("flops --layers 0", "Invalid value for '--layers'"),
+        ("flops square_ph --policy policy", "the schedule is for 100 steps, the generation has 20"),
+        ("export policy square_ph", "does not fit the policy"),
+        ("export nowhere", "no policy 'nowhere'"),
+        ("bench --width 10", "n_emb must be even"),
+        ("bench --horizon 4", "the executed slice ends at 9, behind the horizon 4"),
+        ("bench --sampler euler", "sampler setting type"),
+        ("bench --steps 101", "num_inference_steps"),
+        ("bench --batch 0", "Invalid value for '--batch'"),
+        ("demo --policy nowhere", "no policy 'nowhere'"),
+        ("demo --policy policy --generations 8", "the policy brings 8 observations; 8 to calibrate on leave none"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line(refused, policy_directory, words, sentence):
+    before = set(Path().rglob("*"))
+    assert sentence in refused(*words.split())
+    assert set(Path().rglob("*")) <= before | {Path("cache")}
+
+
+def test_a_policy_without_observations_says_so(refused, policy_directory):
+    (policy_directory / "observations.npz").unlink()
+    for words in (["calibrate", policy_directory], ["demo", "--policy", policy_directory]):
+        assert "brings no observations" in refused(*words)
+
+
+@pytest.mark.parametrize(
+    ("array", "sentence"),
+    [
+        ({"obs": np.zeros((4, 3, 5))}, "have shape (4, 3, 5), expected (N, 2, 5)"),
+        ({"obs": np.zeros((0, 2, 5))}, "have shape (0, 2, 5), expected (N, 2, 5)"),
+        ({"obs": np.full((4, 2, 5), "x")}, "are no numbers"),
+        ({"obs": np.full((4, 2, 5), np.nan)}, "NaN or infinity"),
+        ({"obs": np.array([{}])}, "cannot read observations"),
+        ({"other": np.zeros((4, 2, 5))}, "cannot read observations"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value,
+)
+def test_observations_that_are_refused(refused, policy_directory, array, sentence):
+    np.savez("obs.npz", **array)
+    assert sentence in refused("calibrate", policy_directory, "--observations", "obs.npz")
+    assert not Path("recording.safetensors").exists()
+
+
+def test_damaged_files_are_one_line(blockcache, refused, policy_directory):
+    blockcache("calibrate", policy_directory, "--generations", 1)
+    blockcache("solve", "recording.safetensors", "-S", 5)
+    for file, words in (
+        (policy_directory / "config.json", ["calibrate", policy_directory]),
+        (policy_directory / "model.safetensors", ["calibrate", policy_directory]),
+        (policy_directory / "observations.npz", ["calibrate", policy_directory]),
+        ("recording.safetensors", ["solve", "recording.safetensors"]),
+        ("schedule.json", ["show", "schedule.json"]),
+        ("schedule.json", ["export", policy_directory, "schedule.json"]),
+    ):
+        with cut_short(file):
+            line = refused(*words)
+        assert str(file) in line
+        assert "should not happen" not in line
+    blockcache("show", "schedule.json")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "calibrate policy --generations 1 -o file/x",
+        "solve recording.safetensors -S 5 -o file/x",
+        "export policy -o file/x",
+        "bench --quick --json file/x",
+        "bench --quick --plot file/x",
+        "performance --render-only -o docs",
+    ],
+)
+def test_an_unwritable_place_is_one_line(blockcache, refused, policy_directory, measured, monkeypatch, words):
+    monkeypatch.setattr("blockcache.experiments.machine.peak_gflops.__defaults__", (64, 0.05))
+    monkeypatch.setattr("blockcache.experiments.latency.REST", 0.0)
+    Path("file").write_text("not a directory")
+    if words.startswith("solve"):
+        blockcache("calibrate", policy_directory, "--generations", 1)
+    if words.startswith("performance"):
+        Path("docs/performance-bench.png").mkdir(parents=True)  # a directory in the picture's place
+        Path("docs/performance.json").write_text(json.dumps(synthetic(measured)))
+    more = SMALL if words.startswith("bench") else []
+    line = refused(*words.split(), *more)
+    assert line.startswith("cannot write")
+    assert line.endswith("; nothing was changed")
+    assert Path("file").read_text() == "not a directory"
+
+
+def test_debug_gives_the_traceback():
+    for words in (["--debug", "show", "nowhere"], ["show", "nowhere", "--debug"]):
+        done = shell(*words)
+        assert done.returncode != 0
+        assert done.stderr.startswith("Traceback")
+        assert "FileError: no schedule 'nowhere'" in done.stderr
+
+
+def test_without_debug_a_process_ends_with_2_and_one_line():
+    done = shell("show", "nowhere")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: no schedule 'nowhere'")
+
+
+def test_what_should_not_happen_is_one_line_too(refused, monkeypatch):
+    monkeypatch.setattr("blockcache.schedule.Schedule.load", lambda path: 1 // 0)
+    Path("schedule.json").write_text("{}")
+    line = refused("show", "schedule.json")
+    assert line.startswith("ZeroDivisionError: ")
+    assert line.endswith("(this should not happen; run again with --debug)")
+
+
+def test_an_interrupt_ends_with_130(monkeypatch, capsys):
+    def interrupt(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("blockcache.schedule.Schedule.load", interrupt)
+    Path("schedule.json").write_text("{}")
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["show", "schedule.json"])
+    assert caught.value.code == 130
+    assert capsys.readouterr().err.strip() == "interrupted"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    """As in `blockcache show square_ph --plan | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    code = "from blockcache.cli import main; main(['show', 'square_ph', '--plan'])"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(write)
+    assert done.stderr == ""

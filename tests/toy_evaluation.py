@@ -1,0 +1,21 @@
+"""A paired evaluation on the toy task, ready to run."""
+
+from blockcache.experiments.evaluation import prepare
+from toy_task import Toy, observations
+
+METHODS = ("uniform:S=3", "ddim-3", "teacache:threshold=0.5")
+
+
+def ready(policy, state, make=Toy, methods=METHODS, rollouts=6, group=2, **others):
+    settings = {"first_seed": 0, "generations": 4, "engine": "loop", "progress": False, "source": "tiny"}
+    return prepare(
+        policy,
+        "toy",
+        methods,
+        observations(),
+        state=state,
+        rollouts=rollouts,
+        group=group,
+        make=make,
+        **settings | others,
+    )

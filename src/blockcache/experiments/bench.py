@@ -238,10 +238,10 @@ class _Maker:
         even = self._uniform_at_equal_flops()
         name = f"Uniform at equal FLOPs, onnx, {_threads(count)}"
         found.append(self._accelerated(name, "onnx", even, count, self._remaining(even, folded=True), full))
-        executed = self.policy.config.executed.stop
-        cost = self._remaining(reduced, folded=True, tokens=executed)
-        name = f"BAC, onnx, {_threads(count)}, executed actions only"
-        found.append(self._accelerated(name, "onnx", reduced, count, cost, full, output="action"))
+        if compile_policy(self.target, "onnx").causal:  # else the tokens behind the executed actions have a say in them
+            cost = self._remaining(reduced, folded=True, tokens=self.policy.config.executed.stop)
+            name = f"BAC, onnx, {_threads(count)}, executed actions only"
+            found.append(self._accelerated(name, "onnx", reduced, count, cost, full, output="action"))
         return found
 
     def savings(self) -> list[_Candidate]:
@@ -258,9 +258,10 @@ class _Maker:
             for name, memory, cost in memories
         ]
         found.append(self._runner("savings: + constant sampler", Loop(compiled, plan), saved))
-        stop = self.policy.config.executed.stop
-        cut = Loop(compiled.cut(stop), plan)
-        found.append(self._runner("savings: + executed actions only", cut, self._remaining(None, tokens=stop)))
+        if compiled.causal:
+            stop = self.policy.config.executed.stop
+            cut = Loop(compiled.cut(stop), plan)
+            found.append(self._runner("savings: + executed actions only", cut, self._remaining(None, tokens=stop)))
         return found
 
     def _with_diffusers(self, loop: Loop) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:

@@ -32,9 +32,13 @@ class Estimate:
 
     def text(self, form: str) -> str:
         """For tables: `form` is that of one number, such as "{:+.3f}"; an infinite interval is left out."""
-        if not math.isfinite(self.low):
-            return form.format(self.mean)
-        return f"{form.format(self.mean)} [{form.format(self.low)}, {form.format(self.high)}]"
+        mean, low, high = (_unsigned_zero(form.format(value), form) for value in (self.mean, self.low, self.high))
+        return f"{mean} [{low}, {high}]" if math.isfinite(self.low) else mean
+
+
+def _unsigned_zero(text: str, form: str) -> str:
+    """A difference of rounding errors is no loss: "+0.000" instead of "-0.000"."""
+    return form.format(0.0) if text == form.format(-0.0) else text
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """What loop and onnx refuse, and which engine is taken instead."""
 
-from importlib.metadata import PackageNotFoundError
-
 import pytest
 import torch
 from torch import nn
@@ -144,10 +142,6 @@ def test_patched_computes_the_whole_chunk(policy):
 # -- which engine
 
 
-def _missing(package):
-    raise PackageNotFoundError(package)
-
-
 def test_auto_takes_the_fastest_that_can(policy, monkeypatch, random_updates):
     expected = act(policy)["action_pred"]
     with bc.accelerate(policy) as fast:
@@ -155,7 +149,7 @@ def test_auto_takes_the_fastest_that_can(policy, monkeypatch, random_updates):
         assert difference(policy, act(policy)["action_pred"], expected) < CLOSE
     with bc.accelerate(policy, output="action") as fast:
         assert fast.engine == "onnx"
-    monkeypatch.setattr("blockcache.engines.onnx.version", _missing)
+    monkeypatch.setattr("blockcache.engines.onnx._installed", lambda package: None)
     with bc.accelerate(policy, schedule_for(policy, random_updates)) as fast:
         assert fast.engine == "loop"
         act(policy)

@@ -2,8 +2,8 @@
 
 import json
 import os
+import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -397,16 +397,8 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
 
 
 def only(package, found):
-    """Pretend that a package has this version, or is not there."""
-
-    def version(name):
-        if name != package:
-            return "99.0"
-        if found is None:
-            raise PackageNotFoundError(name)
-        return found
-
-    return version
+    """Pretend that a package has this version, or is not there, and others are new."""
+    return lambda name: found if name == package else "99.0"
 
 
 @pytest.mark.parametrize(
@@ -420,7 +412,7 @@ def only(package, found):
     ],
 )
 def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatch, package, found, sentence):
-    monkeypatch.setattr(f"{MODULE}.version", only(package, found))
+    monkeypatch.setattr(f"{MODULE}._installed", only(package, found))
     with pytest.raises(EngineError) as caught:
         bc.accelerate(policy, engine="onnx", threads=1)
     assert sentence in str(caught.value)
@@ -435,14 +427,21 @@ def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("found", ["1.23", "1.23.0rc1", "1.24.dev20250901", "2.0.0", "1.100"])
 def test_new_enough_libraries(monkeypatch, found):
-    monkeypatch.setattr(f"{MODULE}.version", lambda name: found)
+    monkeypatch.setattr(f"{MODULE}._installed", lambda name: found)
     engine.require_onnxruntime(also_onnx=True)
+
+
+@pytest.mark.parametrize("package", ["onnxruntime", "onnx"])
+def test_a_library_that_cannot_be_imported_counts_as_missing(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(EngineError, match=f"needs {package}, which is not installed"):
+        engine.require_onnxruntime(also_onnx=True)
 
 
 def test_onnx_is_not_needed_where_the_export_is_there_already(policy, schedule, observe, monkeypatch):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         expected = act(policy, observe)
-    monkeypatch.setattr(f"{MODULE}.version", only("onnx", None))
+    monkeypatch.setattr(f"{MODULE}._installed", only("onnx", None))
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         assert torch.equal(act(policy, observe), expected)
 

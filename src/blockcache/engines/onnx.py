@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import re
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,19 @@ def require_onnxruntime(also_onnx: bool = False) -> None:
     for package in ("onnxruntime", "onnx") if also_onnx else ("onnxruntime",):
         wanted = ".".join(map(str, MINIMUM[package]))
         hint = f'version {wanted} or newer comes with: pip install "blockcache[onnx]"'
-        try:
-            found = version(package)
-        except PackageNotFoundError as error:
-            raise EngineError(f"the onnx engine needs {package}, which is not installed; {hint}") from error
+        found = _installed(package)
+        if found is None:
+            raise EngineError(f"the onnx engine needs {package}, which is not installed; {hint}")
         if tuple(map(int, re.findall(r"\d+", found)[:2])) < MINIMUM[package]:
             raise EngineError(f"the onnx engine needs a newer {package} than the installed {found}; {hint}")
+
+
+def _installed(package: str) -> str | None:
+    """The version that the module says it has: ONNX Runtime is also installed under names like onnxruntime-gpu."""
+    try:
+        return str(importlib.import_module(package).__version__)
+    except ImportError:
+        return None
 
 
 def export(

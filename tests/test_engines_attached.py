@@ -91,6 +91,19 @@ def test_full_precision_reuses_nothing(engine, policy):
     assert set(fast.stats().computed.values()) == {6}
 
 
+def test_code_of_one_s_own_is_not_passed_over(policy, engine):
+    """A hook changes what the model gives: an engine that did not run it would give other actions."""
+    policy.model.register_forward_hook(lambda module, given, out: 1.5 * out)
+    expected = act(policy)["action_pred"]
+    with pytest.raises(EngineError, match="its actions differ from ours"):
+        accelerate(policy, engine=engine)
+    with bc.accelerate(policy) as fast:
+        assert fast.engine == "patched"
+        assert "not onnx: " in fast.stats().notes[0]
+        assert "its actions differ from ours" in fast.stats().notes[1]
+        assert torch.equal(act(policy)["action_pred"], expected)
+
+
 # -- weights that change
 
 

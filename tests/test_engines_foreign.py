@@ -184,6 +184,35 @@ def test_the_same_actions_as_its_own(engine, make, random_updates):
     assert torch.equal(act(policy)["action_pred"], expected[1]["action_pred"])
 
 
+class Goal(Policy):
+    """Appends a goal to the normalised observation, so that the denoiser takes more numbers than the robot gives."""
+
+    def __init__(self):
+        super().__init__(denoiser=Denoiser())
+        self.model.cond_obs_emb = nn.Linear(OBS + 1, self.model.cond_obs_emb.out_features)
+
+    @torch.no_grad()
+    def predict_action(self, obs_dict):
+        goal = torch.ones(*obs_dict["obs"].shape[:2], 1)
+        x = torch.randn(len(goal), self.horizon, self.action_dim)
+        self.noise_scheduler.set_timesteps(self.num_inference_steps)
+        for t in self.noise_scheduler.timesteps:
+            cond = torch.cat([obs_dict["obs"], goal], dim=2)
+            x = self.noise_scheduler.step(self.model(x, t, cond), t, x).prev_sample
+        return {"action": x, "action_pred": x}
+
+
+def test_what_does_not_quite_fit_is_left_to_the_patched_engine(engine):
+    policy = Goal().eval()
+    expected = act(policy)["action"]
+    with pytest.raises(EngineError, match=r'cannot run this policy \(RuntimeError: .*use engine="patched"'):
+        bc.accelerate(policy, engine=engine, threads=1)
+    with bc.accelerate(policy) as fast:
+        assert fast.engine == "patched"
+        assert [note.split(":")[0] for note in fast.stats().notes] == ["not onnx", "not loop"]
+        assert torch.equal(act(policy)["action"], expected)
+
+
 def test_auto_takes_it(random_updates):
     policy = Policy()
     expected = act(policy)["action"]
@@ -224,8 +253,10 @@ def test_its_own_name_for_the_observation_is_understood(engine):
         lambda policy: setattr(policy, "num_inference_steps", STEPS - 1),
         lambda policy: setattr(policy, "noise_scheduler", DDIMScheduler(20, **COSINE)),
         lambda policy: setattr(policy, "n_action_steps", 1),
+        lambda policy: policy.kwargs.update(eta=1.0),
+        lambda policy: setattr(policy, "pred_action_steps_only", True),
     ],
-    ids=["steps", "scheduler", "actions"],
+    ids=["steps", "scheduler", "actions", "eta", "steps only"],
 )
 def test_changed_settings_are_noticed(engine, change):
     policy = Policy()

@@ -134,6 +134,12 @@ def test_unknown_choices_are_refused(policy, choice):
         bc.accelerate(policy, **choice)
 
 
+@pytest.mark.parametrize("engine", ["auto", "onnx", "loop", "patched"])
+def test_no_threads_are_refused(policy, engine):
+    with pytest.raises(EngineError, match="one thread at least, got 0"):
+        bc.accelerate(policy, engine=engine, threads=0)
+
+
 def test_patched_computes_the_whole_chunk(policy):
     with pytest.raises(EngineError, match='output="action" needs engine="loop" or "onnx"'):
         bc.accelerate(policy, engine="patched", output="action")

@@ -86,6 +86,12 @@ def test_parent_that_is_a_file(old):
     assert old.read_bytes() == b"old content"
 
 
+@pytest.mark.parametrize("name", ["", "."])
+def test_target_without_a_name(name):
+    with pytest.raises(FileError, match="that is no file's name"):
+        files.write_bytes(name, b"new")
+
+
 def test_target_that_is_a_directory(tmp_path):
     (tmp_path / "place").mkdir()
     with pytest.raises(FileError, match="nothing was changed"):

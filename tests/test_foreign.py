@@ -1,7 +1,9 @@
 """A policy that shares nothing with ours but the public interface: written from scratch, other names, other sizes."""
 
+import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -235,6 +237,17 @@ def test_pairing_uses_a_generator_where_there_is_one(make_policy):
         assert torch.equal(generate(fast.predict_action, obs, 3)["action"], right)
 
 
+@pytest.mark.parametrize("engine", ["patched", "loop", "onnx"])
+def test_the_handle_has_the_policy_s_own_signature(make_policy, engine):
+    """Pairing looks for `generator` in it: on a GPU the other way of seeding draws other noise."""
+    ours = make_policy()
+    expected = inspect.signature(ours.predict_action)
+    with bc.accelerate(ours, engine=engine, threads=1) as fast:
+        assert inspect.signature(fast.predict_action) == expected
+    with pytest.raises(PolicyError, match="was disabled"):
+        fast.predict_action(torch.zeros(1, 2, 5))
+
+
 def test_threads_are_serialised():
     """One scheduler with a memory (DPM-Solver++): two generations at once would spoil each other."""
     policy = Policy(DPMSolverMultistepScheduler(STEPS * 5))
@@ -384,3 +397,14 @@ def test_the_whole_loop_engines_say_what_they_lack(policy):
 def test_enabling_twice(policy):
     with bc.accelerate(policy, engine="patched"), pytest.raises(PolicyError, match="accelerated already"):
         bc.accelerate(policy, engine="patched")
+
+
+def test_a_broken_family_of_another_package_harms_only_who_needs_it(policy, make_policy, monkeypatch):
+    broken = EntryPoint("theirs", "no_such_package:find", "blockcache.families")
+    monkeypatch.setattr("blockcache.families.entry_points", lambda group: [broken])
+    assert adapter_for(policy.model).family == adapter_for(make_policy().model).family == "dp-t"
+    with pytest.raises(PolicyError, match=r"model family 'theirs' of no_such_package:find cannot be loaded: No module"):
+        adapter_for(nn.Linear(2, 2))
+    monkeypatch.setattr("blockcache.families.entry_points", lambda group: [])
+    with pytest.raises(PolicyError, match="no model family fits the denoiser Linear; known are dp-t "):
+        adapter_for(nn.Linear(2, 2))

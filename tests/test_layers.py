@@ -13,7 +13,7 @@ SOURCE = Path(blockcache.__file__).parent
 # Units are modules or whole subpackages (whose own modules may import one another). DESIGN's rows, some of them split
 # where their members build on one another.
 ROWS = (
-    ("errors", "_version"),
+    ("errors", "_version", "cores"),
     ("blocks", "files", "fingerprint", "metrics"),
     ("schedule", "recording"),
     ("flops", "plan", "samplers", "teacache"),

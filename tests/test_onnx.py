@@ -4,6 +4,8 @@ import json
 import os
 import sys
 import tempfile
+import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,12 @@ from onnx import TensorProto, helper
 
 import blockcache as bc
 from blockcache.engines import onnx as engine
+from blockcache.engines.compiled import compile_policy
 from blockcache.engines.onnx import cache_directory
 from blockcache.errors import EngineError, FileError, ObservationError
 from blockcache.experiments.bench import Shape, preset_for
 from blockcache.samplers import SamplerConfig
+from blockcache.target import examine
 
 BLOCKS = tuple(f"layers.{index}.{kind}" for index in (0, 1) for kind in ("SA", "CA", "FFN"))
 MODULE = "blockcache.engines.onnx"
@@ -315,6 +319,16 @@ def test_numbers_that_no_fingerprint_holds_count_too(make_policy, observe, cache
     assert len([*cache.iterdir()]) == 2
 
 
+def test_masks_and_code_count_too(policy, schedule, monkeypatch):
+    """A foreign policy may hold its mask outside its state, and an older state of our code may have written the file."""
+    compiled = compile_policy(examine(policy), "onnx")
+    other = replace(compiled, memory_mask=torch.zeros(compiled.tokens, compiled.cond_tokens))
+    digests = {engine._digest(one, schedule, examine(policy).fingerprint) for one in (compiled, other)}
+    monkeypatch.setattr(f"{MODULE}._source_hash", lambda: "older")
+    digests.add(engine._digest(compiled, schedule, examine(policy).fingerprint))
+    assert len(digests) == 3
+
+
 def test_another_schedule_or_output_has_another_export(policy, schedule, cache):
     for followed in (schedule, None):
         for output in ("chunk", "action"):
@@ -432,8 +446,9 @@ def test_new_enough_libraries(monkeypatch, found):
 
 
 @pytest.mark.parametrize("package", ["onnxruntime", "onnx"])
-def test_a_library_that_cannot_be_imported_counts_as_missing(monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)
+@pytest.mark.parametrize("found", [None, types.ModuleType("leftover")], ids=["nothing", "an empty directory"])
+def test_a_library_that_cannot_be_imported_counts_as_missing(monkeypatch, package, found):
+    monkeypatch.setitem(sys.modules, package, found)
     with pytest.raises(EngineError, match=f"needs {package}, which is not installed"):
         engine.require_onnxruntime(also_onnx=True)
 

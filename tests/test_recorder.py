@@ -159,6 +159,16 @@ def test_observations_in_any_container(policy, observe):
         close(calibrate(policy, observations), expected, tolerance=0)
 
 
+def test_a_single_batch_is_not_taken_for_a_list_of_them(policy, observe):
+    for single in (observe(4), observe(4).numpy(), {"obs": observe(4)}):
+        with pytest.raises(ObservationError, match=r"needs a list of batches.*given as obs.split\(1\)"):
+            bc.calibrate(policy, single)
+    listed, stacked = (
+        bc.calibrate(policy, form, progress=False) for form in (observe(4).split(1), observe(4)[:, None])
+    )
+    assert listed.generations == stacked.generations == 4
+
+
 def test_generations_limits_the_observations(policy, observe):
     drawn = []
 

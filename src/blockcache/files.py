@@ -12,8 +12,9 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from blockcache.errors import FileError
 
 PathLike: TypeAlias = str | os.PathLike[str]
+T = TypeVar("T")
 
 
 def write_bytes(path: PathLike, data: bytes) -> None:
@@ -31,6 +33,8 @@ def write_bytes(path: PathLike, data: bytes) -> None:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         # not tempfile: its files are private, and giving them the usual rights means reading the umask by setting it
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    except ValueError as error:  # "" and "." have no name
+        raise FileError(f"cannot write {str(path)!r}: that is no file's name") from error
     except OSError as error:
         raise FileError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
     try:
@@ -102,6 +106,15 @@ def expect_format(header: Mapping[str, Any], name: str, version: int, what: str,
             f"the {what} {path} has format version {found!r}, this blockcache reads version {version}; "
             "use the blockcache that wrote it or make the file again"
         )
+
+
+def read_exactly(kind: type[T], value: Any) -> T:
+    """A dataclass from a JSON object that has its fields and no others; ValueError otherwise."""
+    names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(value, Mapping) or set(value) != names:
+        odd = sorted(names ^ set(value)) if isinstance(value, Mapping) else [repr(value)]
+        raise ValueError(f"missing or unknown in {kind.__name__}: {', '.join(odd)}")
+    return kind(**value)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ Drawn in the order of the `diffusers` schedulers: the start of the chunk first, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,12 +34,12 @@ def draw_all(
     return torch.stack([draw(tuple(shape), like, generator) for _ in range(count)])
 
 
-def check_noise(noise: Tensor, sampler: SamplerTable, chunk: tuple[int, int, int], like: Tensor) -> Tensor:
+def check_noise(noise: Any, sampler: SamplerTable, chunk: tuple[int, int, int], like: Tensor) -> Tensor:
     """Noise that a caller hands over, as (1 + draws, B, T, D)."""
-    expected = noise_shape(sampler, chunk)
+    noise, expected = torch.as_tensor(noise), noise_shape(sampler, chunk)
     if tuple(noise.shape) != expected:
         raise ObservationError(
             f"noise has shape {tuple(noise.shape)}, expected {expected}: the start and one tensor for each step that "
             "draws; policy.draw_noise makes it"
         )
-    return noise.to(like)
+    return noise.to(like)  # type: ignore[no-any-return]

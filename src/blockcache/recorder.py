@@ -44,6 +44,11 @@ def calibrate(
     """
     if generations is not None and generations < 1:
         raise RecordingError(f"calibration needs at least one generation, got generations={generations}")
+    if isinstance(observations, Mapping) or getattr(observations, "ndim", 4) < 4:
+        raise ObservationError(
+            "calibration needs a list of batches, each of one generation, and got a single one; observations in one array "
+            "(N, n_obs_steps, obs_dim) are given as obs.split(1)"
+        )
     target = examine(policy)
     recorder = _Recorder(target)
     total = len(observations) if isinstance(observations, Sized) else generations

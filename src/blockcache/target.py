@@ -54,9 +54,15 @@ class Target:
 
     @property
     def ours(self) -> bool:
-        """Whether `predict_action` is code of this package, so that what it does is known."""
-        method = getattr(type(self.policy), "predict_action", None)
-        return str(getattr(method, "__module__", "")).startswith("blockcache.")
+        """Whether a generation runs nothing but code of this package and torch, so that what it does is known."""
+        policy, denoiser = type(self.policy), self.adapter.denoiser
+        methods = [getattr(policy, name, None) for name in ("predict_action", "_sample")] + [type(denoiser).forward]
+        if not all(str(getattr(method, "__module__", "")).startswith("blockcache.") for method in methods):
+            return False
+        return not any(
+            "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
+            for module in denoiser.modules()
+        )
 
     @property
     def reentrant(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +17,7 @@ from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onn
 from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import Runner, attach_runner, cut_for
-from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
+from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.patching import Patches, is_ours
@@ -47,16 +49,22 @@ class Acceleration:
         self._patches: Patches | None = patches
         self._counts = counts
         self._notes = notes
+        self.predict_action = self._with_signature_of(policy.predict_action)
 
     @property
     def enabled(self) -> bool:
         return self._patches is not None
 
-    def predict_action(self, *args: Any, **kwargs: Any) -> Any:
-        """The policy's own `predict_action`, accelerated."""
-        if not self.enabled:
-            raise PolicyError("this acceleration was disabled; call the policy itself, or accelerate it again")
-        return self.policy.predict_action(*args, **kwargs)
+    def _with_signature_of(self, policys: Callable[..., Any]) -> Callable[..., Any]:
+        """The policy's own `predict_action`, accelerated. Who looks for `generator` in it must find what the policy has."""
+
+        @functools.wraps(policys, updated=())
+        def predict_action(*args: Any, **kwargs: Any) -> Any:
+            if not self.enabled:
+                raise PolicyError("this acceleration was disabled; call the policy itself, or accelerate it again")
+            return self.policy.predict_action(*args, **kwargs)
+
+        return predict_action
 
     def stats(self) -> Stats:
         """What was computed and what was reused since enabling."""
@@ -101,6 +109,8 @@ def accelerate(
             f"accelerate needs a Schedule, a TeaCache Rule or None, got {type(schedule).__name__}; "
             "a file is read with Schedule.load(path)"
         )
+    if threads is not None and threads < 1:
+        raise EngineError(f"an engine needs one thread at least, got {threads}")
     with _enabling:
         if is_ours(policy, "predict_action"):
             raise PolicyError("this policy is accelerated already; call disable() first")
@@ -109,20 +119,21 @@ def accelerate(
         notes = () if schedule is None else check_fit(schedule.fingerprint, target, check)
         counts = Counts()
         followed = Schedule.every_step(len(target.timesteps), blocks) if schedule is None else schedule
-        chosen, patches = _attach(target, followed, engine, output, threads, counts)
-    return Acceleration(policy, chosen, blocks, patches, counts, notes)
+        if engine == "auto" and isinstance(followed, Schedule):
+            chosen, patches, passed_over = _attach_fastest(target, followed, output, threads, counts)
+        else:
+            chosen, patches, passed_over = *_attach(target, followed, engine, output, threads, counts), ()
+    return Acceleration(policy, chosen, blocks, patches, counts, (*notes, *passed_over))
 
 
 def _attach(
     target: Target, followed: Schedule | Rule, engine: str, output: str, threads: int | None, counts: Counts
 ) -> tuple[str, Patches]:
-    """Attach the engine that was asked for; with "auto" the fastest that supports the policy."""
+    """Attach the engine that was asked for."""
     if isinstance(followed, Rule):
         if engine not in ("auto", "patched") or output != "chunk":
             raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
         return "patched", patched.attach_rule(target, followed, counts)
-    if engine == "auto":
-        return _attach_fastest(target, followed, output, threads, counts)
     if engine == "patched":
         if output != "chunk":
             raise EngineError(
@@ -143,22 +154,32 @@ def _attach(
 
 def _attach_fastest(
     target: Target, schedule: Schedule, output: str, threads: int | None, counts: Counts
-) -> tuple[str, Patches]:
+) -> tuple[str, Patches, tuple[str, ...]]:
+    """Attach the fastest engine that supports the policy, and say why it is not a faster one."""
+    passed_over: list[str] = []
     for engine in ("onnx", "loop"):
         try:
-            return _attach(target, schedule, engine, output, threads, counts)
-        except (EngineError, FileError):  # FileError: no room for the export
+            return *_attach(target, schedule, engine, output, threads, counts), tuple(passed_over)
+        except (EngineError, FileError) as error:  # FileError: no room for the export
             if engine == "loop" and output != "chunk":
                 raise  # patched computes the whole chunk in any case, so this is the reason to give
-    return _attach(target, schedule, "patched", output, threads, counts)
+            passed_over.append(f"not {engine}: {error}")
+    return *_attach(target, schedule, "patched", output, threads, counts), tuple(passed_over)
 
 
 def _compile(target: Target, engine: str, output: str) -> CompiledPolicy:
-    whole = compile_policy(target, engine)
-    compiled = cut_for(whole, output)
-    if not target.ours:
-        rehearse(target, whole, engine)
-    return compiled
+    try:
+        whole = compile_policy(target, engine)
+        if not target.ours:
+            rehearse(target, whole, engine)
+    except BlockcacheError:
+        raise
+    except Exception as error:
+        if target.ours:
+            raise
+        reason = f"{type(error).__name__}: {error}"  # a foreign policy may differ in more ways than we can list
+        raise EngineError(f'the {engine} engine cannot run this policy ({reason}); use engine="patched"') from error
+    return cut_for(whole, output)
 
 
 def _require_cpu_float32(target: Target) -> None:
@@ -174,6 +195,11 @@ def export_policy(
 ) -> None:
     """Write the policy under a schedule (full precision without one) as one ONNX file, atomically."""
     _check_choice("output", output, OUTPUTS)
+    _check_choice("check", check, ("strict", "shape"))
+    if not isinstance(schedule, Schedule | None):
+        raise ScheduleError(
+            f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
+        )
     target = examine(policy)
     blocks = tuple(block.name for block in target.adapter.blocks)
     if schedule is not None:

@@ -7,6 +7,7 @@ are kept on disk by fingerprint, so that the wait comes once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import json
@@ -14,6 +15,7 @@ import os
 import re
 import tempfile
 import time
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from blockcache._version import __version__
+from blockcache.cores import cores
 from blockcache.engines.compiled import CompiledPolicy
 from blockcache.errors import EngineError, FileError, ObservationError
 from blockcache.files import PathLike, expect_format, parse_json, read_bytes, write_bytes
@@ -53,7 +56,7 @@ def _installed(package: str) -> str | None:
     """The version that the module says it has: ONNX Runtime is also installed under names like onnxruntime-gpu."""
     try:
         return str(importlib.import_module(package).__version__)
-    except ImportError:
+    except (ImportError, AttributeError):  # AttributeError: an empty directory of that name
         return None
 
 
@@ -101,11 +104,10 @@ class OnnxRunner:
         self.header, self._session = self._open(self.threads)
         self._outputs = [item.name for item in self._session.get_outputs()]
         self.sizes: dict[str, list[Any]] = {item.name: item.shape for item in self._session.get_inputs()}
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if threads is None and cores > 1:
-            _, other = self._open(cores)
+        if threads is None and (many := cores()) > 1:
+            _, other = self._open(many)
             if self._seconds(other) < self._seconds(self._session):
-                self._session, self.threads = other, cores
+                self._session, self.threads = other, many
 
     def __call__(self, obs: Observation, noise: Tensor) -> dict[str, Tensor]:
         _, n_obs_steps, obs_dim = self.sizes["obs"]
@@ -202,8 +204,19 @@ def _digest(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint
     """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
     header = _header(policy, schedule, fingerprint)
     del header["origin"]  # for the record only
-    key = [header, policy.norm_eps, policy.causal]
-    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+    digest = hashlib.sha256(json.dumps([header, policy.norm_eps, policy.causal, _source_hash()]).encode())
+    for tensor in (policy.time_tokens, policy.self_mask, policy.memory_mask):  # a foreign policy may make them in code
+        digest.update(b"none" if tensor is None else tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+@functools.cache
+def _source_hash() -> str:
+    """Of the code that makes the file: an export by an older state of it is made again."""
+    package = resources.files("blockcache")
+    files = [*package.joinpath("engines").iterdir(), package.joinpath("plan.py"), package.joinpath("samplers.py")]
+    texts = [file.read_bytes() for file in sorted(files, key=lambda file: file.name) if file.name.endswith(".py")]
+    return hashlib.sha256(b"".join(texts)).hexdigest()
 
 
 def _prune(directory: Path) -> None:
@@ -228,5 +241,14 @@ def cache_directory() -> Path:
         with tempfile.TemporaryFile(dir=directory):
             return directory
     except (OSError, RuntimeError):  # RuntimeError: a container's user may have no home
-        user = os.getuid() if hasattr(os, "getuid") else ""
-        return Path(tempfile.gettempdir()) / f"blockcache-{user}"
+        return _temporary_directory()
+
+
+def _temporary_directory() -> Path:
+    """The same one for every process of this user; never one that another user made, whose files would be run."""
+    user = os.getuid() if hasattr(os, "getuid") else ""
+    directory = Path(tempfile.gettempdir()) / f"blockcache-{user}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if user != "" and directory.stat().st_uid != user:
+        return Path(tempfile.mkdtemp(prefix="blockcache-"))
+    return directory

@@ -83,4 +83,6 @@ def _settings(policy: Any) -> list[Any]:
     sampler = getattr(policy, "sampler", None)  # ours; a foreign policy holds a scheduler of diffusers'
     if sampler is None:
         sampler = type(policy.noise_scheduler), dict(policy.noise_scheduler.config)
-    return [*(getattr(policy, name) for name in names), sampler]
+    given = dict(getattr(policy, "kwargs", None) or {})  # the public code hands these to the scheduler's step
+    only = getattr(policy, "pred_action_steps_only", False)
+    return [*(getattr(policy, name) for name in names), sampler, given, only]

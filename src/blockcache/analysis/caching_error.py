@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from blockcache.engines.accelerate import check_fit
+from blockcache.errors import ObservationError
 from blockcache.families import Layer
 from blockcache.generation import attach
 from blockcache.pairing import generate
@@ -60,12 +61,15 @@ def caching_error(
         for row, name in enumerate(schedule.blocks):
             difference = (used[name] - true[name]).flatten(2).norm(dim=2)  # (K, B)
             norm = true[name].flatten(2).norm(dim=2).clamp_min(torch.finfo(torch.float32).tiny)
-            total[row] += (difference / norm).sum(dim=1).numpy()
+            total[row] += (difference / norm).sum(dim=1).cpu().numpy()
         samples += true[schedule.blocks[0]].shape[1]
+    if not samples:
+        raise ObservationError("a caching error needs at least one batch of observations, got none")
     updates = np.array([[step in steps for step in range(schedule.steps)] for steps in schedule.update_sets.values()])
     return CachingError(schedule.blocks, total / samples, updates)
 
 
+@torch.no_grad()  # a graph over all steps would take gigabytes
 def _residuals(target: Target, schedule: Schedule, batch: Any, seed: int) -> dict[str, Tensor]:
     """What each block added at each step, (K, B, T, d)."""
     run = _NotingRun(schedule)
@@ -91,7 +95,7 @@ class _NotingRun:
 
     def _route(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         residual = compute() if self.step in self.updates[name] else self.used[name][-1]
-        self.used[name].append(residual.detach())
+        self.used[name].append(residual)
         return residual
 
     def finish(self) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from blockcache.analysis import caching_error
 from blockcache.engines import accelerate
+from blockcache.errors import ObservationError
 from blockcache.experiments import machine
 from blockcache.experiments.quality import action_error, actions
+from blockcache.experiments.results import GENERATIONS
 from blockcache.flops import generation
 from blockcache.policies import DiffusionTransformerPolicy
 from blockcache.recorder import calibrate
@@ -22,12 +25,21 @@ def caching_study(
     policy: DiffusionTransformerPolicy,
     observations: Tensor,
     *,
-    generations: int = 16,
+    command: str,
+    generations: int = GENERATIONS,
     updates: tuple[int, ...] = (5, 10, 20),
     batch: int = 16,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Calibrate on the first observations, compare on the others; all methods see the same noise."""
+    """Calibrate on the first observations, compare on the others; all methods see the same noise.
+
+    `command` is what somebody typed for it, for the record.
+    """
+    if not 1 <= generations < len(observations):
+        raise ObservationError(
+            f"{generations} generations to calibrate on leave nothing of {len(observations)} observations to compare on; "
+            "give more observations or fewer generations"
+        )
     recording = calibrate(policy, [one[None] for one in observations[:generations]], progress=progress)
     held = observations[generations:]
     batches = [held[start : start + batch] for start in range(0, len(held), batch)]
@@ -60,7 +72,9 @@ def caching_study(
     return {
         "format": "blockcache.caching",
         "version": 1,
+        "command": command,
         "machine": machine.describe(),
+        "threads": torch.get_num_threads(),
         "calibration": {"generations": recording.generations, "seconds": recording.origin["seconds"]},
         "observations": len(held),
         "noise_floor": {"action_error": floor.mean, "first_action_p95": floor.first_p95},

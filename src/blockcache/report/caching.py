@@ -8,7 +8,7 @@ from typing import Any
 from blockcache.report.markdown import table
 
 
-def page(results: Mapping[str, Any], policy: str) -> str:
+def page(results: Mapping[str, Any]) -> str:
     rows, floor, calibration = results["rows"], results["noise_floor"], results["calibration"]
     middle = [row for row in rows if row["updates"] == 10]
     blocks = list(middle[0]["per_block"]) if middle else []
@@ -16,9 +16,9 @@ def page(results: Mapping[str, Any], policy: str) -> str:
         [
             "# Caching error and action error",
             "",
-            f"Made by `blockcache errors {policy} -o docs` on the shipped `{policy}` policy: calibrated on "
-            f"{calibration['generations']} generations in {calibration['seconds']:.0f} s (one torch thread), compared on "
-            f"{results['observations']} other observations. All methods see the same noise. BAC with n = 5.",
+            f"Made by `{results['command']}`: calibrated on {calibration['generations']} generations in "
+            f"{calibration['seconds']:.0f} s (torch threads: {results['threads']}), compared on {results['observations']} other "
+            "observations. All methods see the same noise. BAC with n = 5.",
             "",
             "*Caching error*: `|b^ - b| / |b|` of a block's residual, mean over blocks, steps and samples; *update-induced* at the",
             "blocks' own update steps, *reuse-induced* elsewhere. *Action error*: mean absolute difference to the full policy over",

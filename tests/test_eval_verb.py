@@ -82,6 +82,17 @@ def test_the_verb_refuses_with_one_line(shell, arguments, message):
     assert err.count("\n") == 1
 
 
+def test_the_shipped_policy_is_meant_where_none_is_named(command, monkeypatch, tmp_path):
+    """Whatever lies here under its name: an own policy that does not fit would be refused."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pusht").mkdir()
+    (tmp_path / "pusht" / "config.json").write_text("{}")
+    code, _, err = command("eval", "pusht", "--generations", 64, "--engine", "loop")
+    assert code == 2
+    assert "64 generations to calibrate on leave nothing of 64 observations" in err  # got as far as that
+    assert "unknown task 'nope'" in command("eval", "nope")[2]
+
+
 def test_the_verb_refuses_unknown_tasks_and_missing_simulators(shell, monkeypatch):
     assert "error: unknown task 'nope'; known tasks are" in shell(task="nope")[2]
     assert "error: the policy does not fit task pusht" in shell(task="pusht")[2]
@@ -134,4 +145,4 @@ def test_the_video_is_of_the_very_rollout_in_the_results(make_policy, results, t
     frames = []
     done = ready(make_policy(), tmp_path / "state").play("uniform:S=3", 3, lambda toy: frames.append(toy.seed))
     assert done.score == results.of("uniform:S=3")[3].score
-    assert frames == [3] * 13  # the start, and three chunks of four
+    assert frames == [3] * 10  # the start and nine steps; the last chunk of four is not used up

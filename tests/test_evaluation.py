@@ -135,6 +135,12 @@ def test_a_rollout_that_fails_is_recorded_and_the_others_go_on(make_policy, resu
     assert Results.load(tmp_path / "results.json") == found
 
 
+def test_failed_rollouts_are_tried_again(make_policy, reference, tmp_path):
+    assert ready(make_policy(), tmp_path / "state", partial(Toy, fails={2: 5})).run(progress=False).failed == 4
+    ready(make_policy(), tmp_path / "state").run(progress=False).save(tmp_path / "results.json")
+    assert (tmp_path / "results.json").read_bytes() == reference
+
+
 # ---- results files
 
 
@@ -163,7 +169,7 @@ def test_results_of_another_policy_or_schedule_are_not_overwritten(make_policy, 
     path = tmp_path / "results.json"
     results.save(path)
     ready(make_policy(), tmp_path / "state").check_output(path)
-    ready(make_policy(), tmp_path / "state", methods=("uniform:S=2",), rollouts=2).check_output(path)
+    ready(make_policy(), tmp_path / "state", methods=(*METHODS, "uniform:S=2"), rollouts=8).check_output(path)
     with pytest.raises(EvaluationError, match=r"another policy .weights .* instead of .*write to another file"):
         ready(make_policy(seed=1), tmp_path / "state").check_output(path)
     with pytest.raises(EvaluationError, match="under the name full"):
@@ -181,6 +187,19 @@ def test_results_of_another_policy_or_schedule_are_not_overwritten(make_policy, 
             run.run(progress=False).save(path := tmp_path / "file.json")
     with pytest.raises(EvaluationError, match=r"another schedule, sampler or engine under the name .*mine.json"):
         run.check_output(path)
+
+
+def test_rollouts_that_the_new_results_would_not_have_are_not_overwritten(make_policy, results, tmp_path):
+    path = tmp_path / "results.json"
+    results.save(path)
+    before = path.read_bytes()
+    with pytest.raises(
+        EvaluationError, match=r"holds 16 rollouts that would be lost .of full, uniform:S=3, ddim-3, tea"
+    ):
+        ready(make_policy(), tmp_path / "state", rollouts=2).check_output(path)
+    with pytest.raises(EvaluationError, match=r"holds 6 rollouts that would be lost .of ddim-3.; ask for as many"):
+        ready(make_policy(), tmp_path / "state", methods=(METHODS[0], METHODS[2])).check_output(path)
+    assert path.read_bytes() == before
 
 
 # ---- refused

@@ -130,6 +130,14 @@ def test_solved_methods_are_what_the_solver_gives(ready):
         assert found.schedule.origin["method"] == method.method
 
 
+def test_fewer_steps_keep_what_makes_it_the_same_diffusion():
+    own = SamplerConfig("ddpm", clip_sample_range=2.0, variance_type="fixed_large", timestep_spacing="trailing")
+    kept = fewer_steps(own, "ddpm", 50)
+    assert (kept.clip_sample_range, kept.variance_type, kept.num_inference_steps) == (2.0, "fixed_large", 50)
+    assert fewer_steps(own, "ddim", 50).clip_sample_range == 2.0
+    assert kept.timestep_spacing == "leading"  # as diffusers does by default
+
+
 def test_full_and_fewer_steps_follow_no_schedule(ready):
     assert ready.candidate(FULL, "loop") == Candidate(None, "loop", None)
     found = ready.candidate(parse_method("ddim-3"), None)

@@ -208,6 +208,15 @@ def test_the_shipped_policy():
     assert torch.isfinite(result["action"]).all()
 
 
+def test_a_directory_called_like_a_shipped_policy_counts_if_it_holds_one(policy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pusht" / "state").mkdir(parents=True)  # as 'blockcache suite main pusht -o pusht' leaves it
+    assert bc.load_policy("pusht").obs_dim == 20
+    (tmp_path / "pusht" / "state").rmdir()
+    bc.save_policy(policy, "pusht")
+    assert bc.load_policy("pusht").obs_dim == policy.obs_dim
+
+
 def test_an_unknown_policy():
     with pytest.raises(FileError, match=r"no policy 'pusht2': it is neither a directory nor .* \(.*pusht.*\)"):
         bc.load_policy("pusht2")

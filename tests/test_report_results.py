@@ -65,11 +65,9 @@ def make_suite(name, lost, rollouts=40, main_rollouts=60, quick=False, weights="
             if method != "full":
                 score += spread * (1 if (seed + len(method)) % 2 else -1) - lost(method)
             records.append(Record(method, seed, score, score > 0.7, 50, None, 0.1, 0.1))
-    fingerprint = {"family": "dp-t", "blocks": ["layers.0.SA"], "widths": {"width": 8}, "steps": STEPS, "sampler": OWN}
-    fingerprint["weights"] = weights
     return Results(
         task={"name": task, "success": "coverage >= 0.95", "max_steps": 300},
-        policy={"source": "tiny", "fingerprint": fingerprint},
+        policy={"source": "tiny", "fingerprint": fingerprint(weights)},
         setting={
             "first_seed": 100_000,
             "rollouts": main_rollouts if name == "main" else rollouts,
@@ -83,6 +81,11 @@ def make_suite(name, lost, rollouts=40, main_rollouts=60, quick=False, weights="
     )
 
 
+def fingerprint(weights="w" * 64):
+    about = {"family": "dp-t", "blocks": ["layers.0.SA"], "widths": {"width": 8}, "steps": STEPS, "sampler": OWN}
+    return {**about, "weights": weights}
+
+
 def lost(name):
     """Reuse and fewer steps cost alike, Uniform twice as much; nothing is lost above 15 steps' worth."""
     worth = cost(name) / (2 if "uniform" in name else 1)
@@ -94,7 +97,8 @@ def make_timings(path, names):
     seconds["plain policy"] = [0.5, 0.5, 0.5]
     methods = {name: {"p50": values[1], "seconds": values} for name, values in seconds.items()}
     header = {"format": "blockcache.timings", "version": 1, "made_by": "blockcache", "setting": "seconds per chunk"}
-    path.write_text(json.dumps({**header, "machine": {"processor": "abacus"}, "methods": methods}))
+    machine = {"processor": "abacus", "cores": 2, "load_average": [0.25, 1.0, 1.0]}
+    path.write_text(json.dumps({**header, "policy": fingerprint(), "machine": machine, "methods": methods}))
 
 
 def test_the_command_of_a_suite_names_what_was_not_left_at_its_default():
@@ -149,6 +153,7 @@ def test_the_figures_are_those_of_the_records(collection):
     assert "13.2" in row
     assert "blockcache suite main tiny -o there --rollouts 40 --main-rollouts 60" in text
     assert "test seeds 100000 to 100059" in text
+    assert "on abacus (not a GPU), load 0.2 on 2 cores in the last minute. The plain policy" in text
 
 
 def test_the_first_episodes_stand_beside_the_others(tmp_path):
@@ -167,6 +172,9 @@ def test_the_first_episodes_stand_beside_the_others(tmp_path):
     assert first == pytest.approx(-lost(bac) + 0.3, abs=2e-3)
     assert rest == pytest.approx(-lost(bac), abs=2e-3)
     assert not rows(text, "BAC S=7")  # it has no others
+    full = [record.score for record in results.of("full").values()]
+    (row,) = rows(text, "full precision: its score")
+    assert [cell.split(" ")[0] for cell in row[1:]] == [f"{np.mean(full[:40]):.3f}", f"{np.mean(full[40:]):.3f}"]
     assert "first episodes" not in page(of(tmp_path, main=lost), "there")  # 40 and 20 more: too few to say
 
 
@@ -343,6 +351,13 @@ def test_suites_that_do_not_belong_together_are_refused(tmp_path):
     refused("another schedule or engine under the name full than main", methods=tuple(methods))
     with pytest.raises(FileError, match="no suite's results"):
         Collection.load(tmp_path / "nowhere")
+
+
+def test_timings_of_another_policy_are_refused(tmp_path):
+    make_suite("main", lost, weights="v" * 64).save(tmp_path / "main.json")
+    make_timings(tmp_path / TIMINGS, ["full"])
+    with pytest.raises(FileError, match=r"is of another policy than the suites .weights wwwwwwww instead of vvvvvvvv"):
+        Collection.load(tmp_path)
 
 
 # ---- the stored result

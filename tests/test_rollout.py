@@ -170,6 +170,34 @@ def test_errors_of_the_policy_and_interrupts_end_the_call_and_close_the_simulato
     assert [toy.closed for toy in log] == [True, True]
 
 
+def test_a_simulator_that_breaks_elsewhere_fails_on_its_own_too() -> None:
+    class Broken(Toy):
+        """Seed 1 cannot say whether it is over, seed 2 how well it went, seed 3 cannot be closed."""
+
+        @property
+        def done(self) -> bool:
+            if self.seed == 1 and self.steps == 2:
+                raise RuntimeError("over?")
+            return super().done
+
+        @property
+        def score(self) -> float:
+            if self.seed == 2:
+                raise RuntimeError("how well?")
+            return super().score
+
+        def close(self) -> None:
+            super().close()
+            if self.seed == 3:
+                raise RuntimeError("no way out")
+
+    log: list[Toy] = []
+    records = rollout(lambda: Broken({}, log), Recorder(), [1, 2, 3, 4], n_obs_steps=2, n_action_steps=3)
+    assert [record.error for record in records] == ["RuntimeError: over?", "RuntimeError: how well?", None, None]
+    assert [record.score for record in records] == [None, None, 1.0, 1.0]
+    assert all(toy.closed for toy in log)
+
+
 def test_refused() -> None:
     with pytest.raises(TaskError, match="at least one seed"):
         run(Recorder(), [])

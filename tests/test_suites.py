@@ -200,8 +200,16 @@ def test_a_quick_run_is_short_marked_and_never_written_over_real_results(policy,
     assert suite_of(Results.load(tmp_path / "metrics.json"), "x").quick
     with pytest.raises(EvaluationError, match="holds real results; let a quick run write to another directory"):
         run.check_output(main / "main.json")
+    real = prepare_suite(ground(policy, tmp_path / "state"), "metrics")
+    real.check_output(tmp_path / "metrics.json")  # worth nothing, so it may go
     assert QUICK.quick
     assert not Amount().quick
+
+
+def test_a_smaller_run_does_not_take_the_place_of_a_larger_one(policy, main):
+    less = Amount(rollouts=2, main_rollouts=2, group=2, generations=3)
+    with pytest.raises(EvaluationError, match=r"rollouts that would be lost \(of full, .*write to another file"):
+        prepare_suite(ground(policy, main / "state", less), "main").check_output(main / "main.json")
 
 
 def test_a_shortened_task_is_the_same_but_shorter():
@@ -254,8 +262,8 @@ def shell(policy, tmp_path, monkeypatch, toy_by_name, command):
     np.savez(tmp_path / "policy" / "observations.npz", obs=observations().numpy())
     monkeypatch.chdir(tmp_path)
 
-    def call(name, *arguments, task="--task toy"):
-        fixed = f"{task} --rollouts 2 --group 2 --generations 3 --workers 1 --engine loop -o deep"
+    def call(name, *arguments, task="--task toy", amount="--rollouts 2 --group 2 --generations 3"):
+        fixed = f"{task} {amount} --workers 1 --engine loop -o deep"
         return command("suite", name, "policy", *fixed.split(), *arguments)
 
     return call
@@ -275,13 +283,14 @@ def test_the_verb_writes_the_suites_file_and_its_tables(shell, tmp_path):
 
 def test_the_verb_runs_quickly_times_and_refuses(shell, tmp_path, monkeypatch):
     monkeypatch.setattr("blockcache.experiments.suite_runs.SUITES", ("metrics",))
-    assert "A quick run" in shell("metrics", "--quick")[1]
+    assert "A quick run" in shell("metrics", "--quick", amount="")[1]
     assert shell("timing", "--repeats", 1, "--generations", QUICK.generations)[0] == 0  # as the quick suite
     assert "timings" in (tmp_path / "deep" / "timings.json").read_text()[:40]
     for arguments, message in (
         (("mian",), "'mian' is not one of"),
         (("metrics", "--ray", "auto"), "exclude one another"),
         (("timing", "--quick"), "timing has no quick form"),
+        (("metrics", "--quick"), "--rollouts, --group, --generations and --quick exclude one another"),
         (("metrics", "--rollouts", "0"), "0 is not in the range"),
     ):
         code, _, err = shell(*arguments)

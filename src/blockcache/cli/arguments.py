@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import zipfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +63,33 @@ def observations_of(source: str) -> Path | None:
 
     file = policy_directory(source) / "observations.npz"
     return file if file.exists() else None
+
+
+def typed() -> str:
+    """The running verb with what was given to it, as one would type it again."""
+    context = click.get_current_context()
+    words = ["blockcache", context.info_name or ""]
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if isinstance(option, click.Argument):
+            words.append(str(value))
+        elif given([option.name or ""]):
+            words += [option.opts[0], str(value)]
+    return shlex.join(words)
+
+
+def given(names: Iterable[str]) -> list[str]:
+    """Those of the running verb's options that somebody asked for, as they are typed."""
+    context = click.get_current_context()
+    typed = {option.name: option.opts[-1] for option in context.command.params}
+    asked = click.core.ParameterSource.COMMANDLINE
+    return [typed[name] for name in names if context.get_parameter_source(name) is asked]
+
+
+def refuse_sizes_beside_a_policy(sizes: Iterable[str]) -> None:
+    """A policy brings its own shape."""
+    if options := given(sorted(sizes)):
+        raise click.UsageError(f"{', '.join(options)} and --policy exclude one another: a policy has its own shape")
 
 
 threads_option = click.option(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from blockcache.cli.arguments import load_schedule
+from blockcache.cli.arguments import load_schedule, refuse_sizes_beside_a_policy
+from blockcache.cores import cores
 
 if TYPE_CHECKING:
     from blockcache.experiments.bench import Bench
@@ -86,6 +87,8 @@ def bench(
 
     if plot:
         require_matplotlib()
+    if policy:
+        refuse_sizes_beside_a_policy(set(sizes) - {"batch"})
     shape = Shape(**sizes)
     loaded = load_policy(policy) if policy else shape.policy()
     if policy:
@@ -104,8 +107,8 @@ def bench(
             batch=shape.batch,
         )
     followed = load_schedule(schedule) if schedule else preset_for(shape)
-    cores = threads or len(os.sched_getaffinity(0))
-    result = run_bench(shape, loaded, followed, threads=cores, repeats=5 if quick else repeats, quick=quick)
+    most = threads or cores()
+    result = run_bench(shape, loaded, followed, threads=most, repeats=5 if quick else repeats, quick=quick)
     console = Console(soft_wrap=True, width=160)
     console.print(_table(result))
     for name, reason in result.unavailable.items():
@@ -157,13 +160,13 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
     from blockcache.experiments.bench import Shape, preset_for, run_bench
     from blockcache.experiments.scaling import compare_shapes, footprint, growth
 
-    cores, shape = len(os.sched_getaffinity(0)), Shape()
+    shape = Shape()
     click.echo("1/4 benchmark")
-    bench = run_bench(shape, shape.policy(), preset_for(shape), threads=cores, repeats=repeats).to_dict()
+    bench = run_bench(shape, shape.policy(), preset_for(shape), threads=cores(), repeats=repeats).to_dict()
     for row in bench["rows"]:
         del row["samples_ms"]
     click.echo("2/4 other shapes")
-    shapes = compare_shapes(cores, repeats=7)
+    shapes = compare_shapes(cores(), repeats=7)
     click.echo("3/4 growth")
     grown = growth(repeats=15)
     click.echo("4/4 memory and long runs")

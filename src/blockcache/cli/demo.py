@@ -143,7 +143,7 @@ def _closed_loop(
 def _print_closed_loop(console: Console, found: Showcase, stored: Stored | None) -> None:
     from rich.table import Table
 
-    from blockcache.experiments.evaluation import PLAIN
+    from blockcache.experiments.results import PLAIN
     from blockcache.experiments.summary import summarise
     from blockcache.report.suites import label
 
@@ -181,6 +181,8 @@ def _print_closed_loop(console: Console, found: Showcase, stored: Stored | None)
         f"'blockcache eval {task['name']}' runs more. Speed-up over the plain policy in torch, which takes "
         f"{found.speed[PLAIN].p50 * 1e3:.0f} ms."
     )
+    if found.results.failed:
+        console.print(f"The simulator failed in {found.results.failed} rollouts, which are left out.")
     if stored:
         console.print(
             "Stored: not measured now but kept with the package, from 'blockcache suite main' on this very policy,\n"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from blockcache.experiments.latency import Latency
     from blockcache.experiments.results import Results
     from blockcache.experiments.video import Frame
+    from blockcache.tasks import Task
 
 
 @click.command("eval")
@@ -90,11 +91,14 @@ def evaluate(
     from blockcache.experiments.evaluation import prepare, save_timings
     from blockcache.experiments.video import check_video
     from blockcache.policies import load_policy
+    from blockcache.policies.checkpoint import shipped_policy
+    from blockcache.tasks import task_spec
 
     backend = chosen_backend(workers, ray)
     if video is not None:
         check_video(video)
-    source = task if policy is None else policy
+    task_spec(task)  # an unknown one is refused as such, not as a policy
+    source = str(shipped_policy(task)) if policy is None else policy
     loaded = load_policy(source)
     state = Path(output).with_suffix(".state")
     with resumable(state):
@@ -104,7 +108,7 @@ def evaluate(
             methods,
             load_observations(loaded, source, observations),
             state=state,
-            source=source,
+            source=policy or task,
             rollouts=rollouts,
             first_seed=seed,
             group=group,
@@ -116,7 +120,7 @@ def evaluate(
         results.save(output)
         speed = evaluation.speed(repeats) if repeats else {}
         if speed:
-            save_timings(Path(output).with_suffix(".timings.json"), speed)
+            save_timings(Path(output).with_suffix(".timings.json"), speed, evaluation.fingerprint)
         console = plain_console(at_least=120)
         _print(console, results, speed, repeats)
         console.print(f"\nwritten to {output}")
@@ -134,15 +138,23 @@ def _film(evaluation: Evaluation, path: str) -> None:
 
 def _watch(evaluation: Evaluation, name: str) -> tuple[str, list[Frame]]:
     """A method's first episode, with its caption."""
+    from tqdm import tqdm
+
     film: list[Frame] = []
-    done = evaluation.play(name, evaluation.seeds[0], lambda task: film.append(task.render()))
+    with tqdm(desc=f"filming {name}", total=evaluation.task.max_steps + 1, unit="frame") as bar:
+
+        def watch(task: Task) -> None:
+            film.append(task.render())
+            bar.update()
+
+        done = evaluation.play(name, evaluation.seeds[0], watch)
     return f"{name}: {'failed' if done.score is None else f'{done.score:.2f}'}", film
 
 
 def _print(console: Console, results: Results, speed: Mapping[str, Latency], repeats: int) -> None:
     from rich.table import Table
 
-    from blockcache.experiments.evaluation import PLAIN
+    from blockcache.experiments.results import PLAIN
     from blockcache.experiments.summary import summarise
 
     closed = Table(box=None, header_style="bold", pad_edge=False)
@@ -181,7 +193,7 @@ def _print(console: Console, results: Results, speed: Mapping[str, Latency], rep
     console.print(cost)
     floor, observed = results.noise_floor, results.setting["open_loop_observations"]
     console.print(
-        f"\nScore and its paired difference with 95 % bootstrap intervals; success: {results.task['success']}, won/lost "
+        f"\nScore and its paired difference with 95 % intervals; success: {results.task['success']}, won/lost "
         "counts pairs in which only one of the two succeeded.\nNoise: same as the full policy's in every step, or, with "
         "another sampler, at the start only.\nGFLOP per chunk, by formula. Action error: open loop, executed slice, "
         f"normalised units, {observed} observations; two full runs with different noise differ by {floor.mean:.3f} "

@@ -61,7 +61,10 @@ def resumable(state: Path) -> Iterator[None]:
 
 def exit_if_failed(results: Results, path: str | Path) -> None:
     if results.failed:
-        click.echo(f"error: {results.failed} rollouts failed; {path} holds their errors", err=True)
+        click.echo(
+            f"error: {results.failed} rollouts failed; {path} holds their errors, the same command tries them again",
+            err=True,
+        )
         raise SystemExit(FAILED)
 
 

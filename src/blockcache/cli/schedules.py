@@ -6,7 +6,13 @@ from typing import Any
 
 import click
 
-from blockcache.cli.arguments import load_observations, load_schedule, threads_option
+from blockcache.cli.arguments import (
+    load_observations,
+    load_schedule,
+    refuse_sizes_beside_a_policy,
+    threads_option,
+    typed,
+)
 
 _SIZE = click.IntRange(min=1)
 
@@ -121,9 +127,10 @@ def errors(policy: str, output: str, observations: str | None, generations: int,
 
     torch.set_num_threads(threads)
     loaded = load_policy(policy)
-    results = caching_study(loaded, load_observations(loaded, policy, observations), generations=generations)
+    seen = load_observations(loaded, policy, observations)
+    results = caching_study(loaded, seen, generations=generations, command=typed())
     write_json(Path(output) / "caching-error.json", results)
-    text = page(results, policy)
+    text = page(results)
     write_bytes(Path(output) / "caching-error.md", text.encode())
     click.echo(text)
 
@@ -174,6 +181,7 @@ def _shape(policy: str | None, steps: int, sizes: dict[str, int]) -> tuple[Any, 
         from blockcache.policies import load_policy
         from blockcache.target import examine
 
+        refuse_sizes_beside_a_policy({"steps", *sizes})
         target = examine(load_policy(policy))
         return target.adapter.blocks, target.adapter.every_step, len(target.timesteps)
     from blockcache.flops import DPTShape

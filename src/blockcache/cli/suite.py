@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blockcache.cli.arguments import load_observations
+from blockcache.cli.arguments import given, load_observations
 from blockcache.cli.rollouts import (
     chosen_backend,
     estimate_text,
@@ -84,9 +84,12 @@ def suite(
     from blockcache.experiments.suite_runs import QUICK, Amount, Ground, prepare_suite, time_suites
     from blockcache.policies import load_policy
     from blockcache.report.suites import SuiteResults
+    from blockcache.target import examine
 
     if quick and name == "timing":
         raise click.UsageError("timing has no quick form; ask for fewer --repeats")
+    if quick and (ignored := given(["rollouts", "main_rollouts", "group", "generations"])):
+        raise click.UsageError(f"{', '.join(ignored)} and --quick exclude one another: a quick run has its own amounts")
     backend = chosen_backend(workers, ray)
     loaded = load_policy(policy)
     chosen = task or loaded.config.task
@@ -103,7 +106,7 @@ def suite(
         engine,
     )
     if name == "timing":
-        save_timings(Path(output) / TIMINGS, time_suites(ground, output, repeats))
+        save_timings(Path(output) / TIMINGS, time_suites(ground, output, repeats), examine(loaded).fingerprint)
         click.echo(f"written to {Path(output) / TIMINGS}")
         return
     with resumable(state):

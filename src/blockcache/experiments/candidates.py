@@ -96,8 +96,15 @@ def running(policy: DiffusionTransformerPolicy, candidate: Candidate) -> Iterato
 
 
 def fewer_steps(sampler: SamplerConfig, kind: str, steps: int) -> SamplerConfig:
-    """The same diffusion, drawn by another sampler in fewer steps: what a user would try first."""
-    kept = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end", "prediction_type", "clip_sample")
+    """The same diffusion, drawn by another sampler in fewer steps: what a user would try first.
+
+    The steps are spaced as diffusers does by default, whatever the policy's own spacing: not every spacing can have
+    every number of steps.
+    """
+    kept = ["num_train_timesteps", "beta_schedule", "beta_start", "beta_end", "prediction_type"]
+    kept += ["clip_sample", "clip_sample_range"]
+    if kind == sampler.type == "ddpm":
+        kept.append("variance_type")
     settings = {name: getattr(sampler, name) for name in kept}
     return SamplerConfig(**{**settings, "type": kind, "num_inference_steps": steps})
 

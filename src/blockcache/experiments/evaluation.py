@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from blockcache._version import __version__
 from blockcache.errors import TaskError
@@ -28,11 +29,13 @@ from blockcache.experiments.quality import action_error
 from blockcache.experiments.results import (
     GENERATIONS,
     GROUP,
+    PLAIN,
     MethodRun,
     OpenLoopError,
     Record,
     Results,
-    check_replaceable,
+    check_alike,
+    check_nothing_lost,
 )
 from blockcache.files import PathLike, write_json
 from blockcache.fingerprint import Fingerprint
@@ -42,7 +45,6 @@ from blockcache.tasks import Rollout, Task, TaskSpec, make_task
 from blockcache.teacache import Rule
 
 OPEN_LOOP = 32  # observations, at most
-PLAIN = "plain policy"
 _REFERENCE, _FLOOR = OpenLoop(Candidate(), seed=0), OpenLoop(Candidate(), seed=10_000)
 
 
@@ -64,24 +66,40 @@ class Evaluation:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         return tuple(self.seeds[start : start + self.group] for start in range(0, len(self.seeds), self.group))
 
+    @property
+    def rollouts(self) -> set[tuple[str, int]]:
+        """What there will be a record of: method and seed."""
+        return {(name, seed) for name in self.candidates for seed in self.seeds}
+
     def check_output(self, path: PathLike) -> None:
         """Refuse a results file that this evaluation would not merely bring up to date."""
+        self.check_alike(path)
+        check_nothing_lost(path, self.rollouts)
+
+    def check_alike(self, path: PathLike) -> None:
+        """Refuse a results file of another task or policy, or of another schedule under the same name."""
         described = [(name, candidate.describe(self.setting.policy)) for name, candidate in self.candidates.items()]
-        check_replaceable(path, self.task.name, self.fingerprint, described)
+        check_alike(path, self.task.name, self.fingerprint, described)
 
     def run(self, backend: Backend = one_by_one, *, progress: bool = True) -> Results:
         """Run what the store does not hold yet, and put all of it together."""
         jobs = {self._key(job): job for job in self._jobs()}
-        outcomes = run_jobs(partial(work, self.setting), jobs, self.store, backend, progress=progress)
+        outcomes = run_jobs(partial(work, self.setting), jobs, self.store, backend, keep=_went_well, progress=progress)
         return self._results(lambda job: outcomes[self._key(job)])
 
     def play(self, name: str, seed: int, on_frame: Callable[[Task], None]) -> Rollout:
-        """The very rollout that is in the results, in its group, for somebody to watch."""
+        """The very rollout that is in the results, in its group, for somebody to watch until it is over."""
         seeds = next(group for group in self.groups if seed in group)
-        place = seeds.index(seed)
+        place, over = seeds.index(seed), False
+
+        def watch(tasks: Sequence[Task]) -> None:
+            nonlocal over
+            if not over:
+                on_frame(tasks[place])
+                over = tasks[place].done
+
         with one_thread():
-            group = Group(self.candidates[name], seeds)
-            return play(self.setting, group, lambda tasks: on_frame(tasks[place]))[place]
+            return play(self.setting, Group(self.candidates[name], seeds), watch)[place]
 
     def speed(self, repeats: int, *, progress: bool = True) -> dict[str, Latency]:
         """Seconds per chunk: batch 1, one torch thread, all methods and the plain policy interleaved in one run."""
@@ -194,7 +212,10 @@ def prepare(
         )
     with one_thread():
         calibrations = Calibrations(policy, observations[:generations], keep=state, progress=progress)
-        candidates = {name: _settled(policy, calibrations.candidate(method, engine)) for name, method in parsed.items()}
+        found = {name: calibrations.candidate(method, engine) for name, method in parsed.items()}
+        # the onnx engine writes a graph for each method that it has not met before
+        bar = tqdm(found.items(), desc="preparing", unit="method", delay=2, leave=False, disable=not progress)
+        candidates = {name: _settled(policy, candidate) for name, candidate in bar}
     return Evaluation(
         task=spec,
         source=source,
@@ -210,6 +231,11 @@ def prepare(
         },
         store=Store(state),
     )
+
+
+def _went_well(outcome: Outcome) -> bool:
+    """A simulator that failed may do better the next time, so such a group is not kept."""
+    return all(record["error"] is None for record in outcome.get("records", ()))
 
 
 def _settled(policy: DiffusionTransformerPolicy, candidate: Candidate) -> Candidate:
@@ -236,7 +262,7 @@ def _generate(predict_action: Callable[..., Any], obs: Tensor) -> None:
     predict_action(obs, generator=torch.Generator().manual_seed(0))
 
 
-def save_timings(path: PathLike, speed: Mapping[str, Latency]) -> None:
+def save_timings(path: PathLike, speed: Mapping[str, Latency], policy: Fingerprint) -> None:
     """What was timed, apart from the results: two runs never agree on it."""
     seconds = {
         name: {f"p{percent}": latency.percentile(percent) for percent in (50, 95, 99)}
@@ -245,4 +271,5 @@ def save_timings(path: PathLike, speed: Mapping[str, Latency]) -> None:
     }
     header = {"format": "blockcache.timings", "version": 1, "made_by": f"blockcache {__version__}"}
     setting = "seconds per chunk, batch 1, one torch thread, methods interleaved"
-    write_json(path, {**header, "machine": describe(), "setting": setting, "methods": seconds})
+    about = {"policy": policy.to_dict(), "machine": describe(), "setting": setting}
+    write_json(path, {**header, **about, "methods": seconds})

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from tqdm import tqdm
 
 from blockcache._version import __version__
+from blockcache.cores import cores
 from blockcache.errors import BlockcacheError, FileError
 from blockcache.files import PathLike, expect_format, read_json, write_json
 
@@ -56,15 +57,22 @@ class Store:
 
 
 def run_jobs(
-    work: Work, jobs: Mapping[str, Any], store: Store, backend: Backend, *, progress: bool = True
+    work: Work,
+    jobs: Mapping[str, Any],
+    store: Store,
+    backend: Backend,
+    *,
+    keep: Callable[[Outcome], bool] = lambda outcome: True,
+    progress: bool = True,
 ) -> dict[str, Outcome]:
-    """The outcome of every job by its key; jobs that the store holds are not run again."""
-    outcomes = {key: kept for key in jobs if (kept := store.get(key)) is not None}
+    """The outcome of every job by its key; jobs that the store holds are not run again. `keep` says what it may hold."""
+    outcomes = {key: kept for key in jobs if (kept := store.get(key)) is not None and keep(kept)}
     missing = [key for key in jobs if key not in outcomes]
     bar = tqdm(desc="evaluating", total=len(jobs), initial=len(outcomes), unit="group", disable=not progress)
     with bar:
         for place, outcome in backend(work, [jobs[key] for key in missing]) if missing else ():
-            store.put(missing[place], outcome)
+            if keep(outcome):
+                store.put(missing[place], outcome)
             outcomes[missing[place]] = outcome
             bar.update()
     return {key: outcomes[key] for key in jobs}
@@ -80,7 +88,7 @@ def local_workers(count: int | None = None) -> Backend:
     """Processes on this machine, by joblib. None is one for each core, or this process where joblib is missing."""
     installed = importlib.util.find_spec("joblib") is not None
     if count is None:
-        count = _cores() if installed else 1
+        count = cores() if installed else 1
     if count < 1:
         raise EvaluationError(f"an evaluation needs at least one worker, got {count}")
     if count > 1 and not installed:
@@ -142,7 +150,7 @@ def _join_ray(address: str) -> None:
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if address == "local":
-            ray.init(num_cpus=_cores(), include_dashboard=False, **quiet)
+            ray.init(num_cpus=cores(), include_dashboard=False, **quiet)
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -158,7 +166,3 @@ def _lost() -> EvaluationError:
         "a worker was killed, perhaps because memory ran out; what was finished is kept, so the same command goes on "
         "from there (with fewer --workers if memory is short)"
     )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import time
@@ -10,11 +11,13 @@ from typing import Any
 
 import torch
 
+from blockcache.cores import cores
+
 
 def describe() -> dict[str, Any]:
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -50,9 +53,8 @@ def _processor() -> str:
 
 
 def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
+    """By the module, as a package may be installed under another name, such as onnxruntime-gpu."""
     try:
-        return version(package)
-    except PackageNotFoundError:
+        return str(importlib.import_module(package).__version__)
+    except (ImportError, AttributeError):
         return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from blockcache.errors import TaskError
 from blockcache.files import PathLike, write_arrays
@@ -15,28 +17,33 @@ from blockcache.pairing import generate
 from blockcache.tasks import make_task, rollout, task_spec
 
 
-def observe(policy: Any, task: str, episodes: int, count: int, first_seed: int = 0) -> NDArray[np.float32]:
+def observe(
+    policy: Any, task: str, episodes: int, count: int, first_seed: int = 0, *, progress: bool = True
+) -> NDArray[np.float32]:
     """(count, n_obs_steps, obs_dim): spread evenly over all decisions of some episodes, in random order.
 
     Decisions come in the order of time; shuffled, the first few of them stand for the whole task too.
     """
-    last_seed = first_seed + episodes - 1
-    if last_seed >= task_spec(task).first_test_seed:
+    last_seed, spec = first_seed + episodes - 1, task_spec(task)
+    if last_seed >= spec.first_test_seed:
         raise TaskError(f"seeds {first_seed} to {last_seed} reach into the test seeds; calibrate on lower ones")
     seen: list[NDArray[np.float32]] = []
 
     def act(obs: NDArray[np.float32], chunk: int) -> NDArray[np.float64]:
         seen.append(obs.copy())
+        bar.update()
         result = generate(policy.predict_action, torch.as_tensor(obs), seed=first_seed + chunk)
         return np.asarray(result["action"].cpu(), dtype=np.float64)
 
-    records = rollout(
-        partial(make_task, task),
-        act,
-        range(first_seed, first_seed + episodes),
-        n_obs_steps=policy.n_obs_steps,
-        n_action_steps=policy.n_action_steps,
-    )
+    most = math.ceil(spec.max_steps / policy.n_action_steps)
+    with tqdm(desc=f"{episodes} episodes", total=most, unit="decision", disable=not progress) as bar:
+        records = rollout(
+            partial(make_task, task),
+            act,
+            range(first_seed, first_seed + episodes),
+            n_obs_steps=policy.n_obs_steps,
+            n_action_steps=policy.n_action_steps,
+        )
     for record in records:
         if record.error is not None:
             raise TaskError(f"the simulator failed with seed {record.seed}: {record.error}; observe other seeds")

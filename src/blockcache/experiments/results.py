@@ -13,21 +13,21 @@ The file says nothing of when or how fast: the same evaluation gives the same by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from blockcache._version import __version__
 from blockcache.errors import FileError
 from blockcache.experiments.jobs import EvaluationError
-from blockcache.files import PathLike, expect_format, read_json, write_json
+from blockcache.files import PathLike, expect_format, read_exactly, read_json, write_json
 from blockcache.fingerprint import Fingerprint
 
 FORMAT, VERSION = "blockcache.results", 1
 BASELINE = "full"
+PLAIN = "plain policy"  # among timings: the policy as it comes, in torch
 GROUP, GENERATIONS = 10, 16  # rollouts run as one batch, observations to calibrate on; unless somebody asks otherwise
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -104,21 +104,21 @@ class Results:
         expect_format(value, FORMAT, VERSION, "results file", path)
         content = {key: item for key, item in value.items() if key not in ("format", "version", "made_by")}
         try:
-            floor = _exactly(OpenLoopError, content.get("noise_floor"))
+            floor = read_exactly(OpenLoopError, content.get("noise_floor"))
             methods = tuple(
-                _exactly(MethodRun, {**item, "error": _exactly(OpenLoopError, item.get("error"))})
+                read_exactly(MethodRun, {**item, "error": read_exactly(OpenLoopError, item.get("error"))})
                 for item in content.get("methods", ())
             )
-            records = tuple(_exactly(Record, item) for item in content.get("records", ()))
-            return _exactly(cls, {**content, "noise_floor": floor, "methods": methods, "records": records})
+            records = tuple(read_exactly(Record, item) for item in content.get("records", ()))
+            return read_exactly(cls, {**content, "noise_floor": floor, "methods": methods, "records": records})
         except (AttributeError, TypeError, ValueError) as error:
             raise FileError(f"the results file {path} is garbled ({error}); run the evaluation again") from error
 
 
-def check_replaceable(
+def check_alike(
     path: PathLike, task: str, policy: Fingerprint, methods: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> None:
-    """Refuse to write over results of another task or policy, or of another schedule under the same name."""
+    """Refuse results of another task or policy, or of another schedule under the same name."""
     if not Path(path).exists():
         return
     old = Results.load(path)
@@ -137,9 +137,14 @@ def check_replaceable(
         raise EvaluationError(f"{path} holds results of {reason}; write to another file, or move that one away")
 
 
-def _exactly(kind: type[T], value: Any) -> T:
-    names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
-    if not isinstance(value, Mapping) or set(value) != names:
-        odd = sorted(names ^ set(value)) if isinstance(value, Mapping) else [repr(value)]
-        raise ValueError(f"missing or unknown in {kind.__name__}: {', '.join(odd)}")
-    return kind(**value)
+def check_nothing_lost(path: PathLike, planned: Container[tuple[str, int]]) -> None:
+    """Refuse to write over rollouts, (method, seed), that the new results will not have."""
+    if not Path(path).exists():
+        return
+    lost = [record for record in Results.load(path).records if (record.method, record.seed) not in planned]
+    if lost:
+        methods = ", ".join(dict.fromkeys(record.method for record in lost))
+        raise EvaluationError(
+            f"{path} holds {len(lost)} rollouts that would be lost (of {methods}); ask for as many rollouts of these "
+            "methods too, write to another file, or move that one away"
+        )

@@ -21,7 +21,7 @@ from blockcache.experiments.jobs import Backend, EvaluationError, one_by_one
 from blockcache.experiments.latency import Latency
 from blockcache.experiments.methods import TeaCache, parse_method
 from blockcache.experiments.paired import one_thread
-from blockcache.experiments.results import BASELINE, GENERATIONS, GROUP, Results
+from blockcache.experiments.results import BASELINE, GENERATIONS, GROUP, Results, check_nothing_lost
 from blockcache.experiments.suites import SUITES, Cell, Equal, Suite, settle, suite_of
 from blockcache.files import PathLike
 from blockcache.policies import DiffusionTransformerPolicy
@@ -104,11 +104,17 @@ class SuiteRun:
     evaluations: tuple[Evaluation, ...]
 
     def check_output(self, path: PathLike) -> None:
-        """Refuse a file that this run would not merely bring up to date."""
-        if self.suite.quick and Path(path).exists() and not suite_of(Results.load(path), path).quick:
+        """Refuse a file that this run would not merely bring up to date; that of a quick run is worth nothing."""
+        if not Path(path).exists():
+            return
+        quick = suite_of(Results.load(path), path).quick
+        if self.suite.quick and not quick:
             raise EvaluationError(f"{path} holds real results; let a quick run write to another directory")
+        if quick and not self.suite.quick:
+            return
         for evaluation in self.evaluations:
-            evaluation.check_output(path)
+            evaluation.check_alike(path)
+        check_nothing_lost(path, set[tuple[str, int]]().union(*(part.rollouts for part in self.evaluations)))
 
     def run(self, backend: Backend = one_by_one, *, progress: bool = True) -> Results:
         parts = [evaluation.run(backend, progress=progress) for evaluation in self.evaluations]
@@ -141,7 +147,7 @@ def time_suites(ground: Ground, directory: PathLike, repeats: int = 20) -> dict[
     methods = dict.fromkeys(method for suite in ground.settle(SUITES) for method in suite.methods)
     evaluation = ground.evaluation(tuple(methods), 1)
     for name in SUITES:
-        evaluation.check_output(Path(directory) / f"{name}.json")
+        evaluation.check_alike(Path(directory) / f"{name}.json")
     return evaluation.speed(repeats, progress=ground.progress)
 
 

@@ -6,13 +6,13 @@ them and `report` shows them. Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 from blockcache.errors import FileError
 from blockcache.experiments.results import Results
-from blockcache.files import PathLike
+from blockcache.files import PathLike, read_exactly
 
 BASE = "bac:S=10,n=5"
 TIMINGS = "timings.json"  # beside the suites' files; all their methods, timed in one run
@@ -65,18 +65,11 @@ def suite_of(results: Results, path: PathLike) -> Suite:
     """What a results file says of the suite that it is of; strict."""
     try:
         value: dict[str, Any] = results.setting["suite"]
-        found: Suite = _read(Suite, {**value, "cells": tuple(_read(Cell, cell) for cell in value["cells"])})
-        return found
+        return read_exactly(Suite, {**value, "cells": tuple(read_exactly(Cell, cell) for cell in value["cells"])})
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(
             f"the results file {path} is not a suite's ({error}); suites are run by 'blockcache suite'"
         ) from error
-
-
-def _read(kind: type[Any], value: Mapping[str, Any]) -> Any:
-    if set(value) != {item.name for item in fields(kind)}:
-        raise ValueError(f"missing or unknown keys in {kind.__name__.lower()}")
-    return kind(**value)
 
 
 def _main(equal: Equal) -> Suite:

@@ -30,15 +30,24 @@ def shipped_policies() -> tuple[str, ...]:
 
 
 def policy_directory(source: PathLike) -> Path:
-    """Where a policy lies: the directory itself, or that of a shipped policy by name."""
+    """Where a policy lies: the directory itself, or that of a shipped policy by name.
+
+    A directory that is called like a shipped policy counts only if it holds a policy, and not, say, its results.
+    """
     directory, name = Path(source), os.fspath(source)
-    if directory.is_dir():
+    shipped = name in shipped_policies()
+    if directory.joinpath(CONFIG).is_file() or (directory.is_dir() and not shipped):
         return directory
-    if name not in shipped_policies():
+    if not shipped:
         raise FileError(
             f"no policy {name!r}: it is neither a directory nor one of the shipped policies "
             f"({', '.join(shipped_policies())})"
         )
+    return shipped_policy(name)
+
+
+def shipped_policy(name: str) -> Path:
+    """Where the package keeps the policy of that name, whatever lies in the working directory."""
     return _shipped() / name
 
 

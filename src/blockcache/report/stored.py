@@ -5,14 +5,14 @@ Written by `blockcache results --stored` from a suite's file; never by hand.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
 from blockcache._version import __version__
 from blockcache.errors import FileError
 from blockcache.experiments.statistics import Estimate
-from blockcache.files import PathLike, expect_format, read_json, write_json
+from blockcache.files import PathLike, expect_format, read_exactly, read_json, write_json
 from blockcache.report.suites import Collection
 
 FORMAT, VERSION = "blockcache.stored", 1
@@ -47,8 +47,7 @@ class Stored:
         expect_format(value, FORMAT, VERSION, "stored result", path)
         content = {key: item for key, item in value.items() if key not in ("format", "version", "made_by")}
         try:
-            found: Stored = _exactly(cls, {**content, "methods": tuple(_method(item) for item in content["methods"])})
-            return found
+            return read_exactly(cls, {**content, "methods": tuple(_method(item) for item in content["methods"])})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FileError(f"the stored result {path} is garbled ({error}); write it again") from error
 
@@ -78,12 +77,5 @@ def shipped() -> Stored | None:
 
 
 def _method(value: dict[str, Any]) -> StoredMethod:
-    estimates = {key: value[key] and _exactly(Estimate, value[key]) for key in ("score", "difference")}
-    found: StoredMethod = _exactly(StoredMethod, {**value, **estimates})
-    return found
-
-
-def _exactly(kind: type[Any], value: dict[str, Any]) -> Any:
-    if set(value) != {item.name for item in fields(kind)}:
-        raise ValueError(f"missing or unknown keys in {kind.__name__}")
-    return kind(**value)
+    estimates = {key: value[key] and read_exactly(Estimate, value[key]) for key in ("score", "difference")}
+    return read_exactly(StoredMethod, {**value, **estimates})

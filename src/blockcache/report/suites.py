@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from blockcache.errors import FileError
+from blockcache.errors import FileError, ScheduleError
 from blockcache.experiments.latency import Latency
 from blockcache.experiments.methods import ScheduleFile, Solved, TeaCache, parse_method
 from blockcache.experiments.results import BASELINE, GENERATIONS, GROUP, Results
-from blockcache.experiments.statistics import Estimate, paired_difference
+from blockcache.experiments.statistics import Estimate, mean_interval, paired_difference
 from blockcache.experiments.suites import SUITES, TIMINGS, Cell, Suite, suite_of
 from blockcache.experiments.summary import Row, summarise
 from blockcache.files import PathLike, expect_format, read_json
@@ -52,6 +52,12 @@ class SuiteResults:
         grouped = "" if group == GROUP else f" --group {group}"
         return grouped + ("" if generations == GENERATIONS else f" --generations {generations}")
 
+    def mean(self, method: str, seeds: Container[int]) -> Estimate | None:
+        """A method's mean score over some seeds; None where it finished none of them."""
+        found = self.results.of(method).items()
+        scores = [record.score for seed, record in found if seed in seeds and record.score is not None]
+        return mean_interval(scores) if scores else None
+
     def compare(self, found: str, baseline: str, seeds: Container[int] | None = None) -> Estimate | None:
         """The paired difference of two methods' scores, of some seeds or all; None where they share no finished one."""
         one, other = self.results.of(found), self.results.of(baseline)
@@ -65,6 +71,7 @@ class SuiteResults:
 class Timings:
     """`seconds` per chunk by method, all of one interleaved run."""
 
+    policy: Fingerprint
     machine: Mapping[str, Any]
     setting: str
     seconds: Mapping[str, Latency]
@@ -75,8 +82,8 @@ class Timings:
         expect_format(value, "blockcache.timings", 1, what, path)
         try:
             seconds = {name: Latency(np.asarray(item["seconds"])) for name, item in value["methods"].items()}
-            return cls(value["machine"], value["setting"], seconds)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            return cls(Fingerprint.from_dict(value["policy"]), value["machine"], value["setting"], seconds)
+        except (AttributeError, KeyError, ScheduleError, TypeError, ValueError) as error:
             raise FileError(f"the timings file {path} is garbled ({error}); time the suites again") from error
 
     def ms(self, method: str) -> float | None:
@@ -107,7 +114,11 @@ class Collection:
         suites = {name: SuiteResults(suite_of(found, paths[name]), found) for name, found in results.items()}
         _check_alike(suites)
         timed = Path(directory) / TIMINGS
-        return cls(suites, Timings.load(timed) if timed.exists() else None)
+        timings = Timings.load(timed) if timed.exists() else None
+        run = Fingerprint.from_dict(next(iter(results.values())).policy["fingerprint"])
+        if timings is not None and (differences := run.differences(timings.policy)):
+            raise FileError(f"{timed} is of another policy than the suites ({'; '.join(differences)}); time them again")
+        return cls(suites, timings)
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ What `act` is does not matter here, so that a baseline and its accelerated form 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -60,7 +60,8 @@ def rollout(
         return _run(episodes, act, n_action_steps, on_step or (lambda tasks: None))
     finally:
         for episode in episodes:
-            episode.task.close()
+            with suppress(Exception):  # an episode that is over is not lost by a simulator that cannot end well
+                episode.task.close()
 
 
 @dataclass(eq=False)
@@ -82,7 +83,10 @@ class _Episode:
 
     @property
     def over(self) -> bool:
-        return self.error is not None or self.task.done
+        if self.error is None:
+            with self._caught():
+                return self.task.done
+        return True
 
     def step(self, action: Array) -> None:
         if self.over:
@@ -107,11 +111,14 @@ class _Episode:
         shape = (len(self.actions), self.task.spec.action_dim)
         actions = np.array(self.actions, dtype=np.float64).reshape(shape)
         actions.flags.writeable = False
-        failed = self.error is not None
+        score = success = None
+        if self.error is None:
+            with self._caught():
+                score, success = self.task.score, self.task.success
         return Rollout(
             seed=self.seed,
-            score=None if failed else self.task.score,
-            success=None if failed else self.task.success,
+            score=score,
+            success=success,
             steps=len(self.actions),
             error=self.error,
             actions=actions,

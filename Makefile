@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo   the main job on the shipped policy (sets everything up first)"
 	@echo "make test   ruff, mypy, the layer test and pytest (sets everything up first)"
-	@echo "make bench  the benchmark behind docs/performance.md; leave the machine alone while it runs"
+	@echo "make bench  engines beside what users run today, into out/; leave the machine alone while it runs"
 
 $(READY): requirements.txt pyproject.toml
 	python3 -m venv $(VENV)

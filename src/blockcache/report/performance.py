@@ -89,8 +89,8 @@ def page(results: Mapping[str, Any]) -> str:
         [
             "# Performance",
             "",
-            "Made by `blockcache performance -o docs`; every figure below is of that one run. Ratios come from interleaved",
-            "rounds: each round calls every candidate once, and a speed-up is the median of the rounds' ratios.",
+            f"Made by `blockcache performance -o docs --repeats {bench['repeats']}`; every figure below is of that one run. Ratios",
+            "come from interleaved rounds: each round calls every candidate once, and a speed-up is the median of the rounds' ratios.",
             "",
             f"Machine: {machine['processor']}, {machine['cores']} cores; torch {machine['torch']}, ONNX Runtime "
             f"{machine['onnxruntime']}, diffusers {machine['diffusers']}. Peak of a 1024 x 1024 float32 matrix product: {peaks}.",
@@ -141,7 +141,7 @@ def page(results: Mapping[str, Any]) -> str:
             "## Other shapes",
             "",
             "Milliseconds per call under the square_ph schedule, stretched where K differs; the largest difference to the "
-            "patched engine (same noise, actions in normalised units).",
+            "patched engine (same noise, actions in normalised units, relative to the largest one where that is above 1).",
             "",
             table(
                 ["shape", "patched", "loop", "onnx, 1 thread", "onnx, all cores", "difference"],

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from blockcache.experiments.results import BASELINE
+from blockcache.experiments.results import BASELINE, PLAIN
 from blockcache.experiments.statistics import LOSSLESS
 from blockcache.report.markdown import table
 from blockcache.report.other_tasks import TaskPolicies, other_tasks
@@ -17,7 +17,6 @@ from blockcache.samplers import SamplerConfig
 from blockcache.samplers import table as sampler_table
 
 PICTURE = "results-tradeoff.png"
-PLAIN = "plain policy"
 _NOTES = {  # on the printed tables
     "main": "Printed Uniform(fast) fits S = 20; 2.72 G of Uniform(fastest) fits no whole S, ours has the FLOPs of BAC S = 10.",
     "s_sweep_n3": "This sweep is printed with n = 3, ours with n = 5.",
@@ -76,7 +75,7 @@ def _what_was_run(collection: Collection, directory: str) -> list[str]:
         f"- **Rollouts** on test seeds {min(seeds)} to {max(seeds)}, in batches of {setting['group']}; how many of them a method "
         "has stands in its row (n). Seeds and noise are the same for every method, so differences are taken pair by pair. "
         "Noise is keyed by seed, chunk and step; methods marked † have another sampler and share the initial noise only.",
-        f"- **Calibration** on {setting['calibration']['generations']} generations, never on test seeds.",
+        f"- **Calibration** on {setting['calibration']['generations']} generations, observed on other seeds than the test's.",
         f"- **Engine** {usual}"
         + (f", except for {', '.join(others)}, whose times are that engine's" if others else "")
         + ".",
@@ -90,9 +89,11 @@ def _what_was_run(collection: Collection, directory: str) -> list[str]:
         rounds = len(next(iter(timings.seconds.values())).seconds)
         plain = timings.ms(PLAIN)
         lines.append(
-            f"- **Timing**: {timings.setting}, medians of {rounds} rounds, on {timings.machine['processor']} (not a GPU). "
-            + ("" if plain is None else f"The plain policy in torch takes {plain:.0f} ms. ")
-            + "*Over full* is the speed-up over full precision in our own engine, so it is what reuse alone brings."
+            f"- **Timing**: {timings.setting}, medians of {rounds} rounds, on {timings.machine['processor']} (not a GPU)"
+            + _load(timings.machine)
+            + (". " if plain is None else f". The plain policy in torch takes {plain:.0f} ms. ")
+            + f"*Over full* is the speed-up over full precision in our own engine ({collection.full.method.engine}), so it is "
+            "what the method alone brings where it runs in the same engine."
         )
     lines += [
         "",
@@ -188,13 +189,20 @@ def _against_reference(item: SuiteResults, reference: str) -> list[str]:
     ]
 
 
+def _load(machine: Mapping[str, Any]) -> str:
+    """How busy the machine was, with what was timed, where it says so."""
+    load = machine.get("load_average")
+    return "" if load is None else f", load {load[0]:.1f} on {machine['cores']} cores in the last minute"
+
+
 def _first_and_rest(item: SuiteResults) -> list[str]:
     """Whether the episodes that all methods met are like the others, for the methods that met more."""
     few, seeds = item.rollouts[0], sorted(item.results.of(BASELINE))
     first, rest = seeds[:few], seeds[few:]
     if len(rest) < few:
         return []
-    rows = [
+    rows = [["full precision: its score", *(estimate(item.mean(BASELINE, part), "{:.3f}") for part in (first, rest))]]
+    rows += [
         [label(name), *(estimate(item.compare(name, BASELINE, part), "{:+.3f}") for part in (first, rest))]
         for name, row in item.rows.items()
         if row.difference is not None and row.difference.n > few

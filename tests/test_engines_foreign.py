@@ -125,6 +125,19 @@ class Eager(Policy):
         return super().predict_action(obs_dict)
 
 
+class Timid(Policy):
+    """Sees what is to its right twice as far away; its normaliser takes 0 to 512 to -1 to 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.normalizer.params_dict["obs"]["scale"].fill_(1 / 256)
+        self.normalizer.params_dict["obs"]["offset"].fill_(-1)
+
+    def predict_action(self, obs_dict):
+        obs = obs_dict["obs"]
+        return super().predict_action({"obs": torch.where(obs > 256, 2 * obs - 256, obs)})
+
+
 class Wordy(Policy):
     """Wants its observation under another name."""
 
@@ -279,6 +292,7 @@ def test_other_observations_are_refused(engine, obs):
     [
         (Moving, "its actions differ from ours by up to"),
         (Eager, "its actions differ from ours by up to"),
+        (Timid, "its actions differ from ours by up to"),
         (Wordy, "it fails with an observation under 'obs': KeyError: 'state'"),
     ],
 )

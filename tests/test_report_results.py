@@ -16,7 +16,7 @@ from blockcache.experiments.methods import Solved, TeaCache, parse_method
 from blockcache.experiments.results import MethodRun, OpenLoopError, Record, Results
 from blockcache.experiments.statistics import Estimate
 from blockcache.experiments.suites import SUITES, TIMINGS, Cell, settle, suite_of
-from blockcache.report.other_tasks import load_other_tasks
+from blockcache.report.other_policies import load_other_policies
 from blockcache.report.published import printed_table
 from blockcache.report.results import page
 from blockcache.report.stored import Stored, shipped, summarise_main
@@ -425,7 +425,7 @@ def test_the_published_page_is_what_the_code_makes_of_the_published_records():
     root = docs.parent
     further = [
         replace(task, directories=tuple(str(Path(place).relative_to(root)) for place in task.directories))
-        for task in load_other_tasks([root / other for other in others])
+        for task in load_other_policies([root / other for other in others])
     ]
     assert page(Collection.load(root / lead), lead, further) == text
 

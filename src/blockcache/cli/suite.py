@@ -137,7 +137,7 @@ def results(directory: str, others: tuple[str, ...], output: str, stored: str | 
       blockcache results out/suites -o docs --stored src/blockcache/assets/stored_results.json
     """
     from blockcache.files import write_bytes
-    from blockcache.report.other_tasks import load_other_tasks
+    from blockcache.report.other_policies import load_other_policies
     from blockcache.report.performance import require_matplotlib
     from blockcache.report.results import PICTURE, page
     from blockcache.report.stored import summarise_main
@@ -145,7 +145,7 @@ def results(directory: str, others: tuple[str, ...], output: str, stored: str | 
     from blockcache.report.tradeoff import plot_tradeoff
 
     require_matplotlib()
-    collection, further = Collection.load(directory), load_other_tasks(others)
+    collection, further = Collection.load(directory), load_other_policies(others)
     if stored is not None:
         summarise_main(collection).save(stored)
         click.echo(stored)

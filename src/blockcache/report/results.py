@@ -9,7 +9,7 @@ from typing import Any
 from blockcache.experiments.results import BASELINE, PLAIN
 from blockcache.experiments.statistics import LOSSLESS
 from blockcache.report.markdown import table
-from blockcache.report.other_tasks import TaskPolicies, other_tasks
+from blockcache.report.other_policies import TaskPolicies, other_policies
 from blockcache.report.published import Printed, full_gflops, printed_table
 from blockcache.report.suites import Collection, SuiteResults, label
 from blockcache.report.verdicts import estimate, shown_ms, verdict, who_wins
@@ -44,7 +44,7 @@ def page(collection: Collection, directory: str, others: Sequence[TaskPolicies] 
         "points are of fewer episodes, so their place beside the others is less certain than their intervals say.",
         "",
         *who_wins(collection),
-        *(other_tasks(others) if others else []),
+        *(other_policies(others) if others else []),
     ]
     for item in collection.suites.values():
         lines += _suite(collection, item)

@@ -9,7 +9,7 @@ import pytest
 import blockcache.cli
 from blockcache.errors import FileError
 from blockcache.experiments.statistics import difference_interval
-from blockcache.report.other_tasks import load_other_tasks, other_tasks
+from blockcache.report.other_policies import load_other_policies, other_policies
 from test_report_results import lost, make_suite, rows
 
 SEEDS = range(100_000, 100_060)
@@ -41,7 +41,7 @@ def directories(tmp_path):
 
 
 def test_an_episode_counts_once_however_many_policies_met_it(directories):
-    (task,) = load_other_tasks(directories)
+    (task,) = load_other_policies(directories)
     found = task.difference([BAC, BAC], ["full", "full"])
     lost_at = np.array([1.0 if seed % 6 == 0 else 0.5 if seed == SEEDS[1] else 0.0 for seed in SEEDS])
     expected = difference_interval(-lost_at, of_successes=True)
@@ -50,7 +50,7 @@ def test_an_episode_counts_once_however_many_policies_met_it(directories):
 
 
 def test_the_table_shows_each_policy_and_what_they_say_together(directories):
-    text = "\n".join(other_tasks(load_other_tasks(directories)))
+    text = "\n".join(other_policies(load_other_policies(directories)))
     row = next(row for row in rows(text, "BAC S=10 n=5 |"))
     assert row[1] == "120"
     assert row[2] == "0.83, 0.82"
@@ -69,7 +69,7 @@ def test_rivals_of_equal_flops_may_have_different_names(tmp_path, directories):
     shutil.copytree(directories[0], path)
     text = (path / "main.json").read_text().replace("ddim-12", "ddim-13").replace("a" * 64, "c" * 64)
     (path / "main.json").write_text(text)
-    shown = "\n".join(other_tasks(load_other_tasks([*directories, path])))
+    shown = "\n".join(other_policies(load_other_policies([*directories, path])))
     (row,) = rows(shown, "DDIM-12 / DDIM-13 †")
     assert row[1] == "180"
 
@@ -79,15 +79,15 @@ def test_policies_that_met_other_episodes_are_not_put_together(tmp_path, directo
     other.mkdir()
     make_suite("main", lost, weights="c" * 64, task="metaworld-assembly", main_rollouts=50).save(other / "main.json")
     with pytest.raises(FileError, match="are not of the same episodes and methods; run one again"):
-        load_other_tasks([*directories, other])
+        load_other_policies([*directories, other])
 
 
 def test_tasks_stand_apart_and_a_policy_counts_once(tmp_path, directories):
     other = save(tmp_path / "peg", lambda method, seed: True, "a", task="metaworld-peg")
-    assert [len(task.policies) for task in load_other_tasks([*directories, other])] == [2, 1]
+    assert [len(task.policies) for task in load_other_policies([*directories, other])] == [2, 1]
     again = shutil.copytree(directories[0], tmp_path / "again")
     with pytest.raises(FileError, match=r"same policy for task metaworld-assembly; give each once"):
-        load_other_tasks([*directories, again])
+        load_other_policies([*directories, again])
 
 
 def test_the_command_puts_them_on_the_page(tmp_path, directories, capsys):

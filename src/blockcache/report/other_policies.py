@@ -1,4 +1,4 @@
-"""Suite main on further tasks, over several policies of each that differ in their training seed. As Markdown.
+"""Suite main of further policies, for other tasks or this one; those of a task are taken together. As Markdown.
 
 From the files of `blockcache suite main` only. An environment seed counts once in an interval, however many policies met it:
 its differences are averaged over the policies first, because they are not independent of one another.
@@ -54,7 +54,7 @@ class TaskPolicies:
         return difference_interval(means, of_successes=set(scores) <= {0.0, 1.0})
 
 
-def load_other_tasks(directories: Sequence[PathLike]) -> tuple[TaskPolicies, ...]:
+def load_other_policies(directories: Sequence[PathLike]) -> tuple[TaskPolicies, ...]:
     """Suite main of every directory, brought together by task."""
     found: dict[str, dict[str, SuiteResults]] = {}
     for directory in directories:
@@ -76,19 +76,19 @@ def load_other_tasks(directories: Sequence[PathLike]) -> tuple[TaskPolicies, ...
     return tuple(TaskPolicies(name, tuple(items.values()), tuple(items)) for name, items in found.items())
 
 
-def other_tasks(tasks: Sequence[TaskPolicies]) -> list[str]:
+def other_policies(tasks: Sequence[TaskPolicies]) -> list[str]:
     """The page's section on them."""
     lines = [
-        "## Other tasks",
+        "## Other tasks and policies",
         "",
-        "Suite main again. A task's policies met the same episodes. Differences are over all of them; in the intervals an episode",
-        "counts once, however many policies met it, so what further training seeds would bring is not in them. A task in which",
-        "every method succeeds tells none of them apart.",
+        "Suite main again. Where a task has no score but success, the score is that. A task's policies met the same episodes.",
+        "Differences are over all of them; in the intervals an episode counts once, however many policies met it, so what further",
+        "training seeds would bring is not in them. A task in which every method succeeds tells none of them apart.",
         "",
         *(["**Some are from a quick run: a few shortened rollouts that mean nothing.**", ""] if _quick(tasks) else []),
         "### Their policies in full precision",
         "",
-        table(["task", "blocks", "width", "n", "success, 95 %", "failed", "command"], _policies(tasks)),
+        table(["task", "blocks", "width", "n", "score, 95 %", "failed", "command"], _policies(tasks)),
         "",
     ]
     for task in tasks:
@@ -102,14 +102,14 @@ def _policies(tasks: Sequence[TaskPolicies]) -> list[list[str]]:
         for item, directory in zip(task.policies, task.directories, strict=True):
             fingerprint, full = item.results.policy["fingerprint"], item.rows[BASELINE]
             blocks, widths = fingerprint["blocks"] or (), fingerprint["widths"] or {}
-            count = "0" if full.success is None else str(full.success.n)
+            count = "0" if full.score is None else str(full.score.n)
             rows.append(
                 [
                     task.name,
                     str(len(blocks)),
                     str(widths.get("width", "?")),
                     count,
-                    estimate(full.success, "{:.2f}"),
+                    estimate(full.score, "{:.2f}"),
                     str(full.failed),
                     f"`{item.command(directory)}`",
                 ]
@@ -121,7 +121,7 @@ def _task(task: TaskPolicies) -> list[str]:
     header = [
         "method",
         "rollouts",
-        "success, policy by policy",
+        "score, policy by policy",
         "difference to full, 95 %",
         "lossless",
         "GFLOP",
@@ -146,8 +146,8 @@ def _row(task: TaskPolicies, cells: Sequence[Cell]) -> list[str]:
     flops = np.mean([run.method.flops for run in runs])
     return [
         " / ".join(dict.fromkeys(map(label, names))) + ("" if runs[0].method.shares_all_noise else " †"),
-        str(sum(0 if run.success is None else run.success.n for run in runs)),
-        ", ".join("-" if run.success is None else f"{run.success.mean:.2f}" for run in runs),
+        str(sum(0 if run.score is None else run.score.n for run in runs)),
+        ", ".join("-" if run.score is None else f"{run.score.mean:.2f}" for run in runs),
         estimate(difference, "{:+.3f}"),
         "" if difference is None else "yes" if difference.lossless else "no",
         f"{flops / 1e9:.3f}",

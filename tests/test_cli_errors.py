@@ -64,6 +64,14 @@ def test_errors_are_one_line(refused, policy_directory, words, sentence):
     assert set(Path().rglob("*")) <= before | {Path("cache")}
 
 
+@pytest.mark.parametrize("verb", ["flops", "bench"])
+def test_sizes_beside_a_policy_are_refused(capsys, policy_directory, verb):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([verb, "--policy", str(policy_directory), "--width", "32", "--steps", "5"])
+    assert caught.value.code == 2
+    assert "--steps, --width and --policy exclude one another" in capsys.readouterr().err
+
+
 def test_a_policy_without_observations_says_so(refused, policy_directory):
     (policy_directory / "observations.npz").unlink()
     for words in (["calibrate", policy_directory], ["demo", "--policy", policy_directory]):

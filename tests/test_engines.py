@@ -109,6 +109,7 @@ def test_noise_from_a_generator_a_tensor_or_torch_itself(engine, make_policy, se
         slices = [fast.predict_action(obs, generator=own)["action"], fast.predict_action(obs, noise=noise)["action"]]
         torch.manual_seed(5)
         slices.append(fast.predict_action(obs)["action"])
+        slices.append(fast.predict_action(obs, noise=noise.numpy())["action"])
     for found in slices:
         assert difference(policy, found, expected[:, policy.config.executed]) < CLOSE
     assert torch.equal(own.get_state(), after.get_state()), "as much noise is drawn, in the same order"

@@ -93,6 +93,10 @@ def test_the_shipped_policy_is_meant_where_none_is_named(command, monkeypatch, t
     assert "unknown task 'nope'" in command("eval", "nope")[2]
 
 
+def test_a_task_without_a_shipped_policy_needs_one(shell, command):
+    assert "error: no policy 'toy' ships with blockcache, only" in command("eval", "toy")[2]
+
+
 def test_the_verb_refuses_unknown_tasks_and_missing_simulators(shell, monkeypatch):
     assert "error: unknown task 'nope'; known tasks are" in shell(task="nope")[2]
     assert "error: the policy does not fit task pusht" in shell(task="pusht")[2]

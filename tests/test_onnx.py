@@ -19,7 +19,7 @@ import blockcache as bc
 from blockcache.engines import onnx as engine
 from blockcache.engines.compiled import compile_policy
 from blockcache.engines.onnx import cache_directory
-from blockcache.errors import EngineError, FileError, ObservationError
+from blockcache.errors import EngineError, FileError, ObservationError, ScheduleError
 from blockcache.experiments.bench import Shape, preset_for
 from blockcache.samplers import SamplerConfig
 from blockcache.target import examine
@@ -389,6 +389,22 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one(policy, o
     assert len([*directory.glob("*.onnx")]) == 1
 
 
+def test_a_temporary_cache_of_another_user_is_not_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert engine._temporary_directory() == engine._temporary_directory() == tmp_path / f"blockcache-{os.getuid()}"
+    monkeypatch.setattr(f"{MODULE}.os.getuid", lambda: 12345)  # the directory will be of the user that we really are
+    found = engine._temporary_directory()
+    assert found.parent == tmp_path
+    assert found.name != "blockcache-12345"
+
+
+def test_an_export_follows_a_schedule_and_not_a_path(policy, tmp_path):
+    with pytest.raises(ScheduleError, match=r"an export needs a Schedule or None, got str; .*Schedule.load"):
+        bc.export_policy(policy, "schedule.json", tmp_path / "policy.onnx")
+    with pytest.raises(EngineError, match="unknown check 'typo'"):
+        bc.export_policy(policy, None, tmp_path / "policy.onnx", check="typo")
+
+
 def test_where_the_cache_is(monkeypatch, tmp_path):
     assert cache_directory() == tmp_path / "cache"
     monkeypatch.delenv("BLOCKCACHE_CACHE")
@@ -426,7 +442,7 @@ def only(package, found):
     ],
 )
 def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatch, package, found, sentence):
-    monkeypatch.setattr(f"{MODULE}._installed", only(package, found))
+    monkeypatch.setattr(f"{MODULE}.installed_version", only(package, found))
     with pytest.raises(EngineError) as caught:
         bc.accelerate(policy, engine="onnx", threads=1)
     assert sentence in str(caught.value)
@@ -441,7 +457,7 @@ def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("found", ["1.23", "1.23.0rc1", "1.24.dev20250901", "2.0.0", "1.100"])
 def test_new_enough_libraries(monkeypatch, found):
-    monkeypatch.setattr(f"{MODULE}._installed", lambda name: found)
+    monkeypatch.setattr(f"{MODULE}.installed_version", lambda name: found)
     engine.require_onnxruntime(also_onnx=True)
 
 
@@ -456,7 +472,7 @@ def test_a_library_that_cannot_be_imported_counts_as_missing(monkeypatch, packag
 def test_onnx_is_not_needed_where_the_export_is_there_already(policy, schedule, observe, monkeypatch):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         expected = act(policy, observe)
-    monkeypatch.setattr(f"{MODULE}._installed", only("onnx", None))
+    monkeypatch.setattr(f"{MODULE}.installed_version", only("onnx", None))
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         assert torch.equal(act(policy, observe), expected)
 

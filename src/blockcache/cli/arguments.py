@@ -81,9 +81,9 @@ def typed() -> str:
 def given(names: Iterable[str]) -> list[str]:
     """Those of the running verb's options that somebody asked for, as they are typed."""
     context = click.get_current_context()
-    typed = {option.name: option.opts[-1] for option in context.command.params}
+    words = {option.name: option.opts[-1] for option in context.command.params}
     asked = click.core.ParameterSource.COMMANDLINE
-    return [typed[name] for name in names if context.get_parameter_source(name) is asked]
+    return [words[name] for name in names if context.get_parameter_source(name) is asked]
 
 
 def refuse_sizes_beside_a_policy(sizes: Iterable[str]) -> None:

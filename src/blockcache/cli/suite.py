@@ -188,7 +188,7 @@ def _print(console: Console, found: SuiteResults) -> None:
         console.print(table)
         console.print()
     console.print(
-        "Differences are paired, with 95 % bootstrap intervals. Lossless: the interval's lower end is above -0.03.\n"
+        "Differences are paired, with 95 % intervals. Lossless: the interval's lower end is above -0.03.\n"
         "† shares the full policy's initial noise only: another sampler."
     )
 

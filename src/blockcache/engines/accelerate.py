@@ -28,6 +28,7 @@ from blockcache.teacache import Rule
 
 ENGINES = ("auto", "onnx", "loop", "patched")
 OUTPUTS = ("chunk", "action")
+CHECKS = ("strict", "shape")
 _enabling = threading.Lock()
 
 
@@ -55,10 +56,10 @@ class Acceleration:
     def enabled(self) -> bool:
         return self._patches is not None
 
-    def _with_signature_of(self, policys: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_signature_of(self, own: Callable[..., Any]) -> Callable[..., Any]:
         """The policy's own `predict_action`, accelerated. Who looks for `generator` in it must find what the policy has."""
 
-        @functools.wraps(policys, updated=())
+        @functools.wraps(own, updated=())
         def predict_action(*args: Any, **kwargs: Any) -> Any:
             if not self.enabled:
                 raise PolicyError("this acceleration was disabled; call the policy itself, or accelerate it again")
@@ -103,7 +104,7 @@ def accelerate(
     """
     _check_choice("engine", engine, ENGINES)
     _check_choice("output", output, OUTPUTS)
-    _check_choice("check", check, ("strict", "shape"))
+    _check_choice("check", check, CHECKS)
     if not isinstance(schedule, Schedule | Rule | None):
         raise ScheduleError(
             f"accelerate needs a Schedule, a TeaCache Rule or None, got {type(schedule).__name__}; "
@@ -195,7 +196,7 @@ def export_policy(
 ) -> None:
     """Write the policy under a schedule (full precision without one) as one ONNX file, atomically."""
     _check_choice("output", output, OUTPUTS)
-    _check_choice("check", check, ("strict", "shape"))
+    _check_choice("check", check, CHECKS)
     if not isinstance(schedule, Schedule | None):
         raise ScheduleError(
             f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"

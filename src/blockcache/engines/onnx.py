@@ -45,14 +45,14 @@ def require_onnxruntime(also_onnx: bool = False) -> None:
     for package in ("onnxruntime", "onnx") if also_onnx else ("onnxruntime",):
         wanted = ".".join(map(str, MINIMUM[package]))
         hint = f'version {wanted} or newer comes with: pip install "blockcache[onnx]"'
-        found = _installed(package)
+        found = installed_version(package)
         if found is None:
             raise EngineError(f"the onnx engine needs {package}, which is not installed; {hint}")
         if tuple(map(int, re.findall(r"\d+", found)[:2])) < MINIMUM[package]:
             raise EngineError(f"the onnx engine needs a newer {package} than the installed {found}; {hint}")
 
 
-def _installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """The version that the module says it has: ONNX Runtime is also installed under names like onnxruntime-gpu."""
     try:
         return str(importlib.import_module(package).__version__)

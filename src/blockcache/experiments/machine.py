@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import time
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from blockcache.cores import cores
+from blockcache.engines.onnx import installed_version
 
 
 def describe() -> dict[str, Any]:
@@ -21,8 +21,8 @@ def describe() -> dict[str, Any]:
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "onnxruntime": _version("onnxruntime"),
-        "diffusers": _version("diffusers"),
+        "onnxruntime": installed_version("onnxruntime"),
+        "diffusers": installed_version("diffusers"),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
     }
 
@@ -50,11 +50,3 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor()
-
-
-def _version(package: str) -> str | None:
-    """By the module, as a package may be installed under another name, such as onnxruntime-gpu."""
-    try:
-        return str(importlib.import_module(package).__version__)
-    except (ImportError, AttributeError):
-        return None

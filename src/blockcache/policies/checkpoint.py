@@ -48,6 +48,10 @@ def policy_directory(source: PathLike) -> Path:
 
 def shipped_policy(name: str) -> Path:
     """Where the package keeps the policy of that name, whatever lies in the working directory."""
+    if name not in shipped_policies():
+        raise FileError(
+            f"no policy {name!r} ships with blockcache, only {', '.join(shipped_policies())}; name a directory"
+        )
     return _shipped() / name
 
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from blockcache import cli
-from blockcache.experiments.results import Results
-from blockcache.policies import DiffusionTransformerPolicy, DPTConfig, save_policy
+from blockcache.compare.results import Results
+from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig, save_policy
 from blockcache.samplers import SamplerConfig
 from cli_inputs import SMALL, STEPS
 from toy_evaluation import ready
@@ -209,8 +209,8 @@ def measured(tmp_path_factory):
             raise RuntimeError("no compiler here\nand more lines")
 
         patch.setattr("torch.compile", compile_nothing)
-        patch.setattr("blockcache.experiments.machine.peak_gflops.__defaults__", (64, 0.05))
-        patch.setattr("blockcache.experiments.latency.REST", 0.0)
+        patch.setattr("blockcache.measure.machine.peak_gflops.__defaults__", (64, 0.05))
+        patch.setattr("blockcache.measure.latency.REST", 0.0)
         cli.main(["bench", *SMALL, "--repeats", "2", "--json", str(directory / "bench.json")])
     return json.loads((directory / "bench.json").read_text())
 

@@ -9,7 +9,7 @@ import pytest
 import blockcache as bc
 from blockcache.analysis.caching_error import _residuals, caching_error
 from blockcache.errors import ObservationError
-from blockcache.target import examine
+from blockcache.models.port import examine
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_all_that_is_exported_is_there():
 
 
 @pytest.mark.parametrize(
-    "name", ["bc.solvers.adaptive", "bc.solvers.fit_teacache", "bc.flops.generation", "bc.samplers.table"]
+    "name", ["bc.solvers.adaptive", "bc.solvers.fit_teacache", "bc.schedule.compile_plan", "bc.samplers.table"]
 )
 def test_modules_are_at_hand_after_a_plain_import(name):
     """In a process of its own: here something else has imported them already."""

@@ -10,10 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import blockcache as bc
 from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop
-from blockcache.experiments.bench import Shape, preset_for
-from blockcache.experiments.savings import EncodedMemory, ProjectedMemory
-from blockcache.plan import compile_plan
-from blockcache.target import examine
+from blockcache.models.port import examine
+from blockcache.schedule.plan import compile_plan
+from blockcache.studies.bench import Shape, preset_for
+from blockcache.studies.savings import EncodedMemory, ProjectedMemory
 from cli_inputs import SMALL, STEPS, synthetic
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
@@ -74,8 +74,8 @@ def test_bench_tells_the_savings_flops_as_torch_counts_them(measured):
 
 
 def test_bench_quick(blockcache, monkeypatch):
-    monkeypatch.setattr("blockcache.experiments.machine.peak_gflops.__defaults__", (64, 0.05))
-    monkeypatch.setattr("blockcache.experiments.latency.REST", 0.0)
+    monkeypatch.setattr("blockcache.measure.machine.peak_gflops.__defaults__", (64, 0.05))
+    monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
     out = blockcache("bench", *SMALL, "--quick", "--sampler", "dpmsolver++", "--json", "b.json", "--plot", "deep/b.png")
     summary = json.loads(out.splitlines()[-1])
     rows = json.loads(Path("b.json").read_text())["rows"]
@@ -88,8 +88,8 @@ def test_bench_quick(blockcache, monkeypatch):
 
 
 def test_bench_a_policy_and_schedule_of_one_s_own(blockcache, policy_directory, monkeypatch):
-    monkeypatch.setattr("blockcache.experiments.machine.peak_gflops.__defaults__", (64, 0.05))
-    monkeypatch.setattr("blockcache.experiments.latency.REST", 0.0)
+    monkeypatch.setattr("blockcache.measure.machine.peak_gflops.__defaults__", (64, 0.05))
+    monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
     blockcache("calibrate", policy_directory, "--generations", 1)
     blockcache("solve", "recording.safetensors", "--method", "uniform", "-S", 4)
     options = ["--policy", policy_directory, "--schedule", "schedule.json", "--threads", 1, "--batch", 2]
@@ -100,8 +100,8 @@ def test_bench_a_policy_and_schedule_of_one_s_own(blockcache, policy_directory, 
 
 
 def test_bench_without_causal_attention_computes_the_whole_chunk(blockcache, make_policy, monkeypatch):
-    monkeypatch.setattr("blockcache.experiments.machine.peak_gflops.__defaults__", (64, 0.05))
-    monkeypatch.setattr("blockcache.experiments.latency.REST", 0.0)
+    monkeypatch.setattr("blockcache.measure.machine.peak_gflops.__defaults__", (64, 0.05))
+    monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
     monkeypatch.setattr("torch.compile", lambda model: model)
     bc.save_policy(make_policy(causal_attn=False), "policy")
     blockcache("bench", "--policy", "policy", "--threads", 1, "--repeats", 5, "--json", "b.json")
@@ -136,6 +136,6 @@ def test_the_performance_page_from_wrong_figures(refused, measured):
 
 def test_pictures_without_matplotlib_are_refused_before_anything_is_measured(refused, monkeypatch):
     monkeypatch.setattr("blockcache.report.performance.find_spec", lambda name: None)
-    monkeypatch.setattr("blockcache.experiments.bench.run_bench", lambda *args, **settings: pytest.fail("measured"))
+    monkeypatch.setattr("blockcache.studies.bench.run_bench", lambda *args, **settings: pytest.fail("measured"))
     for words in (["bench", *SMALL, "--plot", "b.png"], ["performance", "-o", "docs"]):
         assert 'pip install "blockcache[plots]"' in refused(*words)

@@ -126,8 +126,8 @@ def test_damaged_files_are_one_line(blockcache, refused, policy_directory):
     ],
 )
 def test_an_unwritable_place_is_one_line(blockcache, refused, policy_directory, measured, monkeypatch, words):
-    monkeypatch.setattr("blockcache.experiments.machine.peak_gflops.__defaults__", (64, 0.05))
-    monkeypatch.setattr("blockcache.experiments.latency.REST", 0.0)
+    monkeypatch.setattr("blockcache.measure.machine.peak_gflops.__defaults__", (64, 0.05))
+    monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
     Path("file").write_text("not a directory")
     if words.startswith("solve"):
         blockcache("calibrate", policy_directory, "--generations", 1)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from blockcache.cli import demo
-from blockcache.experiments import jobs
-from blockcache.experiments.jobs import one_by_one
-from blockcache.experiments.results import Results
-from blockcache.experiments.showcase import showcase
-from blockcache.experiments.statistics import Estimate
-from blockcache.policies import load_policy, save_policy
+from blockcache.compare import jobs
+from blockcache.compare.jobs import one_by_one
+from blockcache.compare.results import Results
+from blockcache.measure.statistics import Estimate
+from blockcache.models.dpt import load_policy, save_policy
+from blockcache.models.port import examine
 from blockcache.report import stored
 from blockcache.report.stored import Stored, StoredMethod
-from blockcache.target import examine
+from blockcache.studies.showcase import showcase
 from test_suites import DDPM
 from toy_task import Toy, observations
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.errors import EngineError, PolicyError, ScheduleError
-from blockcache.teacache import Rule
+from blockcache.solvers.teacache import Rule
 from engine_comparison import BLOCKS, CLOSE, accelerate, act, difference, observe, schedule_for
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

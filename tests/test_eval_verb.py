@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from blockcache.experiments.results import Results
-from blockcache.experiments.video import write_video
-from blockcache.policies import save_policy
+from blockcache.compare.results import Results
+from blockcache.models.dpt import save_policy
+from blockcache.tasks.video import write_video
 from toy_evaluation import ready
 from toy_task import Toy, observations
 

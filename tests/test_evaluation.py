@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from blockcache.compare import jobs
+from blockcache.compare.evaluation import prepare
+from blockcache.compare.jobs import EvaluationError, local_workers, one_by_one, ray_cluster
+from blockcache.compare.methods import MethodError
+from blockcache.compare.paired import _record, rollout_noise
+from blockcache.compare.results import Record, Results
+from blockcache.compare.summary import summarise
 from blockcache.errors import FileError, TaskError
-from blockcache.experiments import jobs
-from blockcache.experiments.evaluation import prepare
-from blockcache.experiments.jobs import EvaluationError, local_workers, one_by_one, ray_cluster
-from blockcache.experiments.methods import MethodError
-from blockcache.experiments.paired import _record, rollout_noise
-from blockcache.experiments.results import Record, Results
-from blockcache.experiments.summary import summarise
-from blockcache.experiments.video import check_video
 from blockcache.samplers import SamplerConfig, table
 from blockcache.tasks import Rollout
+from blockcache.tasks.video import check_video
 from toy_evaluation import METHODS, ready
 from toy_task import Toy, observations
 

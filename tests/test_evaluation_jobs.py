@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from blockcache.compare.jobs import EvaluationError, Store, local_workers, one_by_one, ray_cluster, run_jobs
+from blockcache.compare.paired import one_thread
 from blockcache.errors import FileError, TaskError
-from blockcache.experiments.jobs import EvaluationError, Store, local_workers, one_by_one, ray_cluster, run_jobs
-from blockcache.experiments.paired import one_thread
 from blockcache.tasks import TaskSpec
 from toy_evaluation import ready
 from toy_task import SPEC, Toy

@@ -10,9 +10,9 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.errors import EngineError, PolicyError, ScheduleError
-from blockcache.families import adapter_for
+from blockcache.models.port import examine, weights_hash
+from blockcache.models.registry import adapter_for
 from blockcache.samplers import SamplerConfig
-from blockcache.target import examine, weights_hash
 
 
 def made_for(policy, **changes):

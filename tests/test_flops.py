@@ -7,8 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
 from blockcache.errors import ScheduleError
-from blockcache.families import adapter_for
-from blockcache.flops import DPTShape, generation
+from blockcache.models.dpt.flops import DPTShape
+from blockcache.models.registry import adapter_for
+from blockcache.schedule.cost import generation
 
 GIGA = 1e9
 REFERENCE = DPTShape()

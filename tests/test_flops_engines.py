@@ -16,11 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import blockcache as bc
 from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop
-from blockcache.experiments.savings import DiffusersLoop, EncodedMemory, ProjectedMemory
-from blockcache.flops import DPTShape, generation, whole_loop
-from blockcache.plan import compile_plan
+from blockcache.models.dpt.flops import DPTShape, whole_loop
+from blockcache.models.port import examine
 from blockcache.samplers import SamplerConfig
-from blockcache.target import examine
+from blockcache.schedule.cost import generation
+from blockcache.schedule.plan import compile_plan
+from blockcache.studies.savings import DiffusersLoop, EncodedMemory, ProjectedMemory
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 

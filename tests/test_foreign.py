@@ -19,10 +19,10 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.errors import EngineError, ObservationError, PolicyError, StepError
-from blockcache.families import adapter_for
-from blockcache.flops import feed_forward
-from blockcache.pairing import generate
-from blockcache.target import examine
+from blockcache.models.flops import feed_forward
+from blockcache.models.pairing import generate
+from blockcache.models.port import examine
+from blockcache.models.registry import adapter_for
 
 WIDTH, HIDDEN, TOKENS, ACTION, SEEN, OBS = 24, 40, 5, 2, 3, 4
 STEPS = 8
@@ -401,10 +401,10 @@ def test_enabling_twice(policy):
 
 def test_a_broken_family_of_another_package_harms_only_who_needs_it(policy, make_policy, monkeypatch):
     broken = EntryPoint("theirs", "no_such_package:find", "blockcache.families")
-    monkeypatch.setattr("blockcache.families.entry_points", lambda group: [broken])
+    monkeypatch.setattr("blockcache.models.registry.entry_points", lambda group: [broken])
     assert adapter_for(policy.model).family == adapter_for(make_policy().model).family == "dp-t"
     with pytest.raises(PolicyError, match=r"model family 'theirs' of no_such_package:find cannot be loaded: No module"):
         adapter_for(nn.Linear(2, 2))
-    monkeypatch.setattr("blockcache.families.entry_points", lambda group: [])
+    monkeypatch.setattr("blockcache.models.registry.entry_points", lambda group: [])
     with pytest.raises(PolicyError, match="no model family fits the denoiser Linear; known are dp-t "):
         adapter_for(nn.Linear(2, 2))

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import blockcache as bc
+from blockcache.attach.generation import _current
 from blockcache.errors import ObservationError, PolicyError, StepError
-from blockcache.families import adapter_for
-from blockcache.generation import _current
-from blockcache.policies import DiffusionTransformerPolicy
+from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.models.registry import adapter_for
 from blockcache.samplers import SamplerConfig
 
 

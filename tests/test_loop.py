@@ -8,10 +8,10 @@ import blockcache as bc
 from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop, TabulatedMemory
 from blockcache.errors import EngineError
-from blockcache.experiments.savings import DiffusersLoop, EncodedMemory, ProjectedMemory
-from blockcache.plan import compile_plan
+from blockcache.models.port import examine
 from blockcache.samplers import SamplerConfig
-from blockcache.target import examine
+from blockcache.schedule.plan import compile_plan
+from blockcache.studies.savings import DiffusersLoop, EncodedMemory, ProjectedMemory
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 

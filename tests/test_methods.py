@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from blockcache.errors import FileError, SamplerError, ScheduleError
-from blockcache.experiments.candidates import Calibrations, Candidate, fewer_steps, running
-from blockcache.experiments.methods import (
+from blockcache.compare.candidates import Calibrations, Candidate, fewer_steps, running
+from blockcache.compare.methods import (
     FULL,
     FewerSteps,
     Method,
@@ -15,10 +14,11 @@ from blockcache.experiments.methods import (
     TeaCache,
     parse_method,
 )
+from blockcache.errors import FileError, SamplerError, ScheduleError
 from blockcache.samplers import SamplerConfig
 from blockcache.schedule import Schedule
 from blockcache.solvers import METHODS, solve
-from blockcache.teacache import Rule, fit_teacache
+from blockcache.solvers.teacache import Rule, fit_teacache
 
 PARSED = {
     "full": FULL,

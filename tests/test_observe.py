@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from blockcache.compare.observe import observe
 from blockcache.errors import TaskError
-from blockcache.experiments.observe import observe
 from toy_task import Toy
 
 

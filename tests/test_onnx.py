@@ -20,9 +20,9 @@ from blockcache.engines import onnx as engine
 from blockcache.engines.compiled import compile_policy
 from blockcache.engines.onnx import cache_directory
 from blockcache.errors import EngineError, FileError, ObservationError, ScheduleError
-from blockcache.experiments.bench import Shape, preset_for
+from blockcache.models.port import examine
 from blockcache.samplers import SamplerConfig
-from blockcache.target import examine
+from blockcache.studies.bench import Shape, preset_for
 
 BLOCKS = tuple(f"layers.{index}.{kind}" for index in (0, 1) for kind in ("SA", "CA", "FFN"))
 MODULE = "blockcache.engines.onnx"

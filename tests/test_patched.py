@@ -10,7 +10,7 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.errors import ObservationError, PolicyError
-from blockcache.families import adapter_for
+from blockcache.models.registry import adapter_for
 
 
 def names(policy):

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockcache.plan import AddRun, Compute, compile_plan
 from blockcache.schedule import Schedule
+from blockcache.schedule.plan import AddRun, Compute, compile_plan
 
 
 @st.composite

@@ -12,8 +12,8 @@ import torch
 
 import blockcache as bc
 from blockcache.errors import FileError, ObservationError, PolicyError, SamplerError
-from blockcache.policies import DiffusionTransformerPolicy, DPTConfig, checkpoint
-from blockcache.policies.checkpoint import load_tensors
+from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig, checkpoint
+from blockcache.models.dpt.checkpoint import load_tensors
 from blockcache.samplers import SamplerConfig
 from blockcache.tasks import task_names, task_spec
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import blockcache as bc
-from blockcache import recorder
+from blockcache.attach import recorder
 from blockcache.errors import ObservationError, PolicyError, RecordingError
-from blockcache.families import adapter_for
-from blockcache.metrics import METRICS
+from blockcache.models.registry import adapter_for
 from blockcache.samplers import SamplerConfig
+from blockcache.solvers.metrics import METRICS
 
 
 def calibrate(policy, observations, *args, **options):
@@ -306,8 +306,8 @@ def test_the_whole_way(policy, observe, run, tmp_path):
 MEMORY = """
 import torch
 import blockcache as bc
-from blockcache import recorder
-from blockcache.policies import DiffusionTransformerPolicy, DPTConfig
+from blockcache.attach import recorder
+from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
 
 class Enough(Exception): pass
 

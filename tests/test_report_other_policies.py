@@ -8,7 +8,7 @@ import pytest
 
 import blockcache.cli
 from blockcache.errors import FileError
-from blockcache.experiments.statistics import difference_interval
+from blockcache.measure.statistics import difference_interval
 from blockcache.report.other_policies import load_other_policies, other_policies
 from test_report_results import lost, make_suite, rows
 

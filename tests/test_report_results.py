@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 import blockcache.cli
+from blockcache.compare.methods import Solved, TeaCache, parse_method
+from blockcache.compare.results import MethodRun, OpenLoopError, Record, Results
 from blockcache.errors import FileError
-from blockcache.experiments.methods import Solved, TeaCache, parse_method
-from blockcache.experiments.results import MethodRun, OpenLoopError, Record, Results
-from blockcache.experiments.statistics import Estimate
-from blockcache.experiments.suites import SUITES, TIMINGS, Cell, settle, suite_of
+from blockcache.measure.statistics import Estimate
 from blockcache.report.other_policies import load_other_policies
 from blockcache.report.published import printed_table
 from blockcache.report.results import page
 from blockcache.report.stored import Stored, shipped, summarise_main
 from blockcache.report.suites import Collection, SuiteResults, family, label
 from blockcache.report.tradeoff import plot_tradeoff, points
+from blockcache.studies.suites import SUITES, TIMINGS, Cell, settle, suite_of
 
 STEPS = 100
 OWN = {"type": "ddpm", "num_train_timesteps": 100, "num_inference_steps": STEPS, "beta_schedule": "squaredcos_cap_v2"}

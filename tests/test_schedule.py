@@ -130,7 +130,11 @@ def test_the_fingerprint_always_binds_blocks_and_steps():
     [
         ({"version": 2}, FileError, "format version 2, this blockcache reads version 1"),
         ({"version": "1"}, FileError, "format version '1'"),
-        ({"format": "blockcache.recording"}, FileError, "is not a schedule: its format is 'blockcache.recording'"),
+        (
+            {"format": "blockcache.recording"},
+            FileError,
+            "is not a schedule: its format is 'blockcache.recording'",
+        ),
         ({"colour": "red"}, FileError, "missing or unknown keys: colour"),
         ({"updates": [0, 1]}, FileError, "needs an object under 'updates'"),
         ({"updates": None}, FileError, "needs an object under 'updates'"),

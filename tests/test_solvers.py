@@ -12,8 +12,8 @@ from hypothesis.extra.numpy import arrays
 
 from blockcache import Block, Fingerprint, Recording, solvers
 from blockcache.errors import RecordingError, ScheduleError
-from blockcache.metrics import METRICS
 from blockcache.solvers import adaptive, bubbling_union, consecutive, most_changing, solve, uniform
+from blockcache.solvers.metrics import METRICS
 
 PRINTED = json.loads(resources.files("blockcache").joinpath("assets", "published_schedules.json").read_text("utf-8"))
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from blockcache.experiments.statistics import Estimate, chunk_jump, mcnemar, mean_interval, mean_jerk, paired_difference
+from blockcache.measure.statistics import Estimate, chunk_jump, mcnemar, mean_interval, mean_jerk, paired_difference
 
 
 def test_an_interval_of_many_normal_values_is_the_textbook_one():

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from blockcache.compare.candidates import Calibrations, running
+from blockcache.compare.jobs import EvaluationError
+from blockcache.compare.methods import parse_method
+from blockcache.compare.results import Results
 from blockcache.errors import FileError
-from blockcache.experiments.candidates import Calibrations, running
-from blockcache.experiments.jobs import EvaluationError
-from blockcache.experiments.methods import parse_method
-from blockcache.experiments.results import Results
-from blockcache.experiments.suite_runs import (
+from blockcache.models.dpt import save_policy
+from blockcache.samplers import SamplerConfig
+from blockcache.solvers.teacache import Rule
+from blockcache.studies.suite_runs import (
     QUICK,
     Amount,
     Ground,
@@ -21,10 +24,7 @@ from blockcache.experiments.suite_runs import (
     teacache_threshold,
     time_suites,
 )
-from blockcache.experiments.suites import BASE, SUITES, settle, suite_of
-from blockcache.policies import save_policy
-from blockcache.samplers import SamplerConfig
-from blockcache.teacache import Rule
+from blockcache.studies.suites import BASE, SUITES, settle, suite_of
 from toy_task import Toy, observations
 
 DDPM = SamplerConfig("ddpm", num_inference_steps=24)  # enough for S = 20
@@ -233,7 +233,7 @@ def test_timing_covers_every_method_of_every_suite(policy, main):
 
 
 def test_timing_another_schedule_than_the_suites_ran_is_refused(policy, main, monkeypatch):
-    monkeypatch.setattr("blockcache.experiments.suite_runs.SUITES", ("metrics", "main"))
+    monkeypatch.setattr("blockcache.studies.suite_runs.SUITES", ("metrics", "main"))
     other = Amount(rollouts=2, main_rollouts=4, group=2, generations=1)  # another calibration
     with pytest.raises(EvaluationError, match=r"another schedule, sampler or engine under the name bac:S=10,n=5"):
         time_suites(ground(policy, main / "state", other), main, repeats=1)
@@ -282,7 +282,7 @@ def test_the_verb_writes_the_suites_file_and_its_tables(shell, tmp_path):
 
 
 def test_the_verb_runs_quickly_times_and_refuses(shell, tmp_path, monkeypatch):
-    monkeypatch.setattr("blockcache.experiments.suite_runs.SUITES", ("metrics",))
+    monkeypatch.setattr("blockcache.studies.suite_runs.SUITES", ("metrics",))
     assert "A quick run" in shell("metrics", "--quick", amount="")[1]
     assert shell("timing", "--repeats", 1, "--generations", QUICK.generations)[0] == 0  # as the quick suite
     assert "timings" in (tmp_path / "deep" / "timings.json").read_text()[:40]

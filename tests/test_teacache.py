@@ -10,7 +10,7 @@ import torch
 import blockcache as bc
 from blockcache import Rule
 from blockcache.errors import EngineError, RecordingError, ScheduleError
-from blockcache.families import adapter_for
+from blockcache.models.registry import adapter_for
 from blockcache.samplers import SamplerConfig
 
 STEPS = 12

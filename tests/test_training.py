@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from blockcache.errors import BlockcacheError, FileError, PolicyError, TaskError
-from blockcache.policies import load_policy
+from blockcache.models.dpt import load_policy
 from blockcache.tasks import task_spec
 from blockcache.training import TrainConfig, TrainingError, loop, run, train
 from blockcache.training.data import read_demonstrations, window_indices

@@ -1,6 +1,6 @@
 """A paired evaluation on the toy task, ready to run."""
 
-from blockcache.experiments.evaluation import prepare
+from blockcache.compare.evaluation import prepare
 from toy_task import Toy, observations
 
 METHODS = ("uniform:S=3", "ddim-3", "teacache:threshold=0.5")

@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, Any
 from blockcache._version import __version__
 
 if TYPE_CHECKING:
-    from blockcache.blocks import Block
+    from blockcache.attach.recorder import calibrate
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fingerprint import Fingerprint
-    from blockcache.policies import load_policy, save_policy
-    from blockcache.presets import published_names, published_schedule
-    from blockcache.recorder import calibrate
-    from blockcache.recording import Recording
-    from blockcache.schedule import Schedule
-    from blockcache.solvers import solve
-    from blockcache.teacache import Rule, fit_teacache
+    from blockcache.models.dpt import load_policy, save_policy
+    from blockcache.schedule import Block, Schedule
+    from blockcache.schedule.presets import published_names, published_schedule
+    from blockcache.solvers import Recording, Rule, fit_teacache, solve
 
 __all__ = [
     "Acceleration",
@@ -49,31 +46,19 @@ __all__ = [
 
 # Imported at first use: torch takes seconds, which `blockcache show` and the reports need not wait for.
 _HOMES = {
-    "blocks": ("Block",),
+    "attach.recorder": ("calibrate",),
     "engines": ("Acceleration", "Stats", "accelerate", "export_policy", "open_export"),
     "errors": ("BlockcacheError",),
     "fingerprint": ("Fingerprint",),
-    "policies": ("load_policy", "save_policy"),
-    "presets": ("published_names", "published_schedule"),
-    "recorder": ("calibrate",),
-    "recording": ("Recording",),
-    "schedule": ("Schedule",),
-    "solvers": ("solve",),
-    "teacache": ("Rule", "fit_teacache"),
+    "models.dpt": ("load_policy", "save_policy"),
+    "schedule": ("Block", "Schedule"),
+    "schedule.presets": ("published_names", "published_schedule"),
+    "solvers": ("Recording", "Rule", "fit_teacache", "solve"),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
 
 
-_MODULES = (
-    "analysis",
-    "errors",
-    "flops",
-    "metrics",
-    "plan",
-    "samplers",
-    "solvers",
-    "tasks",
-)  # as in bc.solvers.adaptive
+_MODULES = ("analysis", "errors", "samplers", "schedule", "solvers", "tasks")  # as in bc.solvers.adaptive
 
 
 def __getattr__(name: str) -> Any:

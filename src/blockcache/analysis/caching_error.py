@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from blockcache.attach.generation import attach
 from blockcache.engines.accelerate import check_fit
 from blockcache.errors import ObservationError
-from blockcache.families import Layer
-from blockcache.generation import attach
-from blockcache.pairing import generate
+from blockcache.models.adapter import Layer
+from blockcache.models.pairing import generate
+from blockcache.models.port import Target, examine
 from blockcache.schedule import Schedule
-from blockcache.target import Target, examine
 
 
 @dataclass(frozen=True, eq=False)

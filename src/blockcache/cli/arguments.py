@@ -17,14 +17,14 @@ from blockcache.errors import FileError, ObservationError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from blockcache.policies import DiffusionTransformerPolicy
+    from blockcache.models.dpt import DiffusionTransformerPolicy
     from blockcache.schedule import Schedule
 
 
 def load_schedule(source: str) -> Schedule:
     """A schedule file, or a printed schedule by name."""
-    from blockcache.presets import published_names, published_schedule
     from blockcache.schedule import Schedule
+    from blockcache.schedule.presets import published_names, published_schedule
 
     if source in published_names() and not Path(source).exists():
         return published_schedule(source)
@@ -59,7 +59,7 @@ def load_observations(policy: DiffusionTransformerPolicy, source: str, path: str
 
 def observations_of(source: str) -> Path | None:
     """The observations that lie beside a policy's weights, if any."""
-    from blockcache.policies.checkpoint import policy_directory
+    from blockcache.models.dpt.checkpoint import policy_directory
 
     file = policy_directory(source) / "observations.npz"
     return file if file.exists() else None

@@ -12,7 +12,7 @@ from blockcache.cli.arguments import load_schedule, refuse_sizes_beside_a_policy
 from blockcache.cores import cores
 
 if TYPE_CHECKING:
-    from blockcache.experiments.bench import Bench
+    from blockcache.studies.bench import Bench
 
 
 @click.command()
@@ -34,7 +34,7 @@ def export(policy: str, schedule: str | None, output: str, actions_only: bool, o
       blockcache export pusht -o full.onnx
     """
     from blockcache.engines import export_policy
-    from blockcache.policies import load_policy
+    from blockcache.models.dpt import load_policy
 
     loaded = load_policy(policy)
     followed = None if schedule is None else load_schedule(schedule)
@@ -80,10 +80,10 @@ def bench(
     """
     from rich.console import Console
 
-    from blockcache.experiments.bench import Shape, preset_for, run_bench
     from blockcache.files import write_json
-    from blockcache.policies import load_policy
+    from blockcache.models.dpt import load_policy
     from blockcache.report.performance import plot_bench, require_matplotlib
+    from blockcache.studies.bench import Shape, preset_for, run_bench
 
     if plot:
         require_matplotlib()
@@ -157,8 +157,8 @@ def performance(output: str, repeats: int, render_only: bool) -> None:
 
 
 def _measure_everything(repeats: int) -> dict[str, Any]:
-    from blockcache.experiments.bench import Shape, preset_for, run_bench
-    from blockcache.experiments.scaling import compare_shapes, footprint, growth
+    from blockcache.studies.bench import Shape, preset_for, run_bench
+    from blockcache.studies.scaling import compare_shapes, footprint, growth
 
     shape = Shape()
     click.echo("1/4 benchmark")

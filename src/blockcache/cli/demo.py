@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import Tensor
 
-    from blockcache.experiments.candidates import Calibrations
-    from blockcache.experiments.showcase import Showcase
-    from blockcache.experiments.statistics import Estimate
-    from blockcache.experiments.tradeoff import Tradeoff
-    from blockcache.policies import DiffusionTransformerPolicy
+    from blockcache.compare.candidates import Calibrations
+    from blockcache.measure.statistics import Estimate
+    from blockcache.models.dpt import DiffusionTransformerPolicy
     from blockcache.report.stored import Stored
+    from blockcache.studies.showcase import Showcase
+    from blockcache.studies.tradeoff import Tradeoff
 
 
 WIDTH = 120  # of the tables, at least: a pipe counts as 80 columns, which would cut their figures
@@ -54,8 +54,8 @@ def demo(source: str, generations: int, repeats: int, threads: int, seconds: int
     import torch
     from rich.console import Console
 
-    from blockcache.experiments.candidates import Calibrations
-    from blockcache.policies import load_policy
+    from blockcache.compare.candidates import Calibrations
+    from blockcache.models.dpt import load_policy
 
     torch.set_num_threads(threads)
     console = Console(soft_wrap=True, width=max(WIDTH, Console().width))
@@ -79,8 +79,8 @@ def demo(source: str, generations: int, repeats: int, threads: int, seconds: int
 def _open_loop(console: Console, calibrations: Calibrations, observations: Tensor, repeats: int) -> None:
     import torch
 
-    from blockcache.experiments.methods import parse_method
-    from blockcache.experiments.tradeoff import tradeoff
+    from blockcache.compare.methods import parse_method
+    from blockcache.studies.tradeoff import tradeoff
 
     policy, generations, threads = calibrations.policy, len(calibrations.observations), torch.get_num_threads()
     recording = calibrations.recording(policy.sampler)
@@ -111,9 +111,9 @@ def _closed_loop(
     seconds: int,
     kept: str,
 ) -> None:
-    from blockcache.experiments.jobs import local_workers
-    from blockcache.experiments.showcase import showcase
+    from blockcache.compare.jobs import local_workers
     from blockcache.report.stored import shipped
+    from blockcache.studies.showcase import showcase
     from blockcache.tasks import make_task
 
     try:
@@ -143,8 +143,8 @@ def _closed_loop(
 def _print_closed_loop(console: Console, found: Showcase, stored: Stored | None) -> None:
     from rich.table import Table
 
-    from blockcache.experiments.results import PLAIN
-    from blockcache.experiments.summary import summarise
+    from blockcache.compare.results import PLAIN
+    from blockcache.compare.summary import summarise
     from blockcache.report.suites import label
 
     table = Table(box=None, header_style="bold", pad_edge=False)

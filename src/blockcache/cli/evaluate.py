@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from blockcache.experiments.evaluation import Evaluation
-    from blockcache.experiments.latency import Latency
-    from blockcache.experiments.results import Results
-    from blockcache.experiments.video import Frame
+    from blockcache.compare.evaluation import Evaluation
+    from blockcache.compare.results import Results
+    from blockcache.measure.latency import Latency
     from blockcache.tasks import Task
+    from blockcache.tasks.video import Frame
 
 
 @click.command("eval")
@@ -88,11 +88,11 @@ def evaluate(
       blockcache eval pusht my_policy/ -m schedule.json --engine patched --video side_by_side.gif
       blockcache eval pusht -m bac --ray auto
     """
-    from blockcache.experiments.evaluation import prepare, save_timings
-    from blockcache.experiments.video import check_video
-    from blockcache.policies import load_policy
-    from blockcache.policies.checkpoint import shipped_policy
+    from blockcache.compare.evaluation import prepare, save_timings
+    from blockcache.models.dpt import load_policy
+    from blockcache.models.dpt.checkpoint import shipped_policy
     from blockcache.tasks import task_spec
+    from blockcache.tasks.video import check_video
 
     backend = chosen_backend(workers, ray)
     if video is not None:
@@ -130,7 +130,7 @@ def evaluate(
 
 
 def _film(evaluation: Evaluation, path: str) -> None:
-    from blockcache.experiments.video import write_video
+    from blockcache.tasks.video import write_video
 
     names = list(evaluation.candidates)
     write_video(path, dict(_watch(evaluation, name) for name in dict.fromkeys((names[0], names[-1]))))
@@ -154,8 +154,8 @@ def _watch(evaluation: Evaluation, name: str) -> tuple[str, list[Frame]]:
 def _print(console: Console, results: Results, speed: Mapping[str, Latency], repeats: int) -> None:
     from rich.table import Table
 
-    from blockcache.experiments.results import PLAIN
-    from blockcache.experiments.summary import summarise
+    from blockcache.compare.results import PLAIN
+    from blockcache.compare.summary import summarise
 
     closed = Table(box=None, header_style="bold", pad_edge=False)
     cost = Table(box=None, header_style="bold", pad_edge=False)

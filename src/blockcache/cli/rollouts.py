@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from blockcache.experiments.results import GENERATIONS, GROUP
+from blockcache.compare.results import GENERATIONS, GROUP
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from blockcache.experiments.jobs import Backend
-    from blockcache.experiments.results import Results
-    from blockcache.experiments.statistics import Estimate
+    from blockcache.compare.jobs import Backend
+    from blockcache.compare.results import Results
+    from blockcache.measure.statistics import Estimate
 
 FAILED, INTERRUPTED = 1, 130  # exit codes
 POSITIVE = click.IntRange(min=1)
@@ -42,7 +42,7 @@ def run_options(verb: Verb) -> Verb:
 
 
 def chosen_backend(workers: int | None, ray: str | None) -> Backend:
-    from blockcache.experiments.jobs import local_workers, ray_cluster
+    from blockcache.compare.jobs import local_workers, ray_cluster
 
     if ray is not None and workers is not None:
         raise click.UsageError("--ray and --workers exclude one another")

@@ -42,8 +42,8 @@ def calibrate(policy: str, output: str, observations: str | None, generations: i
     """
     import torch
 
-    from blockcache.policies import load_policy
-    from blockcache.recorder import calibrate as record
+    from blockcache.attach.recorder import calibrate as record
+    from blockcache.models.dpt import load_policy
 
     torch.set_num_threads(threads)
     loaded = load_policy(policy)
@@ -73,8 +73,8 @@ def solve(recording: str, output: str, updates: int, union: int, metric: str, me
       blockcache solve recording.safetensors --updates 20 --union 5 -o safe.json
       blockcache solve recording.safetensors --method uniform -o uniform.json
     """
-    from blockcache.recording import Recording
     from blockcache.solvers import solve as run_solver
+    from blockcache.solvers.recording import Recording
 
     schedule = run_solver(Recording.load(recording), updates, union, metric, method, objective)
     schedule.save(output)
@@ -97,7 +97,7 @@ def show(schedule: str, plan: bool) -> None:
       blockcache show square_ph --plan | less
     """
     from blockcache.cli.pictures import schedule_picture
-    from blockcache.plan import compile_plan
+    from blockcache.schedule.plan import compile_plan
 
     loaded = load_schedule(schedule)
     click.echo(compile_plan(loaded).describe() if plan else schedule_picture(loaded))
@@ -120,10 +120,10 @@ def errors(policy: str, output: str, observations: str | None, generations: int,
 
     import torch
 
-    from blockcache.experiments.caching import caching_study
     from blockcache.files import write_bytes, write_json
-    from blockcache.policies import load_policy
+    from blockcache.models.dpt import load_policy
     from blockcache.report.caching import page
+    from blockcache.studies.caching import caching_study
 
     torch.set_num_threads(threads)
     loaded = load_policy(policy)
@@ -161,7 +161,7 @@ def flops(schedules: tuple[str, ...], policy: str | None, steps: int, **sizes: i
     from rich.console import Console
     from rich.table import Table
 
-    from blockcache.flops import generation
+    from blockcache.schedule.cost import generation
 
     blocks, every_step, steps = _shape(policy, steps, sizes)
     full = generation(blocks, every_step, steps)
@@ -178,13 +178,13 @@ def flops(schedules: tuple[str, ...], policy: str | None, steps: int, **sizes: i
 
 def _shape(policy: str | None, steps: int, sizes: dict[str, int]) -> tuple[Any, int, int]:
     if policy is not None:
-        from blockcache.policies import load_policy
-        from blockcache.target import examine
+        from blockcache.models.dpt import load_policy
+        from blockcache.models.port import examine
 
         refuse_sizes_beside_a_policy({"steps", *sizes})
         target = examine(load_policy(policy))
         return target.adapter.blocks, target.adapter.every_step, len(target.timesteps)
-    from blockcache.flops import DPTShape
+    from blockcache.models.dpt.flops import DPTShape
 
     action = sizes.pop("action_dim")
     shape = DPTShape(**sizes, input_dim=action, output_dim=action)

@@ -18,7 +18,7 @@ from blockcache.cli.rollouts import (
     run_options,
 )
 from blockcache.errors import TaskError
-from blockcache.experiments.suites import SUITES, TIMINGS
+from blockcache.studies.suites import SUITES, TIMINGS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,11 +80,11 @@ def suite(
       blockcache suite timing pusht
       blockcache suite main pusht --quick -o /tmp/quick
     """
-    from blockcache.experiments.evaluation import save_timings
-    from blockcache.experiments.suite_runs import QUICK, Amount, Ground, prepare_suite, time_suites
-    from blockcache.policies import load_policy
+    from blockcache.compare.evaluation import save_timings
+    from blockcache.models.dpt import load_policy
+    from blockcache.models.port import examine
     from blockcache.report.suites import SuiteResults
-    from blockcache.target import examine
+    from blockcache.studies.suite_runs import QUICK, Amount, Ground, prepare_suite, time_suites
 
     if quick and name == "timing":
         raise click.UsageError("timing has no quick form; ask for fewer --repeats")

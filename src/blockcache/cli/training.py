@@ -89,9 +89,9 @@ def observe(task: str, policy: str, output: str, episodes: int, count: int, seed
     """
     import torch
 
-    from blockcache.experiments.observe import observe as run
-    from blockcache.experiments.observe import save_observations
-    from blockcache.policies import load_policy
+    from blockcache.compare.observe import observe as run
+    from blockcache.compare.observe import save_observations
+    from blockcache.models.dpt import load_policy
 
     torch.set_num_threads(threads)
     obs = run(load_policy(policy), task, episodes, count, seed)

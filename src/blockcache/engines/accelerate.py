@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from blockcache.attach.patching import Patches, is_ours
 from blockcache.engines import patched
 from blockcache.engines.compiled import CompiledPolicy, compile_policy, executed_tokens
 from blockcache.engines.loop import Loop
@@ -20,11 +21,10 @@ from blockcache.engines.whole_loop import Runner, attach_runner, cut_for
 from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
-from blockcache.patching import Patches, is_ours
-from blockcache.plan import compile_plan
+from blockcache.models.port import Target, examine
 from blockcache.schedule import Schedule
-from blockcache.target import Target, examine
-from blockcache.teacache import Rule
+from blockcache.schedule.plan import compile_plan
+from blockcache.solvers.teacache import Rule
 
 ENGINES = ("auto", "onnx", "loop", "patched")
 OUTPUTS = ("chunk", "action")

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from blockcache.errors import EngineError
+from blockcache.models.port import Target
 from blockcache.samplers import SamplerTable, table
-from blockcache.target import Target
 
 BLOCKS_PER_LAYER = 3  # self-attention, cross-attention, feed-forward
 

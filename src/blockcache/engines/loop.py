@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blockcache.engines.compiled import BLOCKS_PER_LAYER, CompiledLayer, CompiledPolicy
-from blockcache.plan import Compute, Plan, Run
+from blockcache.schedule.plan import Compute, Plan, Run
 
 
 class Memory(Protocol):

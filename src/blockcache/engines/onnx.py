@@ -30,8 +30,8 @@ from blockcache.errors import EngineError, FileError, ObservationError
 from blockcache.files import PathLike, expect_format, parse_json, read_bytes, write_bytes
 from blockcache.fingerprint import Fingerprint
 from blockcache.observations import Observation, check_observation
-from blockcache.plan import compile_plan
 from blockcache.schedule import Schedule
+from blockcache.schedule.plan import compile_plan
 
 FORMAT, VERSION = "blockcache.onnx", 1
 CACHE_BYTES = 2 * 10**9
@@ -214,8 +214,9 @@ def _digest(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint
 def _source_hash() -> str:
     """Of the code that makes the file: an export by an older state of it is made again."""
     package = resources.files("blockcache")
-    files = [*package.joinpath("engines").iterdir(), package.joinpath("plan.py"), package.joinpath("samplers.py")]
-    texts = [file.read_bytes() for file in sorted(files, key=lambda file: file.name) if file.name.endswith(".py")]
+    rooms = ("engines", "models/dpt", "samplers", "schedule")
+    files = [file for room in rooms for file in package.joinpath(room).iterdir()]
+    texts = [file.read_bytes() for file in sorted(files, key=str) if file.name.endswith(".py")]
     return hashlib.sha256(b"".join(texts)).hexdigest()
 
 

@@ -21,7 +21,7 @@ from onnx import helper
 from blockcache.engines.compiled import BLOCKS_PER_LAYER, CompiledPolicy
 from blockcache.engines.onnx_folding import Array, double, output_folded, query_folded, time_shares
 from blockcache.engines.onnx_writer import Writer, value_info
-from blockcache.plan import Compute, Plan
+from blockcache.schedule.plan import Compute, Plan
 
 OPSET, IR_VERSION = 23, 11
 HIDDEN = -1e30  # a score that no softmax sees; finite, since -inf - -inf is not

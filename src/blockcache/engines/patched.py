@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockcache.attach.generation import attach
+from blockcache.attach.patching import Patches
+from blockcache.attach.recorder import relative_change
 from blockcache.engines.stats import Counts
-from blockcache.families import Layer
-from blockcache.generation import attach
-from blockcache.patching import Patches
-from blockcache.plan import compile_plan
-from blockcache.recorder import relative_change
+from blockcache.models.adapter import Layer
+from blockcache.models.port import Target
 from blockcache.schedule import Schedule
-from blockcache.target import Target
-from blockcache.teacache import Rule
+from blockcache.schedule.plan import compile_plan
+from blockcache.solvers.teacache import Rule
 
 
 def attach_schedule(target: Target, schedule: Schedule, counts: Counts) -> Patches:

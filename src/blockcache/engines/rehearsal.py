@@ -11,10 +11,10 @@ import torch
 from blockcache.engines.compiled import CompiledPolicy
 from blockcache.engines.loop import Loop
 from blockcache.errors import EngineError
-from blockcache.noise import draw_all
-from blockcache.plan import compile_plan
+from blockcache.models.noise import draw_all
+from blockcache.models.port import Target
 from blockcache.schedule import Schedule
-from blockcache.target import Target
+from blockcache.schedule.plan import compile_plan
 
 _SAMPLES = 4
 

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from blockcache.attach.patching import Patches
 from blockcache.engines.compiled import CompiledPolicy
 from blockcache.engines.guard import WeightsGuard
 from blockcache.engines.stats import Counts
 from blockcache.errors import EngineError
-from blockcache.noise import check_noise, draw_all
+from blockcache.models.noise import check_noise, draw_all
+from blockcache.models.port import Target, check_eval_mode
 from blockcache.observations import check_observation
-from blockcache.patching import Patches
 from blockcache.schedule import Schedule
-from blockcache.target import Target, check_eval_mode
 
 
 class Runner(Protocol):

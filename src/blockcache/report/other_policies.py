@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from blockcache.compare.results import BASELINE, Results
 from blockcache.errors import FileError
-from blockcache.experiments.results import BASELINE, Results
-from blockcache.experiments.statistics import Estimate, difference_interval
-from blockcache.experiments.suites import Cell, suite_of
 from blockcache.files import PathLike
+from blockcache.measure.statistics import Estimate, difference_interval
 from blockcache.report.markdown import table
 from blockcache.report.suites import SuiteResults, label
 from blockcache.report.verdicts import estimate, verdict
+from blockcache.studies.suites import Cell, suite_of
 
 
 @dataclass(frozen=True, eq=False)

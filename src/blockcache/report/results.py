@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from blockcache.experiments.results import BASELINE, PLAIN
-from blockcache.experiments.statistics import LOSSLESS
+from blockcache.compare.results import BASELINE, PLAIN
+from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.markdown import table
 from blockcache.report.other_policies import TaskPolicies, other_policies
 from blockcache.report.published import Printed, full_gflops, printed_table

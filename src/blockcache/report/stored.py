@@ -11,8 +11,8 @@ from typing import Any
 
 from blockcache._version import __version__
 from blockcache.errors import FileError
-from blockcache.experiments.statistics import Estimate
 from blockcache.files import PathLike, expect_format, read_exactly, read_json, write_json
+from blockcache.measure.statistics import Estimate
 from blockcache.report.suites import Collection
 
 FORMAT, VERSION = "blockcache.stored", 1

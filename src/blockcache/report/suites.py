@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from blockcache.compare.methods import ScheduleFile, Solved, TeaCache, parse_method
+from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, Results
+from blockcache.compare.summary import Row, summarise
 from blockcache.errors import FileError, ScheduleError
-from blockcache.experiments.latency import Latency
-from blockcache.experiments.methods import ScheduleFile, Solved, TeaCache, parse_method
-from blockcache.experiments.results import BASELINE, GENERATIONS, GROUP, Results
-from blockcache.experiments.statistics import Estimate, mean_interval, paired_difference
-from blockcache.experiments.suites import SUITES, TIMINGS, Cell, Suite, suite_of
-from blockcache.experiments.summary import Row, summarise
 from blockcache.files import PathLike, expect_format, read_json
 from blockcache.fingerprint import Fingerprint
+from blockcache.measure.latency import Latency
+from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
+from blockcache.studies.suites import SUITES, TIMINGS, Cell, Suite, suite_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from blockcache.experiments.methods import Solved, TeaCache, parse_method
-from blockcache.experiments.results import BASELINE
-from blockcache.experiments.statistics import LOSSLESS, Estimate
+from blockcache.compare.methods import Solved, TeaCache, parse_method
+from blockcache.compare.results import BASELINE
 from blockcache.files import PathLike, write_bytes
+from blockcache.measure.statistics import LOSSLESS, Estimate
 from blockcache.report.performance import require_matplotlib
 from blockcache.report.suites import Collection, family
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from blockcache.experiments.statistics import Estimate
-from blockcache.experiments.summary import Row
+from blockcache.compare.summary import Row
+from blockcache.measure.statistics import Estimate
 from blockcache.report.markdown import table
 from blockcache.report.suites import Collection, family, label
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from blockcache.errors import BlockcacheError
-from blockcache.policies import DPTConfig
+from blockcache.models.dpt import DPTConfig
 from blockcache.samplers import SamplerConfig
 from blockcache.tasks import TaskSpec, task_spec
 

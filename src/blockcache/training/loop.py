@@ -18,8 +18,8 @@ import torch
 from tqdm import tqdm
 
 from blockcache.files import PathLike
-from blockcache.policies import load_policy, save_policy
-from blockcache.policies.checkpoint import check_replaceable
+from blockcache.models.dpt import load_policy, save_policy
+from blockcache.models.dpt.checkpoint import check_replaceable
 from blockcache.training.config import TrainConfig, TrainingError
 from blockcache.training.data import read_demonstrations
 from blockcache.training.run import Run

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from blockcache.policies import DiffusionTransformerPolicy
-from blockcache.policies.sampling import make_scheduler
+from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.models.sampling import make_scheduler
 from blockcache.training.config import TrainConfig, TrainingError
 from blockcache.training.data import Demonstrations, split, window_indices
 from blockcache.training.state import Progress

@@ -1,0 +1,1 @@
+"""Being inside a running policy: patches, the scope of one generation, the recorder. Knows nothing of tasks."""

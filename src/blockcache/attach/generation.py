@@ -1,0 +1,128 @@
+"""The generation scope: which step of which generation is running, and who decides what a layer does in it.
+
+A scope opens around one `predict_action` and dies with it. Inside, the step is the position in the sampler's table of
+timesteps, verified at every call against the timestep that the denoiser is really given. Outside a scope, and in the
+scope of another policy that shares the denoiser, every call runs as if we were not there.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from blockcache.attach.patching import Patches
+from blockcache.errors import StepError
+from blockcache.models.adapter import Layer
+from blockcache.models.port import Target, check_eval_mode
+from blockcache.observations import check_finite
+
+
+class Run(Protocol):
+    """One generation, as an engine or the recorder lives it. Holds all state of that generation."""
+
+    def layer(
+        self, step: int, index: int, layer: Layer, original: Callable[..., Tensor], *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Run one layer of the stack at one step."""
+        ...
+
+    def finish(self) -> None:
+        """The generation came to its end without an error."""
+        ...
+
+
+class _Scope:
+    def __init__(self, owner: object, run: Run) -> None:
+        self.owner = owner
+        self.run = run
+        self.step = -1
+
+
+_current: ContextVar[_Scope | None] = ContextVar("blockcache_generation", default=None)
+
+
+def attach(target: Target, new_run: Callable[[], Run]) -> Patches:
+    """From now on each `predict_action` of the policy is one generation, lived by a fresh run.
+
+    Returns the patches; removing them undoes everything.
+    """
+    owner = object()
+    patches = Patches()
+    guard = nullcontext() if target.reentrant else threading.RLock()
+
+    def scoped(predict_action: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            check_eval_mode(target.policy)
+            for value in (*args, *kwargs.values()):
+                check_finite(value)
+            scope = _Scope(owner, new_run())
+            with guard:
+                token = _current.set(scope)
+                try:
+                    result = predict_action(*args, **kwargs)
+                finally:
+                    _current.reset(token)
+            if scope.step + 1 != len(target.timesteps):
+                raise StepError(
+                    f"the policy took {scope.step + 1} denoising steps, the schedule counts {len(target.timesteps)}; "
+                    "was num_inference_steps changed after enabling?"
+                )
+            scope.run.finish()
+            return result
+
+        return call
+
+    def counted(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            scope = _current.get()
+            if scope is not None and scope.owner is owner:
+                _advance(scope, target.timesteps, target.adapter.timestep(*args, **kwargs))
+            return forward(*args, **kwargs)
+
+        return call
+
+    def routed(index: int, layer: Layer) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                scope = _current.get()
+                if scope is None or scope.owner is not owner:
+                    return forward(*args, **kwargs)
+                if not args:  # a denoiser may hand its layers everything by name
+                    args = (kwargs.pop(layer.stream),)
+                return scope.run.layer(scope.step, index, layer, forward, *args, **kwargs)
+
+            return call
+
+        return make
+
+    try:
+        patches.replace(target.policy, "predict_action", scoped)
+        patches.replace(target.adapter.denoiser, "forward", counted)
+        for index, layer in enumerate(target.adapter.layers):
+            patches.replace(layer.module, "forward", routed(index, layer))
+    except BaseException:
+        patches.remove()
+        raise
+    return patches
+
+
+def _advance(scope: _Scope, timesteps: tuple[float, ...], given: Any) -> None:
+    values = torch.as_tensor(given).reshape(-1)
+    timestep = float(values[0])
+    step = scope.step + 1
+    if bool((values != values[0]).any()):
+        raise StepError("the denoiser was given different timesteps for the samples of one batch")
+    if step >= len(timesteps) or not math.isclose(timestep, timesteps[step], rel_tol=1e-6, abs_tol=1e-9):
+        expected = f"{timesteps[step]:g}" if step < len(timesteps) else "no further call"
+        raise StepError(
+            f"denoising step {step}: the denoiser got timestep {timestep:g}, the sampler's table says {expected}; "
+            "was the sampler changed after enabling?"
+        )
+    scope.step = step

@@ -1,0 +1,227 @@
+"""Calibrate: run the policy in full and record how each block's output changes over the steps.
+
+All K features of a block are held for one generation, reduced to K x K matrices and dropped; only averages remain.
+Knows nothing of tasks, solvers or plots.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sized
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from blockcache.attach.generation import attach
+from blockcache.errors import ObservationError, RecordingError
+from blockcache.models.adapter import Layer
+from blockcache.models.pairing import generate
+from blockcache.models.port import Target, examine
+from blockcache.solvers.metrics import METRICS
+from blockcache.solvers.recording import Recording
+
+FEATURE_BYTES = 100 * 2**20
+"""Features held at once; larger batches of observations are run in parts."""
+
+
+def calibrate(
+    policy: Any,
+    observations: Iterable[Any],
+    generations: int | None = None,
+    *,
+    seed: int = 0,
+    progress: bool = True,
+) -> Recording:
+    """Record one generation for each batch of observations (at most `generations` of them).
+
+    The policy runs unchanged and comes back unchanged. Noise depends on `seed` alone.
+    """
+    if generations is not None and generations < 1:
+        raise RecordingError(f"calibration needs at least one generation, got generations={generations}")
+    if isinstance(observations, Mapping) or getattr(observations, "ndim", 4) < 4:
+        raise ObservationError(
+            "calibration needs a list of batches, each of one generation, and got a single one; observations in one array "
+            "(N, n_obs_steps, obs_dim) are given as obs.split(1)"
+        )
+    target = examine(policy)
+    recorder = _Recorder(target)
+    total = len(observations) if isinstance(observations, Sized) else generations
+    total = total if generations is None or total is None else min(total, generations)
+    started, count = time.perf_counter(), 0
+    patches = attach(target, recorder.new_run)
+    try:
+        bar = tqdm(
+            islice(observations, generations),
+            "calibrating",
+            total,
+            unit="generation",
+            disable=not progress,
+            delay=1.0,
+        )
+        for count, batch in enumerate(bar, start=1):
+            recorder.generation(batch, seed=seed + count)
+    finally:
+        patches.remove()
+    if not count:
+        raise RecordingError("calibration needs at least one observation, got none")
+    seconds = round(time.perf_counter() - started, 2)
+    return recorder.result(count, {"seed": seed, "seconds": seconds})
+
+
+class _Recorder:
+    """Running sums over samples."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.part = 1  # samples run at once; known to fit only once a first sample has been seen
+        n, k = len(target.adapter.blocks), len(target.timesteps)
+        self.sums = {name: np.zeros((n, k, k)) for name in METRICS}
+        self.scores = np.zeros(n)
+        self.changes: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []  # input, output of each sample
+        self.run: _RecordingRun | None = None
+        self.thread = threading.get_ident()
+
+    def new_run(self) -> _RecordingRun:
+        run = _RecordingRun(self.target)
+        if threading.get_ident() == self.thread:  # whoever else uses the policy meanwhile is not recorded
+            self.run = run
+        return run
+
+    def generation(self, batch: Any, seed: int) -> None:
+        size, start = _batch_size(batch), 0
+        while start < size:
+            stop = min(start + self.part, size)
+            self._generate(_rows(batch, start, stop, size), range(seed * 1_000_003 + start, seed * 1_000_003 + stop))
+            assert self.run is not None
+            self._reduce(self.run, stop - start)
+            self.part = max(1, FEATURE_BYTES * (stop - start) // self.run.feature_bytes)
+            self.run = None
+            start = stop
+
+    @torch.no_grad()  # public policies leave this to their caller; a graph over all steps would take gigabytes
+    def _generate(self, rows: Any, seeds: range) -> None:
+        """Where a policy takes noise, each sample has its own seed, so parts of any size give the same recording."""
+        policy = self.target.policy
+        if not hasattr(policy, "draw_noise"):
+            generate(policy.predict_action, rows, seeds[0])
+            return
+        noise = [policy.draw_noise(1, torch.Generator().manual_seed(seed)) for seed in seeds]
+        policy.predict_action(rows, noise=torch.cat(noise, dim=1))  # (1 + draws, B, T, D)
+
+    def _reduce(self, run: _RecordingRun, samples: int) -> None:
+        for index, features in enumerate(run.features.values()):
+            held = torch.stack(features)  # (K, B, F)
+            features.clear()
+            if not bool(torch.isfinite(held).all()):
+                raise RecordingError(f"{list(run.features)[index]} gave NaN or infinity; check the policy's weights")
+            for sample in range(samples):
+                feature = held[:, sample].to(torch.float64).numpy()
+                for name, metric in METRICS.items():
+                    matrix = metric(feature)
+                    self.sums[name][index] += matrix
+                    if name == "l1":  # a mean over elements; the score sums them
+                        self.scores[index] += matrix.mean() * feature.shape[1]
+        inputs, outputs = _columns(run.input_change, samples), _columns(run.output_change, samples)
+        self.changes += list(zip(inputs, outputs, strict=True))
+
+    def result(self, generations: int, origin: Mapping[str, Any]) -> Recording:
+        samples = len(self.changes)
+        return Recording(
+            blocks=self.target.adapter.blocks,
+            matrices={name: total / samples for name, total in self.sums.items()},
+            scores=self.scores / samples,
+            input_change=np.stack([change[0] for change in self.changes]),
+            output_change=np.stack([change[1] for change in self.changes]),
+            generations=generations,
+            fingerprint=self.target.fingerprint,
+            origin={**origin, "samples": samples},
+        )
+
+
+class _RecordingRun:
+    """One generation: computes everything, keeps every residual."""
+
+    def __init__(self, target: Target) -> None:
+        self.features: dict[str, list[Tensor]] = {block.name: [] for block in target.adapter.blocks}
+        self.last = len(target.adapter.layers) - 1
+        self.feature_bytes = 0
+        self.input_change: list[Tensor] = []
+        self.output_change: list[Tensor] = []
+        self._before: dict[str, Tensor] = {}
+        self._entered: Tensor
+
+    def layer(
+        self,
+        step: int,
+        index: int,
+        layer: Layer,
+        original: Callable[..., Tensor],
+        x: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        if index == 0:
+            self._entered = x
+            self._note("input", layer.first_input(x), self.input_change)
+        out = layer.forward(self._route, x, *args, **kwargs)
+        if index == self.last:
+            self._note("output", out - self._entered, self.output_change)
+        return out
+
+    def finish(self) -> None:
+        pass
+
+    def _route(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        residual = compute()
+        held = residual.detach().to("cpu", torch.float32).flatten(1)  # (B, T * d)
+        self.features[name].append(held)
+        self.feature_bytes += held.numel() * held.element_size()
+        return residual
+
+    def _note(self, what: str, value: Tensor, changes: list[Tensor]) -> None:
+        value = value.detach().to("cpu", torch.float64).flatten(1)
+        if what in self._before:
+            changes.append(relative_change(value, self._before[what]))
+        self._before[what] = value
+
+
+def relative_change(value: Tensor, before: Tensor) -> Tensor:
+    """mean|value - before| / mean|before| for each sample, (B, ...) -> (B,)."""
+    difference = (value - before).abs().flatten(1).mean(dim=1)
+    return difference / before.abs().flatten(1).mean(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _leaf(batch: Any) -> Any:
+    while isinstance(batch, Mapping) and batch:
+        batch = next(iter(batch.values()))
+    return batch
+
+
+def _batch_size(batch: Any) -> int:
+    shape = tuple(int(size) for size in getattr(_leaf(batch), "shape", ()))
+    if len(shape) < 2 or shape[0] < 1:
+        raise ObservationError(
+            f"an observation must be a tensor (batch, ...) or a mapping of them, got {type(batch).__name__} {shape}"
+        )
+    return shape[0]
+
+
+def _rows(batch: Any, start: int, stop: int, size: int) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: _rows(value, start, stop, size) for key, value in batch.items()}
+    if not getattr(batch, "shape", ()):
+        return batch  # not one value per sample
+    if len(batch) != size:
+        raise ObservationError(f"an observation mixes batches of {size} and {len(batch)} samples")
+    return batch[start:stop]
+
+
+def _columns(changes: list[Tensor], samples: int) -> NDArray[np.float64]:
+    """(B,) for each step but the first -> (B, K - 1)."""
+    return torch.stack(changes, dim=1).numpy() if changes else np.zeros((samples, 0))

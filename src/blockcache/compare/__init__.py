@@ -1,0 +1,1 @@
+"""Methods by name, made ready for a policy and compared in paired rollouts. Knows nothing of plots."""

@@ -1,0 +1,67 @@
+"""Observations to calibrate on: what a policy sees while it does its task. Never from test seeds."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from blockcache.errors import TaskError
+from blockcache.files import PathLike, write_arrays
+from blockcache.models.pairing import generate
+from blockcache.tasks import make_task, rollout, task_spec
+
+
+def observe(
+    policy: Any, task: str, episodes: int, count: int, first_seed: int = 0, *, progress: bool = True
+) -> NDArray[np.float32]:
+    """(count, n_obs_steps, obs_dim): spread evenly over all decisions of some episodes, in random order.
+
+    Decisions come in the order of time; shuffled, the first few of them stand for the whole task too.
+    """
+    last_seed, spec = first_seed + episodes - 1, task_spec(task)
+    if last_seed >= spec.first_test_seed:
+        raise TaskError(f"seeds {first_seed} to {last_seed} reach into the test seeds; calibrate on lower ones")
+    seen: list[NDArray[np.float32]] = []
+
+    def act(obs: NDArray[np.float32], chunk: int) -> NDArray[np.float64]:
+        seen.append(obs.copy())
+        bar.update()
+        result = generate(policy.predict_action, torch.as_tensor(obs), seed=first_seed + chunk)
+        return np.asarray(result["action"].cpu(), dtype=np.float64)
+
+    most = math.ceil(spec.max_steps / policy.n_action_steps)
+    with tqdm(desc=f"{episodes} episodes", total=most, unit="decision", disable=not progress) as bar:
+        records = rollout(
+            partial(make_task, task),
+            act,
+            range(first_seed, first_seed + episodes),
+            n_obs_steps=policy.n_obs_steps,
+            n_action_steps=policy.n_action_steps,
+        )
+    for record in records:
+        if record.error is not None:
+            raise TaskError(f"the simulator failed with seed {record.seed}: {record.error}; observe other seeds")
+    # An episode that is over stays in the batch as padding; what it shows then is no decision.
+    decisions = [
+        obs[place]
+        for chunk, obs in enumerate(seen)
+        for place, record in enumerate(records)
+        if chunk * policy.n_action_steps < record.steps
+    ]
+    if len(decisions) < count:
+        raise TaskError(
+            f"{episodes} episodes gave {len(decisions)} observations, {count} were asked for; use more episodes"
+        )
+    kept = np.linspace(0, len(decisions) - 1, count).round().astype(int)
+    np.random.default_rng(first_seed).shuffle(kept)
+    return np.stack([decisions[place] for place in kept]).astype(np.float32)
+
+
+def save_observations(path: PathLike, obs: NDArray[np.float32]) -> None:
+    write_arrays(path, obs=obs)

@@ -1,0 +1,146 @@
+"""What one worker does: a group of rollouts run as one batch, or a method's actions open loop. One torch thread.
+
+The outcome depends on nothing but the job: noise is keyed by rollout, chunk and step, and a group is always the same
+batch, whoever runs it and whatever else runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blockcache.compare.candidates import Candidate, hash_observations, running
+from blockcache.compare.jobs import Outcome
+from blockcache.measure.action_error import actions
+from blockcache.measure.statistics import chunk_jump, mean_jerk
+from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.samplers import SamplerTable, table
+from blockcache.tasks import Rollout, Task, rollout
+
+OPEN_LOOP_BATCH = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What all jobs of an evaluation share. `observations` (N, n_obs, obs) are those of the open-loop comparison."""
+
+    policy: DiffusionTransformerPolicy
+    make_task: Callable[[], Task]
+    observations: Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rollouts of one candidate, one for each seed, in one batch."""
+
+    candidate: Candidate
+    seeds: tuple[int, ...]
+
+    def describe(self, setting: Setting) -> dict[str, Any]:
+        return {"rollouts": list(self.seeds), "method": self.candidate.describe(setting.policy)}
+
+    def run(self, setting: Setting) -> Outcome:
+        started = time.perf_counter()
+        scale = np.asarray(setting.policy.normalizer.action.scale, dtype=np.float64)
+        done = play(setting, self)
+        records = [_record(item, scale, setting.policy.n_action_steps) for item in done]
+        return {"records": records, "seconds": round(time.perf_counter() - started, 3)}
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Actions of one candidate on the observations of the open-loop comparison."""
+
+    candidate: Candidate
+    seed: int
+
+    def describe(self, setting: Setting) -> dict[str, Any]:
+        seen = hash_observations(setting.observations)
+        return {"open_loop": seen, "seed": self.seed, "method": self.candidate.describe(setting.policy)}
+
+    def run(self, setting: Setting) -> Outcome:
+        starts = range(0, len(setting.observations), OPEN_LOOP_BATCH)
+        batches = [setting.observations[start : start + OPEN_LOOP_BATCH] for start in starts]
+        with running(setting.policy, self.candidate) as fast:
+            found = actions(fast.predict_action, batches, self.seed)
+            stats = fast.stats()
+        return {"actions": found.tolist(), "reused": 0.0 if stats is None else stats.reused_share}
+
+
+def work(setting: Setting, job: Group | OpenLoop) -> Outcome:
+    """Run one job, on one thread."""
+    with one_thread():
+        return job.run(setting)
+
+
+def play(
+    setting: Setting, group: Group, on_step: Callable[[Sequence[Task]], None] | None = None
+) -> tuple[Rollout, ...]:
+    """The rollouts of a group. `on_step` sees the simulators as they go."""
+    policy, config = setting.policy, setting.policy.config
+    sampler = table(group.candidate.under(policy).sampler)
+    with running(policy, group.candidate) as fast:
+
+        def act(obs: NDArray[np.float32], chunk: int) -> NDArray[np.float64]:
+            noise = rollout_noise(group.seeds, chunk, sampler, (config.horizon, config.sample_dim))
+            result = fast.predict_action(torch.from_numpy(obs), noise=torch.from_numpy(noise))
+            return np.asarray(result["action"].cpu(), dtype=np.float64)
+
+        return rollout(
+            setting.make_task,
+            act,
+            group.seeds,
+            n_obs_steps=policy.n_obs_steps,
+            n_action_steps=policy.n_action_steps,
+            on_step=on_step,
+        )
+
+
+def rollout_noise(
+    seeds: Sequence[int], chunk: int, sampler: SamplerTable, shape: tuple[int, int]
+) -> NDArray[np.float32]:
+    """(1 + draws, B, T, D): the noise of one chunk of each rollout, a function of (seed, chunk, step) alone.
+
+    The start is the same for every sampler. A step's noise belongs to a sampler of that many steps: step 5 of 50 is
+    another moment than step 5 of 100.
+    """
+    steps = len(sampler.timesteps)
+    noise = np.empty((1 + sampler.draw_count, len(seeds), *shape), dtype=np.float32)
+    for place, seed in enumerate(seeds):
+        noise[0, place] = np.random.default_rng((seed, chunk)).standard_normal(shape, dtype=np.float32)
+        # drawn step by step from one stream, so that a step's noise does not depend on how many follow
+        rng = np.random.default_rng((seed, chunk, steps))
+        noise[1:, place] = rng.standard_normal((sampler.draw_count, *shape), dtype=np.float32)
+    return noise
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums come out the same on every machine of a kind, however many cores it has, and workers do not fight."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _record(done: Rollout, scale: NDArray[np.float64], chunk: int) -> dict[str, Any]:
+    moved = done.actions * scale  # normalised units
+    return {
+        "seed": done.seed,
+        "score": None if done.score is None else float(done.score),
+        "success": None if done.success is None else bool(done.success),
+        "steps": done.steps,
+        "error": done.error,
+        "jerk": mean_jerk(moved),
+        "jump": chunk_jump(moved, chunk),
+    }

@@ -1,0 +1,150 @@
+"""The results of an evaluation: a record per rollout and what made it. A frozen value with a JSON file format.
+
+The file says nothing of when or how fast: the same evaluation gives the same bytes. Knows nothing of torch.
+
+    format, version, made_by
+    task         name, what counts as success, steps at most
+    policy       where it came from, and its fingerprint
+    setting      seeds, group size, calibration: what else the numbers depend on
+    noise_floor  open-loop error between two runs of the full policy with different noise
+    methods      name, engine, sampler, what is reused when, FLOPs, open-loop error
+    records      method, seed, score, success, steps, error, jerk, jump; the last four null where there is none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from blockcache._version import __version__
+from blockcache.compare.jobs import EvaluationError
+from blockcache.errors import FileError
+from blockcache.files import PathLike, expect_format, read_exactly, read_json, write_json
+from blockcache.fingerprint import Fingerprint
+
+FORMAT, VERSION = "blockcache.results", 1
+BASELINE = "full"
+PLAIN = "plain policy"  # among timings: the policy as it comes, in torch
+GROUP, GENERATIONS = 10, 16  # rollouts run as one batch, observations to calibrate on; unless somebody asks otherwise
+
+
+@dataclass(frozen=True)
+class OpenLoopError:
+    """Mean absolute difference to the full policy's executed actions in normalised units, and the 95th percentile over
+    observations of that of the first action."""
+
+    mean: float
+    first_p95: float
+
+
+@dataclass(frozen=True)
+class MethodRun:
+    """A method as it ran. `reuse` holds each block's updates, or TeaCache's coefficients and threshold, or nothing."""
+
+    name: str
+    engine: str
+    sampler: Mapping[str, Any]
+    reuse: Mapping[str, Any] | None
+    shares_all_noise: bool  # with the full policy; otherwise the initial noise only
+    flops: int
+    reused: float
+    error: OpenLoopError
+
+    def same(self, other: Mapping[str, Any]) -> bool:
+        """Whether a candidate's description is what this ran."""
+        return {"engine": self.engine, "sampler": self.sampler, "reuse": self.reuse} == dict(other)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One rollout. Where the simulator failed there is an error, and neither score nor success."""
+
+    method: str
+    seed: int
+    score: float | None
+    success: bool | None
+    steps: int
+    error: str | None
+    jerk: float | None  # normalised units per step cubed
+    jump: float | None  # normalised units, from chunk to chunk
+
+    def __post_init__(self) -> None:
+        for value in (self.score, self.success):
+            if (value is None) != (self.error is not None):
+                raise ValueError(f"seed {self.seed} of {self.method} must have either a score and success or an error")
+
+
+@dataclass(frozen=True)
+class Results:
+    task: Mapping[str, Any]
+    policy: Mapping[str, Any]
+    setting: Mapping[str, Any]
+    noise_floor: OpenLoopError
+    methods: tuple[MethodRun, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def failed(self) -> int:
+        return sum(record.error is not None for record in self.records)
+
+    def of(self, method: str) -> dict[int, Record]:
+        """A method's records by seed."""
+        return {record.seed: record for record in self.records if record.method == method}
+
+    def save(self, path: PathLike) -> None:
+        header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}"}
+        write_json(path, {**header, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: PathLike) -> Results:
+        """Strict: unknown versions and keys are refused."""
+        value = read_json(path, "results file")
+        expect_format(value, FORMAT, VERSION, "results file", path)
+        content = {key: item for key, item in value.items() if key not in ("format", "version", "made_by")}
+        try:
+            floor = read_exactly(OpenLoopError, content.get("noise_floor"))
+            methods = tuple(
+                read_exactly(MethodRun, {**item, "error": read_exactly(OpenLoopError, item.get("error"))})
+                for item in content.get("methods", ())
+            )
+            records = tuple(read_exactly(Record, item) for item in content.get("records", ()))
+            return read_exactly(cls, {**content, "noise_floor": floor, "methods": methods, "records": records})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise FileError(f"the results file {path} is garbled ({error}); run the evaluation again") from error
+
+
+def check_alike(
+    path: PathLike, task: str, policy: Fingerprint, methods: Iterable[tuple[str, Mapping[str, Any]]]
+) -> None:
+    """Refuse results of another task or policy, or of another schedule under the same name."""
+    if not Path(path).exists():
+        return
+    old = Results.load(path)
+    reason = None
+    if old.task["name"] != task:
+        reason = f"task {old.task['name']} instead of {task}"
+    elif differences := policy.differences(Fingerprint.from_dict(old.policy["fingerprint"])):
+        reason = f"another policy ({'; '.join(differences)})"
+    else:
+        before = {method.name: method for method in old.methods}
+        for name, described in methods:
+            if name in before and not before[name].same(described):
+                reason = f"another schedule, sampler or engine under the name {name}"
+                break
+    if reason is not None:
+        raise EvaluationError(f"{path} holds results of {reason}; write to another file, or move that one away")
+
+
+def check_nothing_lost(path: PathLike, planned: Container[tuple[str, int]]) -> None:
+    """Refuse to write over rollouts, (method, seed), that the new results will not have."""
+    if not Path(path).exists():
+        return
+    lost = [record for record in Results.load(path).records if (record.method, record.seed) not in planned]
+    if lost:
+        methods = ", ".join(dict.fromkeys(record.method for record in lost))
+        raise EvaluationError(
+            f"{path} holds {len(lost)} rollouts that would be lost (of {methods}); ask for as many rollouts of these "
+            "methods too, write to another file, or move that one away"
+        )

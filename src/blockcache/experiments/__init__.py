@@ -1,1 +1,0 @@
-"""Policies, engines, tasks and statistics put together: what is measured, and the files it is written to."""

@@ -1,0 +1,44 @@
+"""How far a policy's actions are from those of the full policy, open loop. Takes plain callables.
+
+Errors are mean absolute differences over the executed slice, in normalised units (the demonstrations' range is 2). The
+noise floor is the same measure between two runs of the full policy with different noise: what the policy itself
+considers equally good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from blockcache.models.pairing import generate
+
+Predict = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ActionError:
+    """Mean over all samples and actions, and the 95th percentile of each sample's first action."""
+
+    mean: float
+    first_p95: float
+
+
+def actions(
+    predict_action: Predict, observations: Sequence[Tensor], seed: int, progress: str | None = None
+) -> NDArray[np.float64]:
+    """Executed actions of all observations, (N, n_action, A); noise depends on the seed and the observation's place."""
+    batches = tqdm(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
+    found = [generate(predict_action, batch, seed + index)["action"] for index, batch in enumerate(batches)]
+    return np.concatenate([np.asarray(action.detach().cpu(), dtype=np.float64) for action in found])
+
+
+def action_error(found: NDArray[np.float64], expected: NDArray[np.float64], scale: NDArray[np.float64]) -> ActionError:
+    """`scale` (A,) turns robot units into normalised ones."""
+    error = np.abs(found - expected) * scale
+    return ActionError(float(error.mean()), float(np.percentile(error[:, 0].mean(axis=-1), 95)))

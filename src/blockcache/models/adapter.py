@@ -1,0 +1,47 @@
+"""What an adapter says about a denoiser: where its blocks are and how to run one layer block by block.
+
+An adapter is found by the shape of the denoiser, never by importing the code it came from. Knows nothing of schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from blockcache.schedule.block import Block
+
+Route: TypeAlias = Callable[[str, Callable[[], Tensor]], Tensor]
+"""(block's name, a function that computes its residual) -> the residual to add."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer of the stack. `forward(route, *args, **kwargs)` is the module's own forward, except that the residual
+    of each block is whatever `route` returns for it; `stream` is the name of its first argument, the residual stream.
+    `first_input` gives the first block's normalised input."""
+
+    module: nn.Module
+    blocks: tuple[str, ...]
+    forward: Callable[..., Tensor]
+    first_input: Callable[[Tensor], Tensor]
+    stream: str
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A denoiser as blockcache sees it.
+
+    `every_step` is the FLOPs of a step outside the blocks. Costs are 0 where the denoiser does not say how many tokens
+    it has. `timestep(*args, **kwargs)` picks the timestep out of the denoiser's arguments.
+    """
+
+    family: str
+    denoiser: nn.Module
+    blocks: tuple[Block, ...]
+    layers: tuple[Layer, ...]
+    widths: Mapping[str, int]
+    every_step: int
+    timestep: Callable[..., Any]

@@ -1,0 +1,171 @@
+"""Policy directories: `config.json` + `model.safetensors`. Strict to load, atomic to save; no pickle anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from blockcache._version import __version__
+from blockcache.errors import FileError, PolicyError
+from blockcache.files import PathLike, expect_format, read_bytes, read_json, write_bytes, write_json
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FORMAT, VERSION = "blockcache.policy", 1
+
+
+def shipped_policies() -> tuple[str, ...]:
+    """Names that `load_policy` knows without a path."""
+    return tuple(sorted(item.name for item in _shipped().iterdir() if item.joinpath(CONFIG).is_file()))
+
+
+def policy_directory(source: PathLike) -> Path:
+    """Where a policy lies: the directory itself, or that of a shipped policy by name.
+
+    A directory that is called like a shipped policy counts only if it holds a policy, and not, say, its results.
+    """
+    directory, name = Path(source), os.fspath(source)
+    shipped = name in shipped_policies()
+    if directory.joinpath(CONFIG).is_file() or (directory.is_dir() and not shipped):
+        return directory
+    if not shipped:
+        raise FileError(
+            f"no policy {name!r}: it is neither a directory nor one of the shipped policies "
+            f"({', '.join(shipped_policies())})"
+        )
+    return shipped_policy(name)
+
+
+def shipped_policy(name: str) -> Path:
+    """Where the package keeps the policy of that name, whatever lies in the working directory."""
+    if name not in shipped_policies():
+        raise FileError(
+            f"no policy {name!r} ships with blockcache, only {', '.join(shipped_policies())}; name a directory"
+        )
+    return _shipped() / name
+
+
+def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
+    """A shipped policy by name, or a policy directory. It comes in eval mode, float32, on the CPU."""
+    directory = policy_directory(source)
+    settings = read_json(directory / CONFIG, "policy config")
+    if "format" in settings or "version" in settings:  # directories made by hand from public weights say neither
+        expect_format(settings, FORMAT, VERSION, "policy config", directory / CONFIG)
+    config = DPTConfig.from_dict(
+        {key: settings[key] for key in settings if key not in ("format", "version", "made_by")}
+    )
+    data = read_bytes(directory / WEIGHTS, "policy weights")
+    try:
+        tensors = safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise FileError(
+            f"cannot read the weights {directory / WEIGHTS} ({error}); the file may be cut short"
+        ) from error
+    policy = DiffusionTransformerPolicy(config)
+    load_tensors(policy, tensors)
+    return policy.eval()
+
+
+def save_policy(policy: DiffusionTransformerPolicy, directory: PathLike) -> None:
+    """Write the policy's directory; an older one of the same name stays whole until the new one is complete.
+
+    The old directory goes as a whole, so one that holds anything but a policy is refused.
+    """
+    target = Path(directory).resolve()
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
+    header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}"}
+    try:
+        check_replaceable(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
+    try:
+        write_bytes(fresh / WEIGHTS, safetensors.torch.save(tensors, metadata={"format": "pt"}))
+        write_json(fresh / CONFIG, {**header, **policy.config.to_dict()})
+        fresh.chmod(0o755)
+        _swap(fresh, target)
+    except (OSError, FileError) as error:  # either may name the temporary place, which says nothing to the user
+        reason = error.__cause__ or error
+        raise FileError(
+            f"cannot write {target}: {getattr(reason, 'strerror', 0) or reason}; nothing was changed"
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors in by name, as a public checkpoint names them; a missing, unknown or misshapen one is refused.
+
+    Left aside on both sides are tensors that take no part in an action: `_dummy_variable`s, and the statistics from
+    which scales and offsets were once computed.
+    """
+    own = policy.state_dict()
+    given = {name: tensor for name, tensor in tensors.items() if not name.endswith("_dummy_variable")}
+    missing = [name for name in own if name not in given and ".input_stats." not in name]
+    unknown = [name for name in given if name not in own]
+    if missing or unknown:
+        misfits = _some("missing", missing) + _some("unknown", unknown)
+        raise PolicyError(f"the weights do not fit the policy's config: {'; '.join(misfits)}")
+    for name, tensor in given.items():
+        if tensor.shape != own[name].shape:
+            raise PolicyError(
+                f"the weights do not fit the policy's config: {name} has shape {tuple(tensor.shape)}, "
+                f"expected {tuple(own[name].shape)}"
+            )
+        if name.endswith("input_stats.std"):
+            continue  # for the record only
+        wrong = tensor.isnan() if name.endswith("mask") else ~tensor.isfinite()  # masks hold -inf by design
+        if bool(wrong.any()):
+            raise PolicyError(f"the weights hold NaN or infinity in {name}")
+    with torch.no_grad():
+        for name, tensor in given.items():
+            own[name].copy_(tensor)
+
+
+def _some(what: str, names: list[str]) -> list[str]:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"{what} {', '.join(names[:3])}{more}"] if names else []
+
+
+def _swap(fresh: Path, target: Path) -> None:
+    if not target.exists():
+        fresh.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
+    try:
+        target.rename(old / target.name)
+        try:
+            fresh.rename(target)
+        except OSError:
+            (old / target.name).rename(target)
+            raise
+    except OSError:
+        with contextlib.suppress(OSError):  # if even the way back failed, the old policy stays in there
+            old.rmdir()
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def check_replaceable(target: Path) -> None:
+    """Refuse a place that a policy cannot be saved to."""
+    if target.is_dir():
+        others = sorted(item.name for item in target.iterdir() if item.name not in (CONFIG, WEIGHTS))
+        if others:
+            raise FileError(f"{target} holds {others[0]} besides a policy, which would be lost; give another place")
+    elif target.exists():
+        raise FileError(f"{target} is a file, a policy is a directory; give another place")
+
+
+def _shipped() -> Path:
+    return Path(str(resources.files("blockcache") / "assets" / "policies"))

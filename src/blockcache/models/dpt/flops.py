@@ -1,0 +1,84 @@
+"""FLOPs of DP-T by its sizes. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from blockcache.models.flops import attention, feed_forward, linear
+from blockcache.schedule import Schedule
+from blockcache.schedule.block import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION, Block
+from blockcache.schedule.cost import generation
+
+
+@dataclass(frozen=True)
+class DPTShape:
+    """The sizes of a DP-T denoiser that decide its cost.
+
+    The defaults are the reference shape of the paper's schedules: 15.74 GFLOP for 100 steps. In the encoder-only form
+    (`cond_tokens` = 0) the time is one of the `tokens` and there is no cross-attention.
+    """
+
+    width: int = 256
+    layers: int = 8
+    tokens: int = 10
+    cond_tokens: int = 3
+    cond_dim: int = 66
+    input_dim: int = 2
+    output_dim: int = 2
+    cond_layers: int = 0
+    hidden: int | None = None  # of the trunk's feed-forward blocks; 4 x width where nothing else is said
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The cached blocks in execution order, with their costs."""
+        costs = {
+            SELF_ATTENTION: attention(self.tokens, self.tokens, self.width),
+            CROSS_ATTENTION: attention(self.tokens, self.cond_tokens, self.width),
+            FEED_FORWARD: feed_forward(self.tokens, self.width, self.hidden or 4 * self.width),
+        }
+        kinds = [kind for kind in costs if kind != CROSS_ATTENTION or self.cond_tokens > 0]
+        names = [(f"layers.{layer}.{kind}", kind) for layer in range(self.layers) for kind in kinds]
+        return tuple(Block(name, kind, order, costs[kind]) for order, (name, kind) in enumerate(names))
+
+    @property
+    def every_step(self) -> int:
+        """What runs at every step whatever the schedule: embeddings, condition encoder, head."""
+        action_tokens = self.tokens if self.cond_tokens else self.tokens - 1
+        ends = linear(action_tokens, self.input_dim, self.width) + linear(action_tokens, self.width, self.output_dim)
+        observations = linear(max(self.cond_tokens - 1, 0), self.cond_dim, self.width)
+        return ends + observations + self._encoder
+
+    @property
+    def _encoder(self) -> int:
+        if not self.cond_tokens:
+            return 0
+        mlp = feed_forward(self.cond_tokens, self.width, 4 * self.width)
+        if not self.cond_layers:
+            return mlp
+        return self.cond_layers * (attention(self.cond_tokens, self.cond_tokens, self.width) + mlp)
+
+
+def whole_loop(
+    shape: DPTShape,
+    steps: int,
+    schedule: Schedule | None = None,
+    tokens: int | None = None,
+    folded_heads: int | None = None,
+) -> int:
+    """FLOPs of one generation that remain in the whole-loop engines, after their exact savings.
+
+    Observations are encoded and projected to keys and values once, the time token comes from a table, and only the first
+    `tokens` action tokens are computed. With `folded_heads` (the onnx engine, and how many heads there are) queries and
+    outputs are folded into keys and values as well.
+    """
+    kept = replace(shape, tokens=shape.tokens if tokens is None else tokens)
+    observed, width = shape.cond_tokens - 1, shape.width
+    once = linear(observed, shape.cond_dim, width) + feed_forward(observed, width, 4 * width)
+    once += shape.layers * linear(observed, width, 2 * width)
+    cross = attention(kept.tokens, shape.cond_tokens, width) - linear(shape.cond_tokens, width, 2 * width)
+    if folded_heads:
+        once += shape.layers * (linear(observed, width, width + 1) + linear(observed, width, width))
+        cross = 2 * linear(kept.tokens, width, folded_heads * shape.cond_tokens)
+    ends = linear(kept.tokens, shape.input_dim, width) + linear(kept.tokens, width, shape.output_dim)
+    blocks = [replace(block, cost=cross) if block.kind == CROSS_ATTENTION else block for block in kept.blocks]
+    return once + generation(blocks, ends, steps, schedule)

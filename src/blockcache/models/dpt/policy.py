@@ -1,0 +1,220 @@
+"""The DP-T policy: normaliser, denoiser and sampler behind one `predict_action`. Knows nothing of caching or tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockcache.errors import PolicyError
+from blockcache.models.dpt.denoiser import DiffusionTransformer
+from blockcache.models.dpt.normalizer import LinearNormalizer
+from blockcache.models.noise import draw_all
+from blockcache.models.sampling import denoise, make_scheduler
+from blockcache.observations import Observation, check_observation
+from blockcache.samplers import SamplerConfig, table
+
+FAMILY = "dp-t"
+
+
+@dataclass(frozen=True)
+class DPTConfig:
+    """What a policy directory's `config.json` says. `training` and `task` are for the record."""
+
+    obs_dim: int
+    action_dim: int
+    horizon: int
+    n_obs_steps: int
+    n_action_steps: int
+    n_layer: int = 8
+    n_head: int = 4
+    n_emb: int = 256
+    n_cond_layers: int = 0
+    causal_attn: bool = True
+    time_as_cond: bool = True
+    obs_as_cond: bool = True
+    p_drop_emb: float = 0.0
+    p_drop_attn: float = 0.0
+    sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(type="ddpm"))
+    family: str = FAMILY
+    task: str | None = None
+    weights: str | None = None
+    training: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.family != FAMILY:
+            raise PolicyError(f"this reads policies of family {FAMILY!r}, got {self.family!r}")
+        for name in (
+            "obs_dim",
+            "action_dim",
+            "horizon",
+            "n_obs_steps",
+            "n_action_steps",
+            "n_layer",
+            "n_head",
+            "n_emb",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise PolicyError(f"policy setting {name} must be a positive whole number, got {value!r}")
+        if self.n_emb % self.n_head or self.n_emb % 2 or self.n_emb < 4:
+            raise PolicyError(f"n_emb must be even, 4 or more, divisible by n_head, got {self.n_emb} and {self.n_head}")
+        if not isinstance(self.n_cond_layers, int) or self.n_cond_layers < 0:
+            raise PolicyError(f"policy setting n_cond_layers must be 0 or more, got {self.n_cond_layers!r}")
+        for name in ("causal_attn", "time_as_cond", "obs_as_cond"):
+            if not isinstance(getattr(self, name), bool):
+                raise PolicyError(f"policy setting {name} must be true or false, got {getattr(self, name)!r}")
+        for name in ("p_drop_emb", "p_drop_attn"):
+            if not isinstance(getattr(self, name), int | float) or not 0 <= getattr(self, name) < 1:
+                raise PolicyError(f"policy setting {name} must be from 0 to below 1, got {getattr(self, name)!r}")
+        if self.n_obs_steps - 1 + self.n_action_steps > self.horizon:
+            end = self.n_obs_steps - 1 + self.n_action_steps
+            raise PolicyError(f"the executed slice ends at {end}, behind the horizon {self.horizon}")
+        if self.obs_as_cond and not self.time_as_cond:
+            raise PolicyError("obs_as_cond needs time_as_cond: the encoder-only form in-paints its observations")
+
+    @property
+    def sample_dim(self) -> int:
+        """Numbers per token: the action, and the observation too where it is in-painted."""
+        return self.action_dim if self.obs_as_cond else self.action_dim + self.obs_dim
+
+    @property
+    def executed(self) -> slice:
+        """The tokens whose actions the robot executes."""
+        return slice(self.n_obs_steps - 1, self.n_obs_steps - 1 + self.n_action_steps)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> DPTConfig:
+        known = {item.name for item in fields(cls)}
+        unknown = sorted(set(value) - known)
+        if unknown:
+            raise PolicyError(f"unknown policy settings {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        try:
+            return cls(**{**value, "sampler": SamplerConfig.from_dict(value["sampler"])})
+        except KeyError as error:
+            raise PolicyError(f"the policy's config lacks {error}") from error
+        except TypeError as error:
+            raise PolicyError(f"the policy's config does not fit: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"family": self.family, **asdict(self), "sampler": self.sampler.to_dict()}
+
+
+class DiffusionTransformerPolicy(nn.Module):
+    """Observations in, a chunk of actions out. Several threads may call it at once."""
+
+    reentrant = True  # each generation has a scheduler of its own
+
+    def __init__(self, config: DPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = DiffusionTransformer(
+            input_dim=config.sample_dim,
+            output_dim=config.sample_dim,
+            horizon=config.horizon,
+            n_obs_steps=config.n_obs_steps,
+            cond_dim=config.obs_dim if config.obs_as_cond else 0,
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            n_emb=config.n_emb,
+            p_drop_emb=config.p_drop_emb,
+            p_drop_attn=config.p_drop_attn,
+            causal_attn=config.causal_attn,
+            time_as_cond=config.time_as_cond,
+            n_cond_layers=config.n_cond_layers,
+        )
+        self.normalizer = LinearNormalizer(config.obs_dim, config.action_dim)
+
+    @property
+    def horizon(self) -> int:
+        return self.config.horizon
+
+    @property
+    def n_obs_steps(self) -> int:
+        return self.config.n_obs_steps
+
+    @property
+    def n_action_steps(self) -> int:
+        return self.config.n_action_steps
+
+    @property
+    def obs_dim(self) -> int:
+        return self.config.obs_dim
+
+    @property
+    def action_dim(self) -> int:
+        return self.config.action_dim
+
+    @property
+    def sampler(self) -> SamplerConfig:
+        return self.config.sampler
+
+    @property
+    def noise_scheduler(self) -> Any:
+        """A fresh scheduler, for code that reads its settings; the policy itself makes one per generation."""
+        return make_scheduler(self.config.sampler)
+
+    @property
+    def num_inference_steps(self) -> int:
+        return self.config.sampler.num_inference_steps
+
+    def with_sampler(self, sampler: SamplerConfig) -> DiffusionTransformerPolicy:
+        """The same weights (shared, not copied) behind another sampler."""
+        other = DiffusionTransformerPolicy.__new__(DiffusionTransformerPolicy)
+        nn.Module.__init__(other)
+        other.config = replace(self.config, sampler=sampler)
+        other.model, other.normalizer = self.model, self.normalizer
+        other.training = self.training  # its own flag only: the shared modules keep theirs
+        return other
+
+    @torch.no_grad()
+    def predict_action(
+        self,
+        obs: Observation,
+        *,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """One generation: obs (B, n_obs_steps, obs_dim) -> action (B, n_action_steps, A), action_pred (B, horizon, A).
+
+        Noise comes from `generator` (torch's global one without it) or, all of it, from `noise`; see `draw_noise`.
+        """
+        checked = check_observation(obs, self.n_obs_steps, self.obs_dim, like=self.model.pos_emb)
+        sample = self._sample(self.normalizer.obs.normalize(checked), generator, noise)
+        actions = self.normalizer.action.unnormalize(sample[..., : self.config.action_dim])
+        return {"action": actions[:, self.config.executed], "action_pred": actions}
+
+    def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
+        """All the noise of one generation, (1 + draws, B, horizon, D), exactly as `generator` would give it."""
+        chunk = (batch, self.config.horizon, self.config.sample_dim)
+        return draw_all(table(self.config.sampler), chunk, self.model.pos_emb, generator)
+
+    def _sample(self, observed: Tensor, generator: torch.Generator | None, noise: Tensor | None) -> Tensor:
+        chunk = (observed.shape[0], self.config.horizon, self.config.sample_dim)
+        if self.config.obs_as_cond:
+            return denoise(
+                self.config.sampler,
+                lambda x, t: self.model(x, t, observed),
+                chunk,
+                observed,
+                generator=generator,
+                noise=noise,
+            )
+
+        def inpaint(x: Tensor) -> Tensor:
+            x = x.clone()
+            x[:, : self.config.n_obs_steps, self.config.action_dim :] = observed
+            return x
+
+        return denoise(
+            self.config.sampler,
+            lambda x, t: self.model(x, t),
+            chunk,
+            observed,
+            generator=generator,
+            noise=noise,
+            constrain=inpaint,
+        )

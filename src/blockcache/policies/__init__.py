@@ -1,6 +1,0 @@
-"""Policies of our own: DP-T, its sampler loop, and the directories they are kept in."""
-
-from blockcache.policies.checkpoint import load_policy, save_policy, shipped_policies
-from blockcache.policies.dpt import DiffusionTransformerPolicy, DPTConfig
-
-__all__ = ["DPTConfig", "DiffusionTransformerPolicy", "load_policy", "save_policy", "shipped_policies"]

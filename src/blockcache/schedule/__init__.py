@@ -1,0 +1,7 @@
+"""Blocks, schedules, what they cost and the plans they become. Values only; no torch."""
+
+from blockcache.schedule.block import Block
+from blockcache.schedule.plan import Plan, compile_plan
+from blockcache.schedule.schedule import Schedule, check_updates
+
+__all__ = ["Block", "Plan", "Schedule", "check_updates", "compile_plan"]

@@ -1,0 +1,1 @@
+"""The paper's suites, benchmarks and other whole comparisons. Knows nothing of plots."""

@@ -1,0 +1,251 @@
+"""Running a suite: choose methods by their FLOPs, evaluate them, put it all into one results file.
+
+All suites of a directory share one store of finished rollouts, so a method that is in two suites runs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from blockcache.compare.candidates import Calibrations, fewer_steps
+from blockcache.compare.evaluation import Evaluation, prepare
+from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
+from blockcache.compare.methods import TeaCache, parse_method
+from blockcache.compare.paired import one_thread
+from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, Results, check_nothing_lost
+from blockcache.files import PathLike
+from blockcache.measure.latency import Latency
+from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.samplers import table
+from blockcache.solvers.teacache import Rule
+from blockcache.studies.suites import SUITES, Cell, Equal, Suite, settle, suite_of
+from blockcache.tasks import Task, TaskSpec, make_task
+from blockcache.tasks.base import Array
+
+NEAR = 0.05  # a rival within this share of the FLOPs counts as equal
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is run: rollouts of a method and of the main ones, how many of them as one batch, and what to calibrate
+    on. Episodes that are cut short (`max_steps`) show that everything works, and nothing else."""
+
+    rollouts: int = 50
+    main_rollouts: int = 250
+    group: int = GROUP
+    generations: int = GENERATIONS
+    max_steps: int | None = None
+
+    @property
+    def quick(self) -> bool:
+        return self.max_steps is not None
+
+    def of(self, cell: Cell) -> int:
+        return max(self.rollouts, self.main_rollouts) if cell.main else self.rollouts
+
+
+QUICK = Amount(rollouts=2, main_rollouts=4, group=2, generations=4, max_steps=24)
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What all suites of one directory share; `state` keeps what is finished. See `evaluation.prepare`."""
+
+    policy: DiffusionTransformerPolicy
+    task: str
+    observations: Tensor
+    state: PathLike
+    amount: Amount = Amount()
+    source: str = ""
+    engine: str = "auto"
+    make: Callable[[], Task] | None = None
+    progress: bool = True
+
+    def evaluation(self, methods: Sequence[str], rollouts: int) -> Evaluation:
+        make = partial(make_task, self.task) if self.make is None else self.make
+        if self.amount.max_steps is not None:
+            make = partial(Shortened, make, self.amount.max_steps)
+        return prepare(
+            self.policy,
+            self.task,
+            methods,
+            self.observations if not self.amount.quick else self.observations[: self.amount.generations + 4],
+            state=self.state,
+            source=self.source,
+            rollouts=rollouts,
+            group=self.amount.group,
+            engine=self.engine,
+            generations=self.amount.generations,
+            make=make,
+            progress=self.progress,
+        )
+
+    def settle(self, names: Iterable[str]) -> list[Suite]:
+        """Suites by name, their methods chosen. The calibration is the one that `prepare` will find in the store."""
+        self.evaluation((), 1)  # refuses what does not fit before anything takes long
+        seen = self.observations[: self.amount.generations]
+        equal = equal_flops(Calibrations(self.policy, seen, keep=self.state, progress=self.progress))
+        return [settle(name, equal, self.amount.quick) for name in names]
+
+
+@dataclass(frozen=True, eq=False)
+class SuiteRun:
+    """A suite that is ready to run. The evaluations differ in how many rollouts they have, the most come first."""
+
+    suite: Suite
+    evaluations: tuple[Evaluation, ...]
+
+    def check_output(self, path: PathLike) -> None:
+        """Refuse a file that this run would not merely bring up to date; that of a quick run is worth nothing."""
+        if not Path(path).exists():
+            return
+        quick = suite_of(Results.load(path), path).quick
+        if self.suite.quick and not quick:
+            raise EvaluationError(f"{path} holds real results; let a quick run write to another directory")
+        if quick and not self.suite.quick:
+            return
+        for evaluation in self.evaluations:
+            evaluation.check_alike(path)
+        check_nothing_lost(path, set[tuple[str, int]]().union(*(part.rollouts for part in self.evaluations)))
+
+    def run(self, backend: Backend = one_by_one, *, progress: bool = True) -> Results:
+        parts = [evaluation.run(backend, progress=progress) for evaluation in self.evaluations]
+        holder = {method.name: (part, method) for part in reversed(parts) for method in part.methods}
+        runs = [holder[name] for name in dict.fromkeys((BASELINE, *self.suite.methods))]
+        return replace(
+            parts[0],
+            setting={**parts[0].setting, "suite": self.suite.describe()},
+            methods=tuple(method for _, method in runs),
+            records=tuple(record for part, method in runs for record in part.of(method.name).values()),
+        )
+
+
+def prepare_suite(ground: Ground, name: str) -> SuiteRun:
+    """Calibrate, choose what is to be chosen by its FLOPs, and prepare the rollouts."""
+    (suite,) = ground.settle([name])
+    counts = {
+        cell.method: max(ground.amount.of(other) for other in suite.cells if other.method == cell.method)
+        for cell in suite.cells
+    }
+    methods = {count: [name for name in counts if counts[name] == count] for count in sorted(set(counts.values()))}
+    return SuiteRun(suite, tuple(ground.evaluation(methods[count], count) for count in reversed(methods)))
+
+
+def time_suites(ground: Ground, directory: PathLike, repeats: int = 20) -> dict[str, Latency]:
+    """Seconds per chunk of all methods of all suites, in one interleaved run, so that any two can be compared.
+
+    What is timed must be what the suites in the directory ran: another schedule under the same name is refused.
+    """
+    methods = dict.fromkeys(method for suite in ground.settle(SUITES) for method in suite.methods)
+    evaluation = ground.evaluation(tuple(methods), 1)
+    for name in SUITES:
+        evaluation.check_alike(Path(directory) / f"{name}.json")
+    return evaluation.speed(repeats, progress=ground.progress)
+
+
+def equal_flops(calibrations: Calibrations) -> Equal:
+    """Finds, for a method, the member of another kind that has as many FLOPs.
+
+    Of samplers with fewer steps within 5 % of the FLOPs the one that starts at the most noise is taken: with diffusers'
+    spacing 17 of 100 steps start at timestep 80 and 16 at 90, and a rival shall not lose by that. Otherwise the nearest
+    counts, of two equally near ones the larger.
+    """
+    policy = calibrations.policy
+    steps = policy.num_inference_steps
+
+    @cache
+    def flops(method: str, reused: float = 0.0) -> int:
+        with one_thread():
+            return calibrations.candidate(parse_method(method)).flops(policy, reused)
+
+    def equal(kind: str, method: str) -> str:
+        wanted = flops(method)
+        if kind == "teacache":
+            full, least = flops("teacache", 0.0), flops("teacache", 1.0)
+            rule = calibrations.candidate(parse_method("teacache")).schedule
+            assert isinstance(rule, Rule)
+            changes = calibrations.recording(policy.sampler).input_change
+            return str(TeaCache(teacache_threshold(rule, changes, (full - wanted) / (full - least))))
+        if kind in ("ddim", "ddpm"):
+            one = flops(f"{kind}-1")
+            near = [count for count in range(1, steps + 1) if abs(count * one - wanted) <= NEAR * wanted]
+            begins = {n: int(table(fewer_steps(policy.sampler, kind, n)).timesteps[0]) for n in near}
+            near = [count for count in near if begins[count] == max(begins.values())] or list(range(1, steps + 1))
+            return f"{kind}-{min(near, key=lambda count: (abs(count * one - wanted), -count))}"
+        # every block is computed at S steps, wherever they are
+        first, slope = flops("uniform:S=1"), flops("uniform:S=2") - flops("uniform:S=1")
+        updates = min(range(1, steps + 1), key=lambda s: (abs(first + (s - 1) * slope - wanted), -s))
+        return f"{kind}:S={updates}"
+
+    return equal
+
+
+def teacache_threshold(rule: Rule, changes: npt.NDArray[np.float64], reused: float) -> float:
+    """The threshold, to three digits, with which a run that sees these input changes (samples, K - 1) reuses that share.
+
+    An estimate: what TeaCache reuses changes its later inputs. What it really computes is counted when it runs.
+    """
+    estimates = np.abs(np.polyval(rule.coefficients, changes))
+    low, high = 0.0, float(estimates.sum(axis=1).max())
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _reused_share(estimates, middle) < reused else (low, middle)
+    rounded = [float(f"{value:.3g}") for value in (high, high * 1.005)]  # rounding may fall just short of a jump
+    return min(rounded, key=lambda value: abs(_reused_share(estimates, value) - reused))
+
+
+def _reused_share(estimates: npt.NDArray[np.float64], threshold: float) -> float:
+    samples, transitions = estimates.shape
+    drift, reused = np.zeros(samples), 0
+    for step in range(transitions - 1):  # the first and the last step are always computed
+        drift += estimates[:, step]
+        computed = ~(drift < threshold)
+        reused += int(samples - computed.sum())
+        drift[computed] = 0.0
+    return float(reused / (samples * (transitions + 1)))
+
+
+class Shortened:
+    """A task whose episodes end early: for a quick look at whether everything works."""
+
+    def __init__(self, make: Callable[[], Task], steps: int) -> None:
+        self._task = make()
+        self._steps = 0
+        self.spec = TaskSpec(**{**asdict(self._task.spec), "max_steps": min(steps, self._task.spec.max_steps)})
+
+    def reset(self, seed: int) -> Array:
+        self._steps = 0
+        return self._task.reset(seed)
+
+    def observe(self) -> Array:
+        return self._task.observe()
+
+    def step(self, action: Array) -> None:
+        self._task.step(action)
+        self._steps += 1
+
+    @property
+    def score(self) -> float:
+        return self._task.score
+
+    @property
+    def success(self) -> bool:
+        return self._task.success
+
+    @property
+    def done(self) -> bool:
+        return self._task.done or self._steps >= self.spec.max_steps
+
+    def render(self) -> Any:
+        return self._task.render()
+
+    def close(self) -> None:
+        self._task.close()

@@ -1,0 +1,145 @@
+"""The paper's comparisons as named suites: which methods, beside which printed rows, compared with what.
+
+One factor at a time around S = 10, n = 5, cosine, anchor and the policy's own sampler. Values only: `suite_runs` runs
+them and `report` shows them. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
+
+from blockcache.compare.results import Results
+from blockcache.errors import FileError
+from blockcache.files import PathLike, read_exactly
+
+BASE = "bac:S=10,n=5"
+TIMINGS = "timings.json"  # beside the suites' files; all their methods, timed in one run
+Equal: TypeAlias = Callable[[str, str], str]  # (kind, method) -> the method of that kind with as many FLOPs
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method of a suite, in the table `section`."""
+
+    section: str
+    method: str
+    equals: str | None = None  # the method whose FLOPs it was chosen to have
+    printed: str | None = None  # its row in the paper, as "table/row" of published_results.json
+    main: bool = False  # among those that get many rollouts
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite whose methods are settled: what a suite's file says of itself, under `setting.suite`."""
+
+    name: str
+    about: str
+    reference: str | None  # what else, besides the full policy, each method is compared with
+    cells: tuple[Cell, ...]
+    quick: bool = False  # a few short rollouts to see that it works: no results
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell.method for cell in self.cells))
+
+    @property
+    def sections(self) -> dict[str, list[Cell]]:
+        return {name: [cell for cell in self.cells if cell.section == name] for name in self._section_names()}
+
+    def _section_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell.section for cell in self.cells))
+
+    def describe(self) -> dict[str, Any]:
+        """In JSON types."""
+        return {**asdict(self), "cells": [asdict(cell) for cell in self.cells]}
+
+
+def settle(name: str, equal: Equal, quick: bool = False) -> Suite:
+    """The suite of that name, with every method that is chosen by its FLOPs found by `equal`."""
+    return replace(_SUITES[name](equal), quick=quick)
+
+
+def suite_of(results: Results, path: PathLike) -> Suite:
+    """What a results file says of the suite that it is of; strict."""
+    try:
+        value: dict[str, Any] = results.setting["suite"]
+        return read_exactly(Suite, {**value, "cells": tuple(read_exactly(Cell, cell) for cell in value["cells"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(
+            f"the results file {path} is not a suite's ({error}); suites are run by 'blockcache suite'"
+        ) from error
+
+
+def _main(equal: Equal) -> Suite:
+    first = "Full precision, and what one would try first"
+    cells = [
+        Cell(first, "full", printed="main/Full Precision", main=True),
+        Cell(first, "ddim-10", main=True),
+        Cell(first, "uniform:S=10", main=True),
+        Cell(first, "uniform:S=20", printed="main/Uniform(fast)"),
+        Cell(first, "bac:S=7,n=5", printed="main/BAC(S = 7)"),
+    ]
+    printed = {"bac": "main/BAC(S = 10)", "uniform": "main/Uniform(fastest)", "teacache": "main/Teacache(fastest)"}
+    for updates, rows in {10: printed, 20: dict[str, str]()}.items():
+        bac, section = f"bac:S={updates},n=5", f"At the FLOPs of BAC S = {updates}, n = 5"
+        cells.append(Cell(section, bac, printed=rows.get("bac"), main=True))
+        for kind in ("uniform", "ddim", "ddpm", "teacache"):
+            many = kind != "teacache"  # it has to run on the slowest engine
+            cells.append(Cell(section, equal(kind, bac), equals=bac, printed=rows.get(kind), main=many))
+    return Suite("main", "BAC against what else makes a policy faster, at equal FLOPs.", None, tuple(cells))
+
+
+def _ablation(equal: Equal) -> Suite:
+    parts, fair, objective = "The parts of the method, S = 10", "The same, at the FLOPs of BAC", "The objective"
+    cells = [Cell(parts, name) for name in ("uniform:S=10", "unified:S=10", "blockwise:S=10", BASE)]
+    cells += [Cell(fair, equal(kind, BASE), equals=BASE) for kind in ("uniform", "unified", "blockwise")]
+    cells += [Cell(objective, BASE), Cell(objective, f"{BASE},objective=consecutive")]
+    about = "What each part of BAC is worth, and the paper's printed objective against the one that its code has."
+    return Suite("ablation", about, BASE, tuple(cells))
+
+
+def _metrics(equal: Equal) -> Suite:
+    names = {"cosine": "Cosine", "mse": "MSE", "l1": "L1", "wasserstein": "Wa"}
+    cells = [
+        Cell(
+            "The metric",
+            BASE if metric == "cosine" else f"{BASE},metric={metric}",
+            printed=f"metrics_s10_n5/BAC ({printed})",
+        )
+        for metric, printed in names.items()
+    ]
+    return Suite("metrics", "Which metric of similarity BAC is solved with.", BASE, tuple(cells))
+
+
+def _n_and_s(equal: Equal) -> Suite:
+    printed_s, printed_n = (5, 7, 10, 20), (3, 5)
+    cells = [
+        Cell("S, with n = 5", f"bac:S={s},n=5", printed=f"s_sweep_n3/BAC (S={s})" if s in printed_s else None)
+        for s in (3, 5, 7, 10, 20)
+    ]
+    cells += [
+        Cell("n, with S = 10", f"bac:S=10,n={n}", printed=f"n_sweep_s10/BAC (n={n})" if n in printed_n else None)
+        for n in (0, 1, 3, 5, 8)
+    ]
+    return Suite("n-and-s", "How many updates per block, and how many blocks in the union.", BASE, tuple(cells))
+
+
+def _ddim(equal: Equal) -> Suite:
+    cached, fewer = "DDIM-40, and BAC on it", "Fewer DDIM steps at the same FLOPs"
+    combined = {s: f"ddim-40+bac:S={s},n=3" for s in (3, 5, 10)}
+    cells = [Cell(cached, "ddim-40", printed="ddim_k40/DDIM (K=40)")]
+    cells += [Cell(cached, name, printed=f"ddim_k40/BAC (S={s},n=3)") for s, name in combined.items()]
+    cells += [Cell(fewer, equal("ddim", name), equals=name) for name in combined.values()]
+    return Suite("ddim", "BAC on a sampler that is fast already, against fewer steps of it.", "ddim-40", tuple(cells))
+
+
+_SUITES: dict[str, Callable[[Equal], Suite]] = {
+    "main": _main,
+    "ablation": _ablation,
+    "metrics": _metrics,
+    "n-and-s": _n_and_s,
+    "ddim": _ddim,
+}
+SUITES = tuple(_SUITES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from blockcache.errors import ScheduleError
@@ -30,6 +30,9 @@ class Fingerprint:
                 continue
             found.append(_difference(field.name, bound, got))
         return tuple(found)
+
+    def with_weights(self, weights: str | None) -> Fingerprint:
+        return replace(self, weights=weights)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -21,8 +21,9 @@ from blockcache.engines.accelerate import check_fit
 from blockcache.errors import ObservationError
 from blockcache.models.adapter import Layer
 from blockcache.models.pairing import generate
-from blockcache.models.port import Target, examine
-from blockcache.schedule import Schedule
+from blockcache.models.port import Port
+from blockcache.models.registry import port_of
+from blockcache.schedule import Reuse, Schedule, compile_plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +51,14 @@ def caching_error(
     policy: Any, schedule: Schedule, observations: Sequence[Any], seed: int = 0, progress: str | None = None
 ) -> CachingError:
     """Run each batch of observations twice, in full and by the schedule, and compare what each block added."""
-    target = examine(policy)
-    check_fit(schedule.fingerprint, target)
+    port = port_of(policy)
+    check_fit(schedule.fingerprint, port)
     full = Schedule.every_step(schedule.steps, schedule.blocks)
     total, samples = np.zeros((len(schedule.blocks), schedule.steps)), 0
     batches = tqdm(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
     for index, batch in enumerate(batches):
-        true = _residuals(target, full, batch, seed + index)
-        used = _residuals(target, schedule, batch, seed + index)
+        true = _residuals(port, full, batch, seed + index)
+        used = _residuals(port, schedule, batch, seed + index)
         for row, name in enumerate(schedule.blocks):
             difference = (used[name] - true[name]).flatten(2).norm(dim=2)  # (K, B)
             norm = true[name].flatten(2).norm(dim=2).clamp_min(torch.finfo(torch.float32).tiny)
@@ -70,20 +71,22 @@ def caching_error(
 
 
 @torch.no_grad()  # a graph over all steps would take gigabytes
-def _residuals(target: Target, schedule: Schedule, batch: Any, seed: int) -> dict[str, Tensor]:
+def _residuals(port: Port, schedule: Schedule, batch: Any, seed: int) -> dict[str, Tensor]:
     """What each block added at each step, (K, B, T, d)."""
-    run = _NotingRun(schedule)
-    patches = attach(target, lambda: run)
+    noting = _NotingGeneration(schedule)
+    patches = attach(port, lambda: noting)
     try:
-        generate(target.policy.predict_action, batch, seed)
+        generate(getattr(port.policy, port.entry), port.given(batch), seed)
     finally:
         patches.remove()
-    return {name: torch.stack(residuals) for name, residuals in run.used.items()}
+    return {name: torch.stack(residuals) for name, residuals in noting.used.items()}
 
 
-class _NotingRun:
+class _NotingGeneration:
+    """Follows a schedule and notes what each block adds."""
+
     def __init__(self, schedule: Schedule) -> None:
-        self.updates = schedule.update_sets
+        self.reuse: Reuse[Tensor] = Reuse(compile_plan(schedule), sum)
         self.used: dict[str, list[Tensor]] = {name: [] for name in schedule.blocks}
         self.step = -1
 
@@ -94,7 +97,7 @@ class _NotingRun:
         return layer.forward(self._route, *args, **kwargs)
 
     def _route(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        residual = compute() if self.step in self.updates[name] else self.used[name][-1]
+        residual = self.reuse.block(self.step, name, compute)
         self.used[name].append(residual)
         return residual
 

@@ -20,12 +20,12 @@ from torch import Tensor
 from blockcache.attach.patching import Patches
 from blockcache.errors import StepError
 from blockcache.models.adapter import Layer
-from blockcache.models.port import Target, check_eval_mode
+from blockcache.models.port import Port
 from blockcache.observations import check_finite
 
 
-class Run(Protocol):
-    """One generation, as an engine or the recorder lives it. Holds all state of that generation."""
+class Generation(Protocol):
+    """Decides what each layer does in one generation, and holds all state of that generation."""
 
     def layer(
         self, step: int, index: int, layer: Layer, original: Callable[..., Tensor], *args: Any, **kwargs: Any
@@ -39,42 +39,47 @@ class Run(Protocol):
 
 
 class _Scope:
-    def __init__(self, owner: object, run: Run) -> None:
+    def __init__(self, owner: object, generation: Generation) -> None:
         self.owner = owner
-        self.run = run
+        self.generation = generation
         self.step = -1
 
 
 _current: ContextVar[_Scope | None] = ContextVar("blockcache_generation", default=None)
 
 
-def attach(target: Target, new_run: Callable[[], Run]) -> Patches:
-    """From now on each `predict_action` of the policy is one generation, lived by a fresh run.
+def attach(port: Port, begin: Callable[[], Generation]) -> Patches:
+    """From now on each `predict_action` of the policy is one generation, decided by a Generation that `begin` makes.
 
     Returns the patches; removing them undoes everything.
     """
     owner = object()
     patches = Patches()
-    guard = nullcontext() if target.reentrant else threading.RLock()
+    guard = nullcontext() if port.reentrant else threading.RLock()
 
     def scoped(predict_action: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            check_eval_mode(target.policy)
+            port.mode.check()
             for value in (*args, *kwargs.values()):
                 check_finite(value)
-            scope = _Scope(owner, new_run())
+            scope = _Scope(owner, begin())
             with guard:
                 token = _current.set(scope)
                 try:
                     result = predict_action(*args, **kwargs)
+                except (AttributeError, IndexError, KeyError, TypeError) as error:
+                    explained = port.explain(error, next(iter((*args, *kwargs.values())), None))
+                    if explained is None:
+                        raise
+                    raise explained from error
                 finally:
                     _current.reset(token)
-            if scope.step + 1 != len(target.timesteps):
+            if scope.step + 1 != len(port.timesteps):
                 raise StepError(
-                    f"the policy took {scope.step + 1} denoising steps, the schedule counts {len(target.timesteps)}; "
+                    f"the policy took {scope.step + 1} denoising steps, the schedule counts {len(port.timesteps)}; "
                     "was num_inference_steps changed after enabling?"
                 )
-            scope.run.finish()
+            scope.generation.finish()
             return result
 
         return call
@@ -83,7 +88,7 @@ def attach(target: Target, new_run: Callable[[], Run]) -> Patches:
         def call(*args: Any, **kwargs: Any) -> Any:
             scope = _current.get()
             if scope is not None and scope.owner is owner:
-                _advance(scope, target.timesteps, target.adapter.timestep(*args, **kwargs))
+                _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
             return forward(*args, **kwargs)
 
         return call
@@ -96,16 +101,16 @@ def attach(target: Target, new_run: Callable[[], Run]) -> Patches:
                     return forward(*args, **kwargs)
                 if not args:  # a denoiser may hand its layers everything by name
                     args = (kwargs.pop(layer.stream),)
-                return scope.run.layer(scope.step, index, layer, forward, *args, **kwargs)
+                return scope.generation.layer(scope.step, index, layer, forward, *args, **kwargs)
 
             return call
 
         return make
 
     try:
-        patches.replace(target.policy, "predict_action", scoped)
-        patches.replace(target.adapter.denoiser, "forward", counted)
-        for index, layer in enumerate(target.adapter.layers):
+        patches.replace(port.policy, port.entry, scoped)
+        patches.replace(port.adapter.denoiser, "forward", counted)
+        for index, layer in enumerate(port.adapter.layers):
             patches.replace(layer.module, "forward", routed(index, layer))
     except BaseException:
         patches.remove()

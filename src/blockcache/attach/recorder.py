@@ -22,7 +22,9 @@ from blockcache.attach.generation import attach
 from blockcache.errors import ObservationError, RecordingError
 from blockcache.models.adapter import Layer
 from blockcache.models.pairing import generate
-from blockcache.models.port import Target, examine
+from blockcache.models.port import Port
+from blockcache.models.registry import port_of
+from blockcache.observations import batch_size, rows
 from blockcache.solvers.metrics import METRICS
 from blockcache.solvers.recording import Recording
 
@@ -49,12 +51,12 @@ def calibrate(
             "calibration needs a list of batches, each of one generation, and got a single one; observations in one array "
             "(N, n_obs_steps, obs_dim) are given as obs.split(1)"
         )
-    target = examine(policy)
-    recorder = _Recorder(target)
+    port = port_of(policy)
+    recorder = _Recorder(port)
     total = len(observations) if isinstance(observations, Sized) else generations
     total = total if generations is None or total is None else min(total, generations)
     started, count = time.perf_counter(), 0
-    patches = attach(target, recorder.new_run)
+    patches = attach(port, recorder.begin)
     try:
         bar = tqdm(
             islice(observations, generations),
@@ -77,44 +79,44 @@ def calibrate(
 class _Recorder:
     """Running sums over samples."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, port: Port) -> None:
+        self.port = port
         self.part = 1  # samples run at once; known to fit only once a first sample has been seen
-        n, k = len(target.adapter.blocks), len(target.timesteps)
+        n, k = len(port.adapter.blocks), len(port.timesteps)
         self.sums = {name: np.zeros((n, k, k)) for name in METRICS}
         self.scores = np.zeros(n)
         self.changes: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []  # input, output of each sample
-        self.run: _RecordingRun | None = None
+        self.current: _RecordingGeneration | None = None
         self.thread = threading.get_ident()
 
-    def new_run(self) -> _RecordingRun:
-        run = _RecordingRun(self.target)
+    def begin(self) -> _RecordingGeneration:
+        run = _RecordingGeneration(self.port)
         if threading.get_ident() == self.thread:  # whoever else uses the policy meanwhile is not recorded
-            self.run = run
+            self.current = run
         return run
 
     def generation(self, batch: Any, seed: int) -> None:
-        size, start = _batch_size(batch), 0
+        size, start = batch_size(batch), 0
         while start < size:
             stop = min(start + self.part, size)
-            self._generate(_rows(batch, start, stop, size), range(seed * 1_000_003 + start, seed * 1_000_003 + stop))
-            assert self.run is not None
-            self._reduce(self.run, stop - start)
-            self.part = max(1, FEATURE_BYTES * (stop - start) // self.run.feature_bytes)
-            self.run = None
+            self._generate(rows(batch, start, stop), range(seed * 1_000_003 + start, seed * 1_000_003 + stop))
+            assert self.current is not None
+            self._reduce(self.current, stop - start)
+            self.part = max(1, FEATURE_BYTES * (stop - start) // self.current.feature_bytes)
+            self.current = None
             start = stop
 
     @torch.no_grad()  # public policies leave this to their caller; a graph over all steps would take gigabytes
-    def _generate(self, rows: Any, seeds: range) -> None:
+    def _generate(self, batch: Any, seeds: range) -> None:
         """Where a policy takes noise, each sample has its own seed, so parts of any size give the same recording."""
-        policy = self.target.policy
-        if not hasattr(policy, "draw_noise"):
-            generate(policy.predict_action, rows, seeds[0])
+        predict_action = getattr(self.port.policy, self.port.entry)
+        if not self.port.takes_noise:
+            generate(predict_action, batch, seeds[0])
             return
-        noise = [policy.draw_noise(1, torch.Generator().manual_seed(seed)) for seed in seeds]
-        policy.predict_action(rows, noise=torch.cat(noise, dim=1))  # (1 + draws, B, T, D)
+        noise = [self.port.policy.draw_noise(1, torch.Generator().manual_seed(seed)) for seed in seeds]
+        predict_action(batch, noise=torch.cat(noise, dim=1))  # (1 + draws, B, T, D)
 
-    def _reduce(self, run: _RecordingRun, samples: int) -> None:
+    def _reduce(self, run: _RecordingGeneration, samples: int) -> None:
         for index, features in enumerate(run.features.values()):
             held = torch.stack(features)  # (K, B, F)
             features.clear()
@@ -133,23 +135,23 @@ class _Recorder:
     def result(self, generations: int, origin: Mapping[str, Any]) -> Recording:
         samples = len(self.changes)
         return Recording(
-            blocks=self.target.adapter.blocks,
+            blocks=self.port.adapter.blocks,
             matrices={name: total / samples for name, total in self.sums.items()},
             scores=self.scores / samples,
             input_change=np.stack([change[0] for change in self.changes]),
             output_change=np.stack([change[1] for change in self.changes]),
             generations=generations,
-            fingerprint=self.target.fingerprint,
+            fingerprint=self.port.fingerprint,
             origin={**origin, "samples": samples},
         )
 
 
-class _RecordingRun:
+class _RecordingGeneration:
     """One generation: computes everything, keeps every residual."""
 
-    def __init__(self, target: Target) -> None:
-        self.features: dict[str, list[Tensor]] = {block.name: [] for block in target.adapter.blocks}
-        self.last = len(target.adapter.layers) - 1
+    def __init__(self, port: Port) -> None:
+        self.features: dict[str, list[Tensor]] = {block.name: [] for block in port.adapter.blocks}
+        self.last = len(port.adapter.layers) - 1
         self.feature_bytes = 0
         self.input_change: list[Tensor] = []
         self.output_change: list[Tensor] = []
@@ -195,31 +197,6 @@ def relative_change(value: Tensor, before: Tensor) -> Tensor:
     """mean|value - before| / mean|before| for each sample, (B, ...) -> (B,)."""
     difference = (value - before).abs().flatten(1).mean(dim=1)
     return difference / before.abs().flatten(1).mean(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
-
-
-def _leaf(batch: Any) -> Any:
-    while isinstance(batch, Mapping) and batch:
-        batch = next(iter(batch.values()))
-    return batch
-
-
-def _batch_size(batch: Any) -> int:
-    shape = tuple(int(size) for size in getattr(_leaf(batch), "shape", ()))
-    if len(shape) < 2 or shape[0] < 1:
-        raise ObservationError(
-            f"an observation must be a tensor (batch, ...) or a mapping of them, got {type(batch).__name__} {shape}"
-        )
-    return shape[0]
-
-
-def _rows(batch: Any, start: int, stop: int, size: int) -> Any:
-    if isinstance(batch, Mapping):
-        return {key: _rows(value, start, stop, size) for key, value in batch.items()}
-    if not getattr(batch, "shape", ()):
-        return batch  # not one value per sample
-    if len(batch) != size:
-        raise ObservationError(f"an observation mixes batches of {size} and {len(batch)} samples")
-    return batch[start:stop]
 
 
 def _columns(changes: list[Tensor], samples: int) -> NDArray[np.float64]:

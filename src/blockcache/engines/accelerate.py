@@ -3,54 +3,52 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from blockcache.attach.patching import Patches, is_ours
-from blockcache.engines import patched
-from blockcache.engines.compiled import CompiledPolicy, compile_policy, executed_tokens
+from blockcache.engines.build import Build, build
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime
+from blockcache.engines.patched import attach_strategy
 from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats
-from blockcache.engines.whole_loop import Runner, attach_runner, cut_for
+from blockcache.engines.whole_loop import Runner, attach_runner
 from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
-from blockcache.models.port import Target, examine
-from blockcache.schedule import Schedule
-from blockcache.schedule.plan import compile_plan
-from blockcache.solvers.teacache import Rule
+from blockcache.models.port import Port
+from blockcache.models.registry import port_of
+from blockcache.schedule import Schedule, Strategy
 
 ENGINES = ("auto", "onnx", "loop", "patched")
 OUTPUTS = ("chunk", "action")
 CHECKS = ("strict", "shape")
 _enabling = threading.Lock()
+_logger = logging.getLogger("blockcache")
+_told: set[str] = set()
 
 
 class Acceleration:
     """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
 
     def __init__(
-        self,
-        policy: Any,
-        engine: str,
-        blocks: tuple[str, ...],
-        patches: Patches,
-        counts: Counts,
-        notes: tuple[str, ...],
+        self, port: Port, engine: str, patches: Patches, counts: Counts, notes: tuple[str, ...]
     ) -> None:
-        self.policy = policy
+        self.policy = port.policy
         self.engine = engine
-        self._blocks = blocks
+        self._blocks = tuple(block.name for block in port.adapter.blocks)
         self._patches: Patches | None = patches
         self._counts = counts
         self._notes = notes
-        self.predict_action = self._with_signature_of(policy.predict_action)
+        self._entry = port.entry
+        self.predict_action = self._with_signature_of(getattr(port.policy, port.entry))
 
     @property
     def enabled(self) -> bool:
@@ -63,7 +61,7 @@ class Acceleration:
         def predict_action(*args: Any, **kwargs: Any) -> Any:
             if not self.enabled:
                 raise PolicyError("this acceleration was disabled; call the policy itself, or accelerate it again")
-            return self.policy.predict_action(*args, **kwargs)
+            return getattr(self.policy, self._entry)(*args, **kwargs)
 
         return predict_action
 
@@ -89,23 +87,26 @@ class Acceleration:
 
 def accelerate(
     policy: Any,
-    schedule: Schedule | Rule | None = None,
+    schedule: Strategy | None = None,
     engine: str = "auto",
     output: str = "chunk",
     check: str = "strict",
     threads: int | None = None,
 ) -> Acceleration:
-    """Make the policy's `predict_action` follow a schedule (or a TeaCache rule), in place, until it is disabled.
+    """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
-    Without a schedule the policy runs at full precision, with the exact savings of the engine only. `output="action"`
-    leaves out what the robot does not execute (loop and onnx). `check="shape"` accepts a schedule made for other weights
-    of the same shape, and `stats()` says so. `threads` is for the onnx engine; without it the faster of one thread and
-    all cores is found out when the engine starts.
+    policy    the policy object, ours or foreign (or its port)
+    schedule  a Schedule, a TeaCache Rule, or None: full precision, with the exact savings of the engine only
+    engine    "onnx", "loop", "patched", or "auto": the fastest of these that supports the policy
+    output    "chunk", or "action" to leave out what the robot does not execute (loop and onnx, causal policies)
+    check     "strict", or "shape" to accept a schedule that was made for other weights of the same shape; `stats()`
+              says so
+    threads   of the onnx engine; without it the faster of one thread and all cores is found out when it starts
     """
     _check_choice("engine", engine, ENGINES)
     _check_choice("output", output, OUTPUTS)
     _check_choice("check", check, CHECKS)
-    if not isinstance(schedule, Schedule | Rule | None):
+    if schedule is not None and not hasattr(schedule, "static"):
         raise ScheduleError(
             f"accelerate needs a Schedule, a TeaCache Rule or None, got {type(schedule).__name__}; "
             "a file is read with Schedule.load(path)"
@@ -113,78 +114,89 @@ def accelerate(
     if threads is not None and threads < 1:
         raise EngineError(f"an engine needs one thread at least, got {threads}")
     with _enabling:
-        if is_ours(policy, "predict_action"):
+        inner = policy.policy if isinstance(policy, Port) else policy
+        if is_ours(inner, getattr(policy, "entry", "predict_action")):
             raise PolicyError("this policy is accelerated already; call disable() first")
-        target = examine(policy)
-        blocks = tuple(block.name for block in target.adapter.blocks)
-        notes = () if schedule is None else check_fit(schedule.fingerprint, target, check)
-        counts = Counts()
-        followed = Schedule.every_step(len(target.timesteps), blocks) if schedule is None else schedule
-        if engine == "auto" and isinstance(followed, Schedule):
-            chosen, patches, passed_over = _attach_fastest(target, followed, output, threads, counts)
-        else:
-            chosen, patches, passed_over = *_attach(target, followed, engine, output, threads, counts), ()
-    return Acceleration(policy, chosen, blocks, patches, counts, (*notes, *passed_over))
+        port = port_of(policy)
+        notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
+        attaching = _Attaching(port, schedule or _full(port), output, threads, Counts())
+        chosen, patches, passed_over = attaching.fastest() if engine == "auto" else attaching.asked_for(engine)
+    for note in passed_over:
+        if note not in _told:
+            _told.add(note)
+            _logger.warning("%s", note)
+    return Acceleration(port, chosen, patches, attaching.counts, (*notes, *passed_over))
 
 
-def _attach(
-    target: Target, followed: Schedule | Rule, engine: str, output: str, threads: int | None, counts: Counts
-) -> tuple[str, Patches]:
-    """Attach the engine that was asked for."""
-    if isinstance(followed, Rule):
-        if engine not in ("auto", "patched") or output != "chunk":
+def _full(port: Port) -> Schedule:
+    return Schedule.every_step(len(port.timesteps), [block.name for block in port.adapter.blocks])
+
+
+@dataclass(frozen=True, eq=False)
+class _Attaching:
+    """What an engine needs to take its place."""
+
+    port: Port
+    strategy: Strategy
+    output: str
+    threads: int | None
+    counts: Counts
+
+    def asked_for(self, engine: str) -> tuple[str, Patches, tuple[str, ...]]:
+        return engine, self._attach(engine), ()
+
+    def fastest(self) -> tuple[str, Patches, tuple[str, ...]]:
+        """The fastest engine that supports the policy, and why it is not a faster one."""
+        passed_over: list[str] = []
+        for engine in ("onnx", "loop") if self.strategy.static else ():
+            try:
+                return engine, self._attach(engine), tuple(passed_over)
+            except (EngineError, FileError) as error:  # FileError: no room for the export
+                if engine == "loop" and self.output != "chunk":
+                    raise  # patched computes the whole chunk in any case, so this is the reason to give
+                passed_over.append(f"not {engine}: {error}")
+        return "patched", self._attach("patched"), tuple(passed_over)
+
+    def _attach(self, engine: str) -> Patches:
+        if not self.strategy.static and (engine != "patched" or self.output != "chunk"):
             raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
-        return "patched", patched.attach_rule(target, followed, counts)
-    if engine == "patched":
-        if output != "chunk":
-            raise EngineError(
-                'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
-            )
-        return engine, patched.attach_schedule(target, followed, counts)
-    if engine == "onnx":
-        require_onnxruntime()
-        _require_cpu_float32(target)
-    compiled = _compile(target, engine, output)
-    runner: Runner
-    if engine == "loop":
-        runner = Loop(compiled, compile_plan(followed))
-    else:
-        runner = open_cached(compiled, followed, target.fingerprint, threads)
-    return engine, attach_runner(target, compiled, runner, followed, counts)
+        if engine == "patched":
+            if self.output != "chunk":
+                raise EngineError(
+                    'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
+                )
+            return attach_strategy(self.port, self.strategy, self.counts)
+        if engine == "onnx":
+            require_onnxruntime()
+            _require_cpu_float32(self.port)
+        assert isinstance(self.strategy, Schedule)
+        built = build_checked(self.port, self.strategy, engine, self.output)
+        runner: Runner
+        if engine == "loop":
+            runner = Loop(built.program, built.plan, built.sampler)
+        else:
+            runner = open_cached(built, self.port.fingerprint, self.threads)
+        return attach_runner(self.port, built, runner, self.counts)
 
 
-def _attach_fastest(
-    target: Target, schedule: Schedule, output: str, threads: int | None, counts: Counts
-) -> tuple[str, Patches, tuple[str, ...]]:
-    """Attach the fastest engine that supports the policy, and say why it is not a faster one."""
-    passed_over: list[str] = []
-    for engine in ("onnx", "loop"):
-        try:
-            return *_attach(target, schedule, engine, output, threads, counts), tuple(passed_over)
-        except (EngineError, FileError) as error:  # FileError: no room for the export
-            if engine == "loop" and output != "chunk":
-                raise  # patched computes the whole chunk in any case, so this is the reason to give
-            passed_over.append(f"not {engine}: {error}")
-    return *_attach(target, schedule, "patched", output, threads, counts), tuple(passed_over)
-
-
-def _compile(target: Target, engine: str, output: str) -> CompiledPolicy:
+def build_checked(port: Port, schedule: Schedule, engine: str, output: str = "chunk") -> Build:
+    """What a whole-loop engine runs; a foreign policy is compared with its own loop first."""
     try:
-        whole = compile_policy(target, engine)
-        if not target.ours:
-            rehearse(target, whole, engine)
+        whole = build(port, schedule, engine)
+        if not port.trusted:
+            rehearse(port, whole.program, engine)
     except BlockcacheError:
         raise
     except Exception as error:
-        if target.ours:
+        if port.trusted:
             raise
         reason = f"{type(error).__name__}: {error}"  # a foreign policy may differ in more ways than we can list
         raise EngineError(f'the {engine} engine cannot run this policy ({reason}); use engine="patched"') from error
-    return cut_for(whole, output)
+    return whole if output == "chunk" else whole.actions_only()
 
 
-def _require_cpu_float32(target: Target) -> None:
-    like = next(target.adapter.denoiser.parameters())
+def _require_cpu_float32(port: Port) -> None:
+    like = next(port.adapter.denoiser.parameters())
     if like.device.type != "cpu" or like.dtype != torch.float32:
         raise EngineError(
             f'the onnx engine runs float32 on the CPU, got {like.dtype} on {like.device}; use engine="loop"'
@@ -193,42 +205,48 @@ def _require_cpu_float32(target: Target) -> None:
 
 def export_policy(
     policy: Any, schedule: Schedule | None, path: PathLike, output: str = "chunk", check: str = "strict"
-) -> None:
-    """Write the policy under a schedule (full precision without one) as one ONNX file, atomically."""
+) -> tuple[str, ...]:
+    """Write a policy under a schedule as one ONNX file, atomically. Returns notes that a user should read.
+
+    policy    the policy object, ours or foreign (or its port)
+    schedule  a Schedule, or None for full precision
+    path      the file to write
+    output, check  as in `accelerate`
+    """
     _check_choice("output", output, OUTPUTS)
     _check_choice("check", check, CHECKS)
     if not isinstance(schedule, Schedule | None):
         raise ScheduleError(
             f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
         )
-    target = examine(policy)
-    blocks = tuple(block.name for block in target.adapter.blocks)
-    if schedule is not None:
-        check_fit(schedule.fingerprint, target, check)
-    compiled = _compile(target, "onnx", output)
-    export(compiled, schedule or Schedule.every_step(len(target.timesteps), blocks), target.fingerprint, path)
+    port = port_of(policy)
+    notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
+    built = build_checked(port, schedule or _full(port), "onnx", output)
+    export(built, port.fingerprint, path)
+    return notes
 
 
 def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:
     """Open an ONNX file that blockcache wrote; one that was made for another than the given policy is refused."""
     runner = OnnxRunner(path, threads)
     if policy is not None:
-        runner.check(examine(policy).fingerprint, executed_tokens(policy))
+        port = port_of(policy)
+        runner.check(port.fingerprint, port.executed)
     return runner
 
 
-def check_fit(bound: Fingerprint, target: Target, check: str = "strict") -> tuple[str, ...]:
+def check_fit(bound: Fingerprint, port: Port, check: str = "strict") -> tuple[str, ...]:
     """Refuse a schedule that was made for something else; return notes on what was let pass."""
-    ignored = ("weights",) if check == "shape" else ()
-    differences = bound.differences(target.fingerprint, ignored)
-    if differences:
-        only_weights = not bound.differences(target.fingerprint, ("weights",))
-        hint = ' (or pass check="shape" to use it all the same)' if only_weights else ""
+    differences = bound.differences(port.shape)
+    other_weights = bound.weights is not None and bound.weights != port.weights
+    if differences or (other_weights and check == "strict"):
+        listed = [*differences, *(bound.differences(port.fingerprint)[len(differences) :] if other_weights else ())]
+        hint = "" if differences else ' (or pass check="shape" to use it all the same)'
         raise ScheduleError(
-            f"this schedule does not fit the policy, which has {'; '.join(differences)}; calibrate again with "
+            f"this schedule does not fit the policy, which has {'; '.join(listed)}; calibrate again with "
             f"'blockcache calibrate' and 'blockcache solve'{hint}"
         )
-    if bound.weights != target.fingerprint.weights:
+    if bound.weights is None or other_weights:
         given = "for no weights in particular" if bound.weights is None else "for other weights"
         return (f"the schedule was made {given}",)
     return ()

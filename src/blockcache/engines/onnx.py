@@ -7,15 +7,12 @@ are kept on disk by fingerprint, so that the wait comes once.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib
 import json
 import os
 import re
-import tempfile
 import time
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +22,14 @@ from torch import Tensor
 
 from blockcache._version import __version__
 from blockcache.cores import cores
-from blockcache.engines.compiled import CompiledPolicy
+from blockcache.engines.build import Build
+from blockcache.engines.cache import cache_directory, prune, source_hash
 from blockcache.errors import EngineError, FileError, ObservationError
 from blockcache.files import PathLike, expect_format, parse_json, read_bytes, write_bytes
 from blockcache.fingerprint import Fingerprint
 from blockcache.observations import Observation, check_observation
-from blockcache.schedule import Schedule
-from blockcache.schedule.plan import compile_plan
 
 FORMAT, VERSION = "blockcache.onnx", 1
-CACHE_BYTES = 2 * 10**9
 _SINGLE = torch.empty(0, dtype=torch.float32)
 MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
 """ONNX Runtime has the Attention operator on the CPU since 1.23; before 1.21 it copied a weight for each of its uses."""
@@ -60,28 +55,26 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def export(
-    policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, path: PathLike, unrolled: bool = False
-) -> None:
+def export(build: Build, fingerprint: Fingerprint, path: PathLike, unrolled: bool = False) -> None:
     """Write one ONNX file, atomically. `fingerprint` is the policy's, in full; for `unrolled` see `build_graph`."""
     require_onnxruntime(also_onnx=True)
     from blockcache.engines.onnx_graph import build_graph
 
-    metadata = {"blockcache": json.dumps(_header(policy, schedule, fingerprint))}
-    model = build_graph(policy, compile_plan(schedule), metadata, unrolled)
+    metadata = {"blockcache": json.dumps(_header(build, fingerprint))}
+    model = build_graph(build.program, build.plan, build.sampler, metadata, unrolled)
     write_bytes(path, model.SerializeToString())
 
 
-def _header(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint) -> dict[str, Any]:
+def _header(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
     """What the file was made for."""
     return {
         "format": FORMAT,
         "version": VERSION,
         "made_by": f"blockcache {__version__}",
-        "output": "chunk" if policy.whole else "action",
-        "executed": list(policy.executed),
-        "schedule": {name: list(steps) for name, steps in schedule.updates.items()},
-        "origin": dict(schedule.origin),
+        "output": "chunk" if build.program.whole else "action",
+        "executed": list(build.program.executed),
+        "schedule": {name: list(steps) for name, steps in build.schedule.updates.items()},
+        "origin": dict(build.schedule.origin),
         "fingerprint": fingerprint.to_dict(),
     }
 
@@ -180,11 +173,9 @@ def _options(threads: int) -> Any:
     return options
 
 
-def open_cached(
-    policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint, threads: int | None
-) -> OnnxRunner:
+def open_cached(build: Build, fingerprint: Fingerprint, threads: int | None) -> OnnxRunner:
     """A runner for just this policy, schedule and output, from the cache; made if it is not there or was cut short."""
-    path = cache_directory() / f"{_digest(policy, schedule, fingerprint)}.onnx"
+    path = cache_directory() / f"{_digest(build, fingerprint)}.onnx"
     if path.exists():
         try:
             runner = OnnxRunner(path, threads)
@@ -192,64 +183,17 @@ def open_cached(
             pass  # made again below
         else:
             with contextlib.suppress(OSError):
-                os.utime(path)  # was of use just now, see _prune
+                os.utime(path)  # was of use just now, see `prune`
             return runner
-    export(policy, schedule, fingerprint, path)
+    export(build, fingerprint, path)
     runner = OnnxRunner(path, threads)
-    _prune(path.parent)
+    prune(path.parent)
     return runner
 
 
-def _digest(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint) -> str:
+def _digest(build: Build, fingerprint: Fingerprint) -> str:
     """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
-    header = _header(policy, schedule, fingerprint)
+    header = _header(build, fingerprint)
     del header["origin"]  # for the record only
-    digest = hashlib.sha256(json.dumps([header, policy.norm_eps, policy.causal, _source_hash()]).encode())
-    for tensor in (policy.time_tokens, policy.self_mask, policy.memory_mask):  # a foreign policy may make them in code
-        digest.update(b"none" if tensor is None else tensor.cpu().numpy().tobytes())
-    return digest.hexdigest()[:32]
-
-
-@functools.cache
-def _source_hash() -> str:
-    """Of the code that makes the file: an export by an older state of it is made again."""
-    package = resources.files("blockcache")
-    rooms = ("engines", "models/dpt", "samplers", "schedule")
-    files = [file for room in rooms for file in package.joinpath(room).iterdir()]
-    texts = [file.read_bytes() for file in sorted(files, key=str) if file.name.endswith(".py")]
-    return hashlib.sha256(b"".join(texts)).hexdigest()
-
-
-def _prune(directory: Path) -> None:
-    """Once its exports take more than `CACHE_BYTES`, delete those that were of no use for longest; the newest stays."""
-    with contextlib.suppress(OSError):  # another process prunes too, or holds a file open on Windows: next time
-        ours = directory.glob("[0-9a-f]" * 32 + ".onnx")
-        newest, *others = sorted(((path.stat(), path) for path in ours), key=lambda file: -file[0].st_mtime_ns)
-        room = CACHE_BYTES - newest[0].st_size
-        for facts, path in others:
-            room -= facts.st_size
-            if room < 0:
-                path.unlink()
-
-
-def cache_directory() -> Path:
-    """`BLOCKCACHE_CACHE`, or `blockcache` under the user's cache directory; a temporary one if that cannot be written."""
-    try:
-        chosen = os.environ.get("BLOCKCACHE_CACHE")
-        base = os.environ.get("XDG_CACHE_HOME")
-        directory = Path(chosen) if chosen else (Path(base) if base else Path.home() / ".cache") / "blockcache"
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            return directory
-    except (OSError, RuntimeError):  # RuntimeError: a container's user may have no home
-        return _temporary_directory()
-
-
-def _temporary_directory() -> Path:
-    """The same one for every process of this user; never one that another user made, whose files would be run."""
-    user = os.getuid() if hasattr(os, "getuid") else ""
-    directory = Path(tempfile.gettempdir()) / f"blockcache-{user}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    if user != "" and directory.stat().st_uid != user:
-        return Path(tempfile.mkdtemp(prefix="blockcache-"))
-    return directory
+    text = json.dumps([header, build.program.causal, build.program.signature, source_hash(type(build.program))])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

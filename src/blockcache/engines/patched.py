@@ -14,60 +14,55 @@ from blockcache.attach.patching import Patches
 from blockcache.attach.recorder import relative_change
 from blockcache.engines.stats import Counts
 from blockcache.models.adapter import Layer
-from blockcache.models.port import Target
-from blockcache.schedule import Schedule
-from blockcache.schedule.plan import compile_plan
+from blockcache.models.port import Port
+from blockcache.schedule import Plan, Reuse, Schedule, Strategy, compile_plan
 from blockcache.solvers.teacache import Rule
 
 
-def attach_schedule(target: Target, schedule: Schedule, counts: Counts) -> Patches:
-    """Compute each block at its update steps; elsewhere add its last residual again."""
-    plan = compile_plan(schedule)
-    due = tuple(plan.due(step) for step in range(plan.steps))
-    return attach(target, lambda: _ScheduledRun(due, counts))
+def attach_strategy(port: Port, strategy: Strategy, counts: Counts) -> Patches:
+    """Follow a strategy: compute blocks when it says so, and reuse what they added elsewhere."""
+    if isinstance(strategy, Rule):
+        return attach(port, lambda: _RuleGeneration(strategy, port, counts))
+    assert isinstance(strategy, Schedule)
+    plan = compile_plan(strategy)
+    return attach(port, lambda: _ScheduledGeneration(plan, counts))
 
 
-def attach_rule(target: Target, rule: Rule, counts: Counts) -> Patches:
-    """Recompute the whole stack for a sample when TeaCache's rule says so; elsewhere add its last residual again."""
-    return attach(target, lambda: _RuleRun(rule, target, counts))
-
-
-class _ScheduledRun:
-    def __init__(self, due: tuple[frozenset[str], ...], counts: Counts) -> None:
-        self.due = due
+class _ScheduledGeneration:
+    def __init__(self, plan: Plan, counts: Counts) -> None:
+        self.reuse: Reuse[Tensor] = Reuse(plan, sum)
         self.counts = counts
-        self.cache: dict[str, Tensor] = {}
-        self.now: frozenset[str] = frozenset()
+        self.step = -1
         self.computed: Counter[str] = Counter()
-        self.reused: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
 
     def layer(
         self, step: int, index: int, layer: Layer, original: Callable[..., Tensor], *args: Any, **kwargs: Any
     ) -> Tensor:
-        self.now = self.due[step]
+        self.step = step
         return layer.forward(self._route, *args, **kwargs)
 
     def _route(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        if name in self.now:
+        def counted() -> Tensor:
             self.computed[name] += 1
-            self.cache[name] = compute()
-        else:
-            self.reused[name] += 1
-        return self.cache[name]
+            return compute()
+
+        self.asked[name] += 1
+        return self.reuse.block(self.step, name, counted)
 
     def finish(self) -> None:
-        self.counts.add(self.computed, self.reused)
+        self.counts.add(self.computed, self.asked - self.computed)
 
 
-class _RuleRun:
+class _RuleGeneration:
     """The decision is each sample's own. In a mixed batch all samples are computed and the reusing ones keep their old
     residual, so a sample's result does not depend on its neighbours; `counts` tells what each sample needed."""
 
-    def __init__(self, rule: Rule, target: Target, counts: Counts) -> None:
+    def __init__(self, rule: Rule, port: Port, counts: Counts) -> None:
         self.rule = rule
         self.counts = counts
-        self.names = [block.name for block in target.adapter.blocks]
-        self.last = len(target.adapter.layers) - 1
+        self.names = [block.name for block in port.adapter.blocks]
+        self.last = len(port.adapter.layers) - 1
         self.residual: Tensor | None = None  # (B, T, d), each sample's last computed one
         self.before: Tensor | None = None
         self.drift: Tensor  # (B,) estimated change since each sample's last computation

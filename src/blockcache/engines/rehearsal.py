@@ -1,51 +1,87 @@
 """A foreign policy is known by its shape alone, so a whole-loop engine rehearses before it takes its place.
 
 A few generations at full precision, the policy's own beside ours with the same noise. A `predict_action` that does more
-than the public code's, such as turning differences into positions, is found out here and not on the robot.
+than the public code's, such as turning differences into positions, is found out here and not on the robot. What was found
+to agree is remembered on disk, by weights, sampler and the policy's own code.
 """
 
 from __future__ import annotations
 
-import torch
+import contextlib
+import hashlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any
 
-from blockcache.engines.compiled import CompiledPolicy
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from blockcache.engines.cache import cache_directory, source_hash
 from blockcache.engines.loop import Loop
 from blockcache.errors import EngineError
 from blockcache.models.noise import draw_all
-from blockcache.models.port import Target
-from blockcache.schedule import Schedule
-from blockcache.schedule.plan import compile_plan
+from blockcache.models.port import Port
+from blockcache.models.program import Program
+from blockcache.samplers import table
+from blockcache.schedule import Schedule, compile_plan
 
 _SAMPLES = 4
 
 
-def rehearse(target: Target, policy: CompiledPolicy, engine: str) -> None:
+def rehearse(port: Port, program: Program, engine: str) -> None:
     """Refuse a foreign policy whose actions come out differently; leaves torch's generators as they were."""
-    names = [block.name for block in target.adapter.blocks]
-    loop = Loop(policy, compile_plan(Schedule.every_step(policy.sampler.steps, names)))
-    like = policy.input_b
-    field = {part: target.policy.state_dict()[f"normalizer.params_dict.obs.{part}"] for part in ("scale", "offset")}
+    known = _known(port, program)
+    if known is not None and known.exists():
+        return
+    assert port.sampler is not None
+    sampler, names = table(port.sampler), [block.name for block in program.blocks]
+    loop = Loop(program, compile_plan(Schedule.every_step(sampler.steps, names)), sampler)
+    like = program.like
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        # all over the range that it was trained on; what lies beyond may be clipped, and nobody would mind
-        seen = torch.rand(_SAMPLES, policy.n_obs_steps, policy.obs_dim, dtype=like.dtype, device=like.device)
-        obs = (2 * seen - 1 - field["offset"]) / field["scale"]
+        obs = {name: value.to(like) for name, value in port.typical(_SAMPLES).items()}
         torch.manual_seed(1)
         try:
-            expected = target.policy.predict_action({"obs": obs})["action"]
+            expected = _own_actions(port, obs, sampler.steps)
         except Exception as error:  # foreign code may raise anything
+            inputs = " and ".join(map(repr, obs))
             raise _refusal(
-                engine, f"it fails with an observation under 'obs': {type(error).__name__}: {error}"
+                engine, f"it fails with an observation under {inputs}: {type(error).__name__}: {error}"
             ) from error
         torch.manual_seed(1)
-        found = loop(obs, draw_all(policy.sampler, policy.chunk(_SAMPLES), like, None))["action"]
+        found = loop(obs, draw_all(sampler, (_SAMPLES, *program.chunk), like, None))["action"]
     if expected.shape != found.shape:
         raise _refusal(engine, f"its actions have shape {tuple(expected.shape)}, ours {tuple(found.shape)}")
-    normalised = (expected.to(found) - policy.action_offset) / policy.action_scale
-    gap = (expected.to(found) - found) / policy.action_scale
+    scale, offset = torch.as_tensor(port.action_scale).to(like), torch.as_tensor(port.action_offset).to(like)
+    gap, normalised = (expected.to(found) - found) * scale, expected.to(found) * scale + offset
     difference = float(gap.abs().max() / normalised.abs().max().clamp(min=1.0))
     if not difference <= torch.finfo(like.dtype).eps ** 0.4:  # 2e-3 in float32; NaN is refused as well
         raise _refusal(engine, f"its actions differ from ours by up to {difference:.1g} with the same noise")
+    if known is not None:
+        with contextlib.suppress(OSError):
+            known.touch()
+
+
+def _own_actions(port: Port, obs: dict[str, Tensor], steps: int) -> Tensor:
+    with tqdm(desc="comparing with the policy's own loop", total=steps, unit="step", leave=False, delay=1.0) as bar:
+        hook = port.adapter.denoiser.register_forward_hook(lambda *_: bar.update() and None)
+        try:
+            action: Tensor = getattr(port.policy, port.entry)(port.given(obs))["action"]
+        finally:
+            hook.remove()
+    return action
+
+
+def _known(port: Port, program: Program) -> Path | None:
+    """Where it is remembered that this very policy agrees; None for code that cannot be read."""
+    try:
+        code = [inspect.getsource(kind) for kind in (type(port.policy), type(port.adapter.denoiser))]
+    except (OSError, TypeError):
+        return None
+    settings: Any = [port.fingerprint.to_dict(), program.signature, source_hash(type(program)), code, str(port.settings())]
+    return cache_directory() / f"{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]}.agrees"
 
 
 def _refusal(engine: str, reason: str) -> EngineError:

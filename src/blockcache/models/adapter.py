@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from blockcache.models.program import Program
 from blockcache.schedule.block import Block
 
 Route: TypeAlias = Callable[[str, Callable[[], Tensor]], Tensor]
@@ -35,7 +36,8 @@ class Adapter:
     """A denoiser as blockcache sees it.
 
     `every_step` is the FLOPs of a step outside the blocks. Costs are 0 where the denoiser does not say how many tokens
-    it has. `timestep(*args, **kwargs)` picks the timestep out of the denoiser's arguments.
+    it has. `timestep(*args, **kwargs)` picks the timestep out of the denoiser's arguments. `fold` makes the program of the
+    policy behind a port; without it the family has the patched engine only.
     """
 
     family: str
@@ -45,3 +47,4 @@ class Adapter:
     widths: Mapping[str, int]
     every_step: int
     timestep: Callable[..., Any]
+    fold: Callable[[Any], Program] | None = None

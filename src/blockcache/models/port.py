@@ -1,118 +1,201 @@
-"""A policy as the recorder and the engines see it: its denoiser, sampler, timesteps and fingerprint.
+"""The port: what blockcache needs of a policy, and all that it sees of one. Every engine and study speaks to this.
 
-Any object with `model`, `noise_scheduler`, `num_inference_steps` and `predict_action` will do, ours or foreign. Knows
-nothing of schedules.
+A family makes a port of a policy that it recognises (see `registry`); `PublicPort` serves whatever has the interface of the
+public Diffusion Policy code. Knows nothing of schedules, engines or tasks.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from blockcache.errors import PolicyError, SamplerError
+from blockcache.errors import BlockcacheError, PolicyError
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
-from blockcache.models.registry import adapter_for
+from blockcache.models.modes import ModeCheck
+from blockcache.models.program import Program, Unsupported
 from blockcache.samplers import SamplerConfig
 
-_TYPES = {"DDPMScheduler": "ddpm", "DDIMScheduler": "ddim", "DPMSolverMultistepScheduler": "dpmsolver++"}
-_OFF: tuple[Any, ...] = (None, False, "midpoint", -math.inf)  # what settings that are not in our words must be
-_UNKNOWN_TO_US = (
-    "thresholding",
-    "trained_betas",
-    "rescale_betas_zero_snr",
-    "solver_type",
-    "euler_at_final",
-    "lambda_min_clipped",
-    "use_karras_sigmas",
-    "use_exponential_sigmas",
-    "use_beta_sigmas",
-    "use_lu_lambdas",
-    "use_flow_sigmas",
-)
+P = TypeVar("P", bound="Port")
 
 
-@dataclass(frozen=True, eq=False)
-class Target:
-    """`timesteps` in execution order, as the denoiser is given them.
+class Port(ABC):
+    """A policy behind the words that we use. Subclasses say how these are found; `policy` stays the user's object.
 
-    `sampler` is None if we cannot tabulate it, and `untabulated` then names what we do not know.
+    Only what a verb really asks for must be there: a policy without `n_obs_steps` can be accelerated, not rolled out.
     """
 
-    policy: Any
-    adapter: Adapter
-    timesteps: tuple[float, ...]
-    sampler: SamplerConfig | None
-    untabulated: str
-    fingerprint: Fingerprint
+    entry: ClassVar[str] = "predict_action"
+    """The method that makes one generation: observation in, a dict with `action` out."""
+    reentrant: ClassVar[bool] = False
+    """Whether several threads may generate at once."""
+    takes_noise: ClassVar[bool] = False
+    """Whether `entry` takes `noise`, all of it, (1 + draws, B, T, D); else it draws from torch's global generator."""
+
+    def __init__(self, policy: Any, adapter: Adapter) -> None:
+        self.policy = policy
+        self.adapter = adapter
+        self.mode = ModeCheck(policy if isinstance(policy, nn.Module) else adapter.denoiser)
+        self.mode.check()
+
+    # -- the sampler
 
     @property
-    def ours(self) -> bool:
+    @abstractmethod
+    def timesteps(self) -> tuple[float, ...]:
+        """In execution order, as the denoiser is given them."""
+
+    @property
+    @abstractmethod
+    def sampler(self) -> SamplerConfig | None:
+        """The sampler in our words; None if we cannot tabulate it, and `untabulated` then names what we do not know."""
+
+    @property
+    def untabulated(self) -> str:
+        return ""
+
+    @property
+    @abstractmethod
+    def sampler_settings(self) -> Mapping[str, Any]:
+        """What tells two samplers apart, in JSON types."""
+
+    @abstractmethod
+    def with_sampler(self: P, sampler: SamplerConfig) -> P:
+        """The same weights (shared, not copied) behind another sampler."""
+
+    # -- sizes
+
+    @property
+    @abstractmethod
+    def n_obs_steps(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def n_action_steps(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def horizon(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def inputs(self) -> Mapping[str, tuple[int, ...]]:
+        """The observation: shapes by name, without the batch, as far as the policy tells them."""
+
+    @property
+    @abstractmethod
+    def action_scale(self) -> NDArray[np.float64]:
+        """(A,) what turns robot units into normalised ones; its length is the number of an action's values."""
+
+    @property
+    def action_offset(self) -> NDArray[np.float64]:
+        """(A,) what is added then: normalised = action * scale + offset."""
+        return np.zeros(len(self.action_scale))
+
+    @property
+    def sample_dim(self) -> int:
+        """Numbers per token of the noise: the action's, unless observations are in-painted."""
+        return len(self.action_scale)
+
+    @property
+    def executed(self) -> tuple[int, int]:
+        """First and one behind the last token that the robot executes."""
+        return self.n_obs_steps - 1, self.n_obs_steps - 1 + self.n_action_steps
+
+    @property
+    def task(self) -> str | None:
+        """What the policy says it was trained for."""
+        return None
+
+    # -- observations
+
+    @abstractmethod
+    def given(self, obs: Any) -> Any:
+        """An observation as a rollout or a file has it (an array or a mapping of arrays), as `entry` takes it."""
+
+    @abstractmethod
+    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+        """What somebody handed to `entry`, checked, by the names of `inputs`; for engines that replace it."""
+
+    def typical(self, count: int) -> dict[str, Tensor]:
+        """Made-up observations over the range that the policy was trained on, from torch's global generator."""
+        return {name: 2 * torch.rand(count, *shape) - 1 for name, shape in self.inputs.items()}
+
+    def explain(self, error: Exception, obs: Any) -> BlockcacheError | None:
+        """One sentence for what the policy raised, if the observation is to blame."""
+        return None
+
+    # -- weights
+
+    @property
+    def trusted(self) -> bool:
         """Whether a generation runs nothing but code of this package and torch, so that what it does is known."""
-        policy, denoiser = type(self.policy), self.adapter.denoiser
-        methods = [getattr(policy, name, None) for name in ("predict_action", "_sample")] + [type(denoiser).forward]
-        if not all(str(getattr(method, "__module__", "")).startswith("blockcache.") for method in methods):
-            return False
-        return not any(
-            "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
-            for module in denoiser.modules()
+        return False
+
+    def program(self) -> Program:
+        """The denoiser, folded; `Unsupported` says what cannot be."""
+        if self.sampler is None:
+            raise Unsupported(self.untabulated)
+        if self.adapter.fold is None:
+            raise Unsupported(f"the family {self.adapter.family}")
+        return self.adapter.fold(self)
+
+    def settings(self) -> list[Any]:
+        """What `entry` looks up in every call and a whole-loop engine only once, to notice a change."""
+        return []
+
+    @cached_property
+    def weights(self) -> str:
+        """The weights' hash, taken at the first need and then kept: at 0.7 GB/s it is no small thing."""
+        return weights_hash(self.policy if isinstance(self.policy, nn.Module) else self.adapter.denoiser)
+
+    @cached_property
+    def shape(self) -> Fingerprint:
+        """The fingerprint without the weights."""
+        return Fingerprint(
+            family=self.adapter.family,
+            blocks=tuple(block.name for block in self.adapter.blocks),
+            widths=self.adapter.widths,
+            steps=len(self.timesteps),
+            sampler=dict(self.sampler_settings),
         )
 
     @property
-    def reentrant(self) -> bool:
-        """Whether several threads may generate at once; foreign policies hold one scheduler, so theirs may not."""
-        return bool(getattr(self.policy, "reentrant", False))
+    def fingerprint(self) -> Fingerprint:
+        return self.shape.with_weights(self.weights)
+
+    def copy(self: P) -> P:
+        """An independent copy, weights and all; what is known of them is not found out again."""
+        return copy.deepcopy(self)
+
+    def _sharing_weights(self: P, policy: Any) -> P:
+        """A port of `policy`, which has the weights of this one."""
+        made = type(self)(policy, self.adapter)
+        if "weights" in vars(self):
+            made.weights = self.weights
+        return made
+
+    def __reduce__(self) -> tuple[Callable[..., Port], tuple[Any, ...]]:
+        """For copies and workers: the policy travels, and is looked at again where it arrives."""
+        return _reopened, (self.policy, vars(self).get("weights"))
 
 
-def examine(policy: Any) -> Target:
-    """Look at a policy, or say in one sentence why it cannot be used."""
-    missing = [
-        name
-        for name in ("model", "noise_scheduler", "num_inference_steps", "predict_action")
-        if getattr(policy, name, None) is None
-    ]
-    if missing:
-        raise PolicyError(
-            f"{type(policy).__name__} is no diffusion policy that we know: it lacks {', '.join(missing)}; "
-            "expected model, noise_scheduler, num_inference_steps and predict_action"
-        )
-    denoiser = policy.model
-    if not isinstance(denoiser, nn.Module):
-        raise PolicyError(f"the policy's model must be a torch module, got {type(denoiser).__name__}")
-    check_eval_mode(policy, every_module=True)
-    adapter = adapter_for(denoiser)
-    timesteps = _timesteps(policy)
-    sampler, untabulated = _sampler(policy)
-    settings = _generic_settings(policy) if sampler is None else sampler.to_dict()
-    return Target(
-        policy=policy,
-        adapter=adapter,
-        timesteps=timesteps,
-        sampler=sampler,
-        untabulated=untabulated,
-        fingerprint=Fingerprint(
-            family=adapter.family,
-            blocks=tuple(block.name for block in adapter.blocks),
-            widths=adapter.widths,
-            steps=len(timesteps),
-            sampler=settings,
-            weights=weights_hash(policy if isinstance(policy, nn.Module) else denoiser),
-        ),
-    )
+def _reopened(policy: Any, weights: str | None) -> Port:
+    from blockcache.models.registry import port_of
 
-
-def check_eval_mode(policy: Any, every_module: bool = False) -> None:
-    """Dropout would make every comparison between steps a lie. A look at every module is too slow for each call."""
-    modules = (policy if isinstance(policy, nn.Module) else policy.model).modules() if every_module else (policy.model,)
-    if any(module.training for module in modules):
-        raise PolicyError("the policy is in train mode; call policy.eval() first")
+    port = port_of(policy)
+    if weights is not None:
+        port.weights = weights
+    return port
 
 
 def weights_hash(module: nn.Module) -> str:
@@ -133,54 +216,11 @@ def weights_hash(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _timesteps(policy: Any) -> tuple[float, ...]:
-    scheduler = copy.deepcopy(policy.noise_scheduler)
-    scheduler.set_timesteps(policy.num_inference_steps)
-    return tuple(torch.as_tensor(scheduler.timesteps).tolist())
-
-
-def _sampler(policy: Any) -> tuple[SamplerConfig | None, str]:
-    """The sampler in our words if it is one that we can tabulate, else what about it we cannot."""
-    own = getattr(policy, "sampler", None)
-    if isinstance(own, SamplerConfig):
-        return own, ""
-    config = dict(getattr(policy.noise_scheduler, "config", {}))
-    name = type(policy.noise_scheduler).__name__
-    kind = _TYPES.get(name)
-    if kind is None:
-        return None, f"the sampler {name}"
-    unknown = [setting for setting in _UNKNOWN_TO_US if not _is_off(config.get(setting))]
-    if kind == "dpmsolver++" and config.get("algorithm_type") != kind:
-        unknown.append("algorithm_type")
-    if unknown:
-        return None, f"the sampler {name} with {unknown[0]} = {str(config.get(unknown[0]))[:40]}"
-    settings = {item.name: config[item.name] for item in fields(SamplerConfig) if config.get(item.name) is not None}
-    settings |= _step_arguments(policy)  # the public code hands these to the scheduler's step, DDIM's eta for one
-    try:
-        return SamplerConfig(**{**settings, "type": kind, "num_inference_steps": policy.num_inference_steps}), ""
-    except (SamplerError, TypeError) as error:
-        return None, f"the sampler {name} with these settings ({error})"
-
-
-def _is_off(value: Any) -> bool:
-    return any(value is off or (isinstance(value, str | float) and value == off) for off in _OFF)
-
-
-def _step_arguments(policy: Any) -> dict[str, Any]:
-    given = getattr(policy, "kwargs", None)
-    return dict(given) if isinstance(given, Mapping) else {}
-
-
-def _generic_settings(policy: Any) -> dict[str, Any]:
-    """Any other sampler: its class and its plain settings, enough to tell two of them apart."""
-    config = dict(getattr(policy.noise_scheduler, "config", {})) | _step_arguments(policy)
-    plain = {
-        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
-        for key, value in sorted(config.items())
-        if isinstance(value, bool | int | float | str) and not key.startswith("_")
-    }
-    return {
-        "type": type(policy.noise_scheduler).__name__,
-        "num_inference_steps": int(policy.num_inference_steps),
-        **plain,
-    }
+def required(policy: Any, name: str) -> int:
+    """A size that only some verbs need."""
+    value = getattr(policy, name, None)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise PolicyError(
+            f"{type(policy).__name__} does not say its {name}, which rollouts and whole-loop engines need; set policy.{name}"
+        )
+    return value

@@ -1,43 +1,56 @@
-"""Model families, found through a registry.
+"""Which family a policy is of. Families are asked in turn, those of other packages first.
 
-A family is a function `find(denoiser) -> Adapter | None`. Ours are listed here; others register one under the entry
+A family is a function `claim(policy)` that gives back a Port, or a phrase that says what the policy lacks; it raises
+PolicyError where it recognises the policy and cannot use it as it is. Other packages register theirs under the entry
 point group `blockcache.families`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
-
-from torch import nn
+from typing import Any, TypeAlias
 
 from blockcache.errors import PolicyError
-from blockcache.models.adapter import Adapter
-from blockcache.models.dpt import adapter as dpt
+from blockcache.models.dpt import port as dpt
+from blockcache.models.dpt.adapter import FAMILY
+from blockcache.models.port import Port
 
-Find = Callable[[nn.Module], Adapter | None]
-
-
-def adapter_for(denoiser: nn.Module) -> Adapter:
-    """The first family that recognises the denoiser; one that recognises it but cannot use it says why."""
-    adapter = dpt.find(denoiser)
-    entries = entry_points(group="blockcache.families") if adapter is None else ()
-    for entry in entries:
-        adapter = _load(entry)(denoiser)
-        if adapter is not None:
-            break
-    if adapter is None:
-        known = ", ".join(dict.fromkeys(("dp-t", *(entry.name for entry in entries))))
-        raise PolicyError(
-            f"no model family fits the denoiser {type(denoiser).__name__}; known are {known} "
-            "(others can register under the entry point group 'blockcache.families')"
-        )
-    return adapter
+Claim: TypeAlias = Callable[[Any], Port | str]
 
 
-def _load(entry: EntryPoint) -> Find:
+def port_of(policy: Any) -> Port:
+    """The port of a policy object (a port is its own), or one sentence that says what each family missed."""
+    if isinstance(policy, Port):
+        return policy
+    missed: list[str] = []
+    refusals: list[PolicyError] = []
+    for name, claim in _families():
+        try:
+            found = claim(policy)
+        except PolicyError as error:
+            refusals.append(error)
+            continue
+        if isinstance(found, Port):
+            return found
+        missed.append(f"{name}: {found}")
+    if refusals:  # somebody knows it, and why it cannot be used
+        raise refusals[0]
+    raise PolicyError(
+        f"{type(policy).__name__} is no diffusion policy that we know ({'; '.join(missed)}); "
+        "other families can register under the entry point group 'blockcache.families'"
+    )
+
+
+def _families() -> Iterator[tuple[str, Claim]]:
+    for entry in entry_points(group="blockcache.families"):
+        yield entry.name, _load(entry)
+    yield FAMILY, dpt.claim
+
+
+def _load(entry: EntryPoint) -> Claim:
     try:
-        find: Find = entry.load()
+        claim: Claim = entry.load()
     except Exception as error:
         raise PolicyError(f"the model family {entry.name!r} of {entry.value} cannot be loaded: {error}") from error
-    return find
+    return claim

@@ -1,4 +1,4 @@
-"""FLOPs of one generation under a schedule, from the costs of its blocks. Exact whole numbers."""
+"""FLOPs of one generation, from the costs of its blocks. Exact whole numbers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ from collections.abc import Sequence
 
 from blockcache.errors import ScheduleError
 from blockcache.schedule.block import Block
-from blockcache.schedule.schedule import Schedule
+from blockcache.schedule.reuse import Strategy
 
 
-def generation(blocks: Sequence[Block], every_step: int, steps: int, schedule: Schedule | None = None) -> int:
-    """FLOPs of one whole generation of `steps` steps; without a schedule every block runs at every step."""
-    if schedule is None:
+def generation(
+    blocks: Sequence[Block], every_step: int, steps: int, strategy: Strategy | None = None, reused: float = 0.0
+) -> int:
+    """FLOPs of one whole generation.
+
+    blocks      in execution order, with their costs
+    every_step  what a step costs outside the blocks
+    strategy    when blocks are computed; without one every block is, at every step
+    reused      the share of block computations that was saved, as measured; for strategies that decide as they run
+    """
+    if strategy is None:
         return steps * (every_step + sum(block.cost for block in blocks))
-    if schedule.steps != steps:
-        raise ScheduleError(f"the schedule is for {schedule.steps} steps, the generation has {steps}")
-    if schedule.blocks != tuple(block.name for block in blocks):
-        raise ScheduleError(f"the schedule's {len(schedule.blocks)} blocks are not the {len(blocks)} of this shape")
-    return steps * every_step + sum(block.cost * len(schedule.updates[block.name]) for block in blocks)
+    if strategy.steps != steps:
+        raise ScheduleError(f"the schedule is for {strategy.steps} steps, the generation has {steps}")
+    return steps * every_step + strategy.flops(blocks, reused)

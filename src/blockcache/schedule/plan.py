@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 from blockcache.errors import ScheduleError
 from blockcache.schedule.schedule import Schedule
 
-Run: TypeAlias = tuple[int, int]
+Span: TypeAlias = tuple[int, int]
 """First and last block (inclusive) of a run of neighbours."""
 
 
@@ -34,8 +35,8 @@ class AddRun:
     At hand is a single block's residual, or the sum of a run that was built before. Parts are such things too.
     """
 
-    run: Run
-    parts: tuple[Run, ...]
+    run: Span
+    parts: tuple[Span, ...]
 
 
 Operation: TypeAlias = Compute | AddRun
@@ -47,7 +48,7 @@ class Plan:
 
     blocks: tuple[str, ...]
     program: tuple[tuple[Operation, ...], ...]
-    stale: tuple[tuple[Run, ...], ...]
+    stale: tuple[tuple[Span, ...], ...]
 
     @property
     def steps(self) -> int:
@@ -58,9 +59,18 @@ class Plan:
         """Whether this is full precision: every block at every step."""
         return all(len(self.due(step)) == len(self.blocks) for step in range(self.steps))
 
-    def due(self, step: int) -> frozenset[str]:
-        """Names of the blocks that are computed at a step."""
-        return frozenset(self.blocks[op.block] for op in self.program[step] if isinstance(op, Compute))
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Each block's place in the order of execution."""
+        return {name: place for place, name in enumerate(self.blocks)}
+
+    def due(self, step: int) -> frozenset[int]:
+        """Places of the blocks that are computed at a step."""
+        return self._due[step]
+
+    @cached_property
+    def _due(self) -> tuple[frozenset[int], ...]:
+        return tuple(frozenset(op.block for op in row if isinstance(op, Compute)) for row in self.program)
 
     def describe(self) -> str:
         """One line a step: computed blocks by name, runs of cached ones in brackets, `=` where a sum is used again."""
@@ -76,8 +86,12 @@ class Plan:
         return f"[{span}]" if operation.parts or first == last else f"[= {span}]"
 
 
-def compile_plan(schedule: Schedule, blocks: Sequence[str] | None = None) -> Plan:
-    """Compile a schedule. `blocks`, if given, must be the schedule's blocks in execution order."""
+def compile_plan(schedule: Schedule, blocks: Sequence[str] | None = None, *, sums: bool = True) -> Plan:
+    """Compile a schedule.
+
+    `blocks`, if given, must be the schedule's blocks in execution order. Without `sums` skipped blocks are added one by
+    one: where each has a gate of its own, their sum means nothing.
+    """
     names = schedule.blocks if blocks is None else tuple(blocks)
     if names != schedule.blocks:
         raise ScheduleError(
@@ -85,37 +99,37 @@ def compile_plan(schedule: Schedule, blocks: Sequence[str] | None = None) -> Pla
         )
     due = [[step in updates for updates in schedule.update_sets.values()] for step in range(schedule.steps)]
     program: list[tuple[Operation, ...]] = []
-    sums: set[Run] = set()  # at hand and still true
+    known: set[Span] = set()  # sums at hand and still true
     for step, row in enumerate(due):
         operations: list[Operation] = []
-        for first, last, computed in _pieces(row):
+        for first, last, computed in _pieces(row, sums):
             if computed:
-                sums = {run for run in sums if not run[0] <= first <= run[1]}
+                known = {run for run in known if not run[0] <= first <= run[1]}
                 operations.append(Compute(first, keep=step + 1 < schedule.steps and not due[step + 1][first]))
             else:
                 run = (first, last)
-                at_hand = first == last or run in sums
-                operations.append(AddRun(run, () if at_hand else _fewest_parts(run, sums)))
-                sums.add(run)
+                at_hand = first == last or run in known
+                operations.append(AddRun(run, () if at_hand else _fewest_parts(run, known)))
+                known.add(run)
         program.append(tuple(operations))
     return Plan(names, tuple(program), _stale(program))
 
 
-def _pieces(row: list[bool]) -> list[tuple[int, int, bool]]:
-    """(first, last, computed): computed blocks one by one, neighbouring cached ones together."""
+def _pieces(row: list[bool], sums: bool) -> list[tuple[int, int, bool]]:
+    """(first, last, computed): computed blocks one by one, neighbouring cached ones together if they may be summed."""
     found: list[tuple[int, int, bool]] = []
     for block, computed in enumerate(row):
-        if not computed and found and not found[-1][2]:
+        if sums and not computed and found and not found[-1][2]:
             found[-1] = (found[-1][0], block, False)
         else:
             found.append((block, block, computed))
     return found
 
 
-def _fewest_parts(run: Run, sums: set[Run]) -> tuple[Run, ...]:
+def _fewest_parts(run: Span, sums: set[Span]) -> tuple[Span, ...]:
     """Cover a run with as few sums at hand and single blocks as possible."""
     first, last = run
-    best: dict[int, tuple[Run, ...]] = {first: ()}  # covered up to, but not including
+    best: dict[int, tuple[Span, ...]] = {first: ()}  # covered up to, but not including
     for start in range(first, last + 1):
         options = [(start, start), *(known for known in sums if known[0] == start and known[1] <= last)]
         for option in options:
@@ -125,10 +139,10 @@ def _fewest_parts(run: Run, sums: set[Run]) -> tuple[Run, ...]:
     return best[last + 1]
 
 
-def _stale(program: list[tuple[Operation, ...]]) -> tuple[tuple[Run, ...], ...]:
+def _stale(program: list[tuple[Operation, ...]]) -> tuple[tuple[Span, ...], ...]:
     """For each step, the runs whose sum was used there for the last time before it is built anew, or ever."""
-    stale: list[set[Run]] = [set() for _ in program]
-    needed: set[Run] = set()  # going backwards: sums that a later step uses as they are
+    stale: list[set[Span]] = [set() for _ in program]
+    needed: set[Span] = set()  # going backwards: sums that a later step uses as they are
     for step in range(len(program) - 1, -1, -1):
         for operation in reversed(program[step]):
             if isinstance(operation, Compute):

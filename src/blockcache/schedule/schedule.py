@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from blockcache._version import __version__
 from blockcache.errors import FileError, ScheduleError
 from blockcache.files import PathLike, expect_format, read_json, write_json
 from blockcache.fingerprint import Fingerprint
+from blockcache.schedule.block import Block
 
 FORMAT, VERSION = "blockcache.schedule", 1
 
@@ -28,6 +29,8 @@ class Schedule:
     `fingerprint` says what the schedule fits (its blocks and steps always those of the schedule itself), `origin` is
     a record of how it came to be.
     """
+
+    static: ClassVar[bool] = True
 
     steps: int
     updates: Mapping[str, Sequence[int]]
@@ -72,6 +75,16 @@ class Schedule:
     def reused_share(self) -> float:
         """The share of all block x step cells that are not computed."""
         return 1.0 - self.computed / (self.steps * len(self.updates))
+
+    def describe(self) -> dict[str, Any]:
+        """All that decides the actions, in JSON types."""
+        return {"updates": {name: list(steps) for name, steps in self.updates.items()}}
+
+    def flops(self, blocks: Sequence[Block], reused: float = 0.0) -> int:
+        """FLOPs of the blocks computed in one generation; `reused` is known already."""
+        if self.blocks != tuple(block.name for block in blocks):
+            raise ScheduleError(f"the schedule's {len(self.blocks)} blocks are not the {len(blocks)} of this shape")
+        return sum(block.cost * len(self.updates[block.name]) for block in blocks)
 
     @classmethod
     def every_step(cls, steps: int, blocks: Sequence[str], fingerprint: Fingerprint = Fingerprint()) -> Schedule:

@@ -6,12 +6,15 @@ follow it. Knows nothing of how a stack is run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
 from blockcache.errors import RecordingError
 from blockcache.fingerprint import Fingerprint
+from blockcache.schedule import Block
 from blockcache.solvers.recording import Recording
 
 DEGREE = 4
@@ -24,6 +27,8 @@ class Rule:
     `coefficients` (highest power first) estimate the relative change of the stack's residual over one step from that
     of the first block's normalised input. The first and the last step are always computed.
     """
+
+    static: ClassVar[bool] = False
 
     coefficients: tuple[float, ...]
     threshold: float
@@ -40,6 +45,14 @@ class Rule:
                 f"the rule's {self.steps} steps differ from its fingerprint's {self.fingerprint.steps}"
             )
         object.__setattr__(self, "fingerprint", replace(self.fingerprint, steps=self.steps))
+
+    def describe(self) -> dict[str, Any]:
+        """All that decides the actions, in JSON types."""
+        return {"coefficients": list(self.coefficients), "threshold": self.threshold}
+
+    def flops(self, blocks: Sequence[Block], reused: float) -> int:
+        """FLOPs of the blocks computed in one generation, of which the share `reused` was saved."""
+        return round(self.steps * (1 - reused) * sum(block.cost for block in blocks))
 
 
 def fit_teacache(recording: Recording, threshold: float) -> Rule:

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from blockcache.errors import PolicyError
 from blockcache.models.adapter import Adapter, Layer, Route
 from blockcache.models.dpt.flops import DPTShape
+from blockcache.models.dpt.fold import fold
 from blockcache.schedule.block import Block
 
 FAMILY = "dp-t"
 
 
-def find(denoiser: nn.Module) -> Adapter | None:
-    """An adapter if the denoiser has the shape of DP-T; a PolicyError if it has but cannot be used as it is."""
+def find(denoiser: nn.Module) -> Adapter | str:
+    """An adapter if the denoiser has the shape of DP-T, else what it lacks; a PolicyError if it cannot be used as it is."""
     layers = _stack(denoiser)
     if layers is None:
-        return None
+        return "has no decoder.layers of TransformerDecoderLayer, nor encoder.layers of TransformerEncoderLayer"
     for index, layer in enumerate(layers):
         _check(index, layer)
     decoder = isinstance(layers[0], nn.TransformerDecoderLayer)
@@ -42,6 +43,7 @@ def find(denoiser: nn.Module) -> Adapter | None:
         widths=widths,
         every_step=shape.every_step if counted else 0,
         timestep=_timestep,
+        fold=fold,
     )
 
 

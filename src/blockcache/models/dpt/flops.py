@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from blockcache.models.flops import attention, feed_forward, linear
-from blockcache.schedule import Schedule
 from blockcache.schedule.block import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION, Block
-from blockcache.schedule.cost import generation
 
 
 @dataclass(frozen=True)
@@ -58,27 +56,20 @@ class DPTShape:
         return self.cond_layers * (attention(self.cond_tokens, self.cond_tokens, self.width) + mlp)
 
 
-def whole_loop(
-    shape: DPTShape,
-    steps: int,
-    schedule: Schedule | None = None,
-    tokens: int | None = None,
-    folded_heads: int | None = None,
-) -> int:
-    """FLOPs of one generation that remain in the whole-loop engines, after their exact savings.
+def folded_blocks(shape: DPTShape, heads: int) -> tuple[Block, ...]:
+    """The blocks with what remains of their costs where cross-attention's queries, keys, values and outputs are folded."""
+    cross = 2 * linear(shape.tokens, shape.width, heads * shape.cond_tokens)
+    return tuple(replace(block, cost=cross) if block.kind == CROSS_ATTENTION else block for block in shape.blocks)
 
-    Observations are encoded and projected to keys and values once, the time token comes from a table, and only the first
-    `tokens` action tokens are computed. With `folded_heads` (the onnx engine, and how many heads there are) queries and
-    outputs are folded into keys and values as well.
-    """
-    kept = replace(shape, tokens=shape.tokens if tokens is None else tokens)
+
+def folded_every_step(shape: DPTShape) -> int:
+    """What remains of a step outside the blocks: the ends. Conditions are encoded once."""
+    return linear(shape.tokens, shape.input_dim, shape.width) + linear(shape.tokens, shape.width, shape.output_dim)
+
+
+def folded_once(shape: DPTShape) -> int:
+    """What a generation does once: encode the observations, project them to keys and values, fold these."""
     observed, width = shape.cond_tokens - 1, shape.width
-    once = linear(observed, shape.cond_dim, width) + feed_forward(observed, width, 4 * width)
-    once += shape.layers * linear(observed, width, 2 * width)
-    cross = attention(kept.tokens, shape.cond_tokens, width) - linear(shape.cond_tokens, width, 2 * width)
-    if folded_heads:
-        once += shape.layers * (linear(observed, width, width + 1) + linear(observed, width, width))
-        cross = 2 * linear(kept.tokens, width, folded_heads * shape.cond_tokens)
-    ends = linear(kept.tokens, shape.input_dim, width) + linear(kept.tokens, width, shape.output_dim)
-    blocks = [replace(block, cost=cross) if block.kind == CROSS_ATTENTION else block for block in kept.blocks]
-    return once + generation(blocks, ends, steps, schedule)
+    encoded = linear(observed, shape.cond_dim, width) + feed_forward(observed, width, 4 * width)
+    folded = linear(observed, width, width + 1) + linear(observed, width, width)
+    return encoded + shape.layers * (linear(observed, width, 2 * width) + folded)

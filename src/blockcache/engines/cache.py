@@ -1,0 +1,59 @@
+"""Where exports and what was found out about policies are kept on disk, bounded in size. Knows nothing of what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import os
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+CACHE_BYTES = 2 * 10**9
+
+
+@functools.cache
+def source_hash(family: type) -> str:
+    """Of the code that makes the file: an export by an older state of it is made again."""
+    package = resources.files("blockcache")
+    files = [file for room in ("engines", "samplers", "schedule") for file in package.joinpath(room).iterdir()]
+    files += Path(inspect.getfile(family)).parent.glob("*.py")
+    texts = [file.read_bytes() for file in sorted(files, key=str) if file.name.endswith(".py")]
+    return hashlib.sha256(b"".join(texts)).hexdigest()
+
+
+def prune(directory: Path) -> None:
+    """Once its exports take more than `CACHE_BYTES`, delete those that were of no use for longest; the newest stays."""
+    with contextlib.suppress(OSError):  # another process prunes too, or holds a file open on Windows: next time
+        ours = directory.glob("[0-9a-f]" * 32 + ".onnx")
+        newest, *others = sorted(((path.stat(), path) for path in ours), key=lambda file: -file[0].st_mtime_ns)
+        room = CACHE_BYTES - newest[0].st_size
+        for facts, path in others:
+            room -= facts.st_size
+            if room < 0:
+                path.unlink()
+
+
+def cache_directory() -> Path:
+    """`BLOCKCACHE_CACHE`, or `blockcache` under the user's cache directory; a temporary one if that cannot be written."""
+    try:
+        chosen = os.environ.get("BLOCKCACHE_CACHE")
+        base = os.environ.get("XDG_CACHE_HOME")
+        directory = Path(chosen) if chosen else (Path(base) if base else Path.home() / ".cache") / "blockcache"
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return directory
+    except (OSError, RuntimeError):  # RuntimeError: a container's user may have no home
+        return _temporary_directory()
+
+
+def _temporary_directory() -> Path:
+    """The same one for every process of this user; never one that another user made, whose files would be run."""
+    user = os.getuid() if hasattr(os, "getuid") else ""
+    directory = Path(tempfile.gettempdir()) / f"blockcache-{user}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if user != "" and directory.stat().st_uid != user:
+        return Path(tempfile.mkdtemp(prefix="blockcache-"))
+    return directory

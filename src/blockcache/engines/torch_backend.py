@@ -1,0 +1,118 @@
+"""The torch backend: executes operations. Any device and dtype; nothing is copied to the host, shapes depend on the batch
+size alone. Knows nothing of programs or plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from blockcache.models.program import Activation, Program, Table
+
+
+class Constants:
+    """A program's weights, and its tables with their zeros filled in. Made once, used by every generation."""
+
+    def __init__(self, program: Program) -> None:
+        self.weights: Mapping[str, Tensor] = program.weights
+        self.tables = {name: _filled(table) for name, table in program.tables.items()}
+
+
+def _filled(table: Table) -> Tensor:
+    """(K, parts, *shape)."""
+    pads = [size for after in reversed(table.pads) for size in (0, after)]
+    values = F.pad(table.values, pads) if any(pads) else table.values
+    return values.reshape(*values.shape[:2], *table.shape)
+
+
+class TorchBackend:
+    """The operations for one generation of `batch` samples; see `models.program.Ops` for what each does."""
+
+    def __init__(self, constants: Constants, batch: int) -> None:
+        self._weights, self._tables = constants.weights, constants.tables
+        self._batch = batch
+
+    def weight(self, name: str) -> Tensor:
+        return self._weights[name]
+
+    def row(self, table: str, step: int, part: int = 0) -> Tensor:
+        return self._tables[table][step, part]
+
+    def per_sample(self, value: Tensor) -> Tensor:
+        return value.repeat(self._batch, 1)
+
+    def linear(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.addmm(b, x, w)
+
+    def grouped(self, x: Tensor, w: Tensor) -> Tensor:
+        return torch.bmm(x.transpose(0, 1), w).transpose(0, 1)
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        return a @ b
+
+    def add(self, values: Sequence[Tensor]) -> Tensor:
+        if len(values) > 3:  # many residuals of one shape: one reduction instead of a chain
+            return torch.stack(list(values)).sum(dim=0)
+        total = values[0]
+        for value in values[1:]:
+            total = total + value
+        return total
+
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        return a * b
+
+    def layer_norm(self, x: Tensor, width: int, eps: float) -> Tensor:
+        return F.layer_norm(x, (width,), eps=eps)
+
+    def activation(self, x: Tensor, kind: Activation) -> Tensor:
+        if kind == "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        return {"gelu": F.gelu, "mish": F.mish, "silu": F.silu}[kind](x)
+
+    def softmax(self, x: Tensor) -> Tensor:
+        return x.softmax(dim=-1)
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, heads: int, mask: str | None = None, causal: bool = False
+    ) -> Tensor:
+        batch, tokens, width = q.shape
+        q, k, v = (item.unflatten(-1, (heads, -1)).transpose(1, 2) for item in (q, k, v))
+        scores = q @ k.transpose(-1, -2)
+        if mask is not None:
+            scores = scores + self._weights[mask]
+        return (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(batch, tokens, width)
+
+    def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        return x.reshape(*shape)
+
+    def transpose(self, x: Tensor, order: Sequence[int]) -> Tensor:
+        return x.permute(*order)
+
+    def split(self, x: Tensor, parts: int, axis: int) -> list[Tensor]:
+        return list(x.chunk(parts, dim=axis))
+
+    def slice(self, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
+        return x.narrow(axis, start, stop - start)
+
+    def pad(self, x: Tensor, axis: int, before: int) -> Tensor:
+        return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [before, 0])
+
+    def mix(self, *terms: tuple[Tensor, float]) -> Tensor:
+        (first, factor), *others = terms
+        total = first if factor == 1.0 else first * factor
+        for value, weight in others:
+            total = total.add(value, alpha=weight)
+        return total
+
+    def clip(self, value: Tensor, limit: float) -> Tensor:
+        return value.clamp(-limit, limit)
+
+    def scaled_noise(self, noise: Tensor, scales: Sequence[float], tokens: int) -> list[Tensor]:
+        factors = torch.tensor(scales, dtype=noise.dtype, device=noise.device).view(-1, 1, 1, 1)
+        return list((noise[:, :, :tokens] * factors).flatten(1, 2))
+
+    def repeat(self, body: Any, sampler: Any, noise: Any) -> None:
+        return None

@@ -1,0 +1,104 @@
+"""Which policies are DP-T, and the port of our own. Foreign ones are known by their shape (see `public`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blockcache.models.dpt.adapter import find
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy
+from blockcache.models.port import Port
+from blockcache.models.public import PublicPort, denoiser_of
+from blockcache.observations import as_tensor, check_observation
+from blockcache.samplers import SamplerConfig, table
+
+
+def claim(policy: Any) -> Port | str:
+    """The port of a DP-T policy, or what it lacks to be one."""
+    denoiser = denoiser_of(policy)
+    if isinstance(denoiser, str):
+        return denoiser
+    adapter = find(denoiser)
+    if isinstance(adapter, str):
+        return f"the denoiser {type(denoiser).__name__} {adapter}"
+    return OwnPort(policy, adapter) if isinstance(policy, DiffusionTransformerPolicy) else PublicPort(policy, adapter)
+
+
+class OwnPort(Port):
+    """Our own policy: everything is in its config, and each generation has a scheduler of its own."""
+
+    reentrant = True
+    takes_noise = True
+    policy: DiffusionTransformerPolicy
+
+    @cached_property
+    def timesteps(self) -> tuple[float, ...]:
+        return tuple(table(self.policy.sampler).timesteps.tolist())
+
+    @property
+    def sampler(self) -> SamplerConfig:
+        return self.policy.sampler
+
+    @property
+    def sampler_settings(self) -> Mapping[str, Any]:
+        return self.policy.sampler.to_dict()
+
+    def with_sampler(self, sampler: SamplerConfig) -> OwnPort:
+        return self._sharing_weights(self.policy.with_sampler(sampler))
+
+    @property
+    def n_obs_steps(self) -> int:
+        return self.policy.n_obs_steps
+
+    @property
+    def n_action_steps(self) -> int:
+        return self.policy.n_action_steps
+
+    @property
+    def horizon(self) -> int:
+        return self.policy.horizon
+
+    @property
+    def inputs(self) -> Mapping[str, tuple[int, ...]]:
+        return {"obs": (self.policy.n_obs_steps, self.policy.obs_dim)}
+
+    @property
+    def action_scale(self) -> NDArray[np.float64]:
+        return np.asarray(self.policy.normalizer.action.scale.cpu(), dtype=np.float64)
+
+    @property
+    def action_offset(self) -> NDArray[np.float64]:
+        return np.asarray(self.policy.normalizer.action.offset.cpu(), dtype=np.float64)
+
+    @property
+    def sample_dim(self) -> int:
+        return self.policy.config.sample_dim
+
+    @property
+    def task(self) -> str | None:
+        return self.policy.config.task
+
+    def given(self, obs: Any) -> Any:
+        return as_tensor(obs["obs"] if isinstance(obs, Mapping) and "obs" in obs else obs)
+
+    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+        return {"obs": check_observation(obs, self.policy.n_obs_steps, self.policy.obs_dim, like)}
+
+    @property
+    def trusted(self) -> bool:
+        methods = [getattr(type(self.policy), name) for name in ("predict_action", "_sample")]
+        methods.append(type(self.adapter.denoiser).forward)
+        if not all(str(getattr(method, "__module__", "")).startswith("blockcache.") for method in methods):
+            return False
+        return not any(
+            "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
+            for module in self.adapter.denoiser.modules()
+        )
+
+    def settings(self) -> list[Any]:
+        return [self.policy.config]

@@ -1,0 +1,173 @@
+"""A denoiser as a program over a dozen operations, written once by its family and run by two backends.
+
+`Ops` is what a backend offers: torch executes it, ONNX writes nodes. `Program` is what a family folds its denoiser into:
+exact algebra at build time, so that little is left to do in a generation. Neither knows schedules, samplers or engines.
+
+Values are the backend's own (tensors, or names in a graph). Where nothing else is said they have two axes, `rows` = batch
+x tokens in front, and a batch of any size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from torch import Tensor
+
+from blockcache.errors import EngineError
+from blockcache.schedule.block import Block
+
+Value: TypeAlias = Any
+Activation: TypeAlias = Literal["gelu", "gelu_tanh", "mish", "silu"]
+
+
+class Unsupported(EngineError):
+    """What about a policy a program cannot express, as a phrase: "the encoder-only form"."""
+
+
+class Ops(Protocol):
+    """A backend."""
+
+    def weight(self, name: str) -> Value:
+        """One of the program's `weights`."""
+
+    def row(self, table: str, step: Any, part: int = 0) -> Value:
+        """This step's row of one of the program's `tables`, of one part (a layer, say)."""
+
+    def per_sample(self, value: Value) -> Value:
+        """(tokens, d) -> (rows, d): the same for every sample of the batch."""
+
+    def linear(self, x: Value, w: Value, b: Value) -> Value:
+        """x (rows, in) @ w (in, out) + b, which is (out,) or (rows, out)."""
+
+    def grouped(self, x: Value, w: Value) -> Value:
+        """A matrix for each group: (n, groups, in) and (groups, in, out) -> (n, groups, out)."""
+
+    def matmul(self, a: Value, b: Value) -> Value: ...
+
+    def add(self, values: Sequence[Value]) -> Value:
+        """The sum of one or more values."""
+
+    def mul(self, a: Value, b: Value) -> Value: ...
+
+    def layer_norm(self, x: Value, width: int, eps: float) -> Value:
+        """Over the last axis, of that width, without gain and bias: those belong in the matrix behind it."""
+
+    def activation(self, x: Value, kind: Activation) -> Value: ...
+
+    def softmax(self, x: Value) -> Value:
+        """Over the last axis."""
+
+    def attention(self, q: Value, k: Value, v: Value, heads: int, mask: str | None = None, causal: bool = False) -> Value:
+        """(B, T, d), (B, S, d) and (B, S, d) -> (B, T, d). The scale is in q already; `mask` names a weight (T, S) of 0
+        and -inf, and `causal` says that it lets each token see itself and those before it, no more."""
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> Value: ...
+
+    def transpose(self, x: Value, order: Sequence[int]) -> Value: ...
+
+    def split(self, x: Value, parts: int, axis: int) -> list[Value]:
+        """Equal parts along an axis."""
+
+    def slice(self, x: Value, axis: int, start: int, stop: int) -> Value: ...
+
+    def pad(self, x: Value, axis: int, before: int) -> Value:
+        """Zeros in front, along one of five axes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """What depends on the step alone, by step: `values` (K, parts, ...).
+
+    A row has `pads` zeros behind each of its axes and then takes `shape`, which begins with a 1 for the batch; so a table
+    need not hold the zeros.
+    """
+
+    values: Tensor
+    shape: tuple[int, ...]
+    pads: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        size = math.prod(n + after for n, after in zip(self.values.shape[2:], self.pads, strict=True)) if self.pads else (
+            math.prod(self.values.shape[2:])
+        )
+        if self.values.ndim < 2 or not self.shape or self.shape[0] != 1 or math.prod(self.shape) != size:
+            raise ValueError(f"rows of {tuple(self.values.shape[2:])} and {self.pads} zeros cannot take the shape {self.shape}")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Program:
+    """A denoiser and what surrounds it, folded. A family subclasses this and fills in the methods.
+
+    inputs      the observation: shapes by name, without the batch
+    chunk       tokens and numbers of each in the noise that comes in
+    tokens      tokens that are computed: all of the chunk's, or fewer after `cut`
+    executed    first and one behind the last token that the robot executes
+    action_dim  numbers of an action
+    blocks      in execution order, with the FLOPs of computing each once here, after all exact savings
+    once, every_step  FLOPs of a generation outside the blocks, and of a step
+    weights, tables   constants, in the policy's precision
+    whole       whether the whole chunk is given back, or just what is executed
+    causal      whether tokens depend on those before them only, so that `cut` is exact
+    gated       whether `gate` gives something: then skipped blocks are not summed up beforehand
+    signature   tells apart what no fingerprint does, such as tables that a policy makes in code
+    """
+
+    inputs: Mapping[str, tuple[int, ...]]
+    chunk: tuple[int, int]
+    tokens: int
+    executed: tuple[int, int]
+    action_dim: int
+    blocks: tuple[Block, ...]
+    once: int
+    every_step: int
+    weights: Mapping[str, Tensor] = field(repr=False)
+    tables: Mapping[str, Table] = field(repr=False)
+    whole: bool = True
+    causal: bool = False
+    gated: bool = False
+    signature: str = ""
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor with the program's precision and device."""
+        return next(iter(self.weights.values()))
+
+    def conditions(self, ops: Ops, obs: Mapping[str, Value]) -> Any:
+        """Once per generation: encoders, keys and values, modulations; whatever no step changes. The family's own type,
+        with at least `start`: the constant (rows, d) that the stream starts from, whatever sample and step."""
+        raise NotImplementedError
+
+    def begin(self, ops: Ops, conditions: Any, step: Any) -> Any:
+        """Once per step, whatever blocks it computes: the conditions as this step's methods get them."""
+        return conditions
+
+    def enter(self, ops: Ops, x: Value, start: Value, conditions: Any, step: Any) -> Value:
+        """The sample x (rows, D) becomes the stream, on top of `start`."""
+        raise NotImplementedError
+
+    def residual(self, ops: Ops, block: int, stream: Value, conditions: Any, step: Any) -> Value:
+        """What a block adds, before its gate: what is cached."""
+        raise NotImplementedError
+
+    def gate(self, ops: Ops, block: int, conditions: Any, step: Any) -> Value | None:
+        """What multiplies a block's residual now, cached or not; asked for in `gated` programs only."""
+        return None
+
+    def leave(self, ops: Ops, stream: Value, conditions: Any, step: Any) -> Value:
+        """The stream becomes the denoiser's output (rows, D)."""
+        raise NotImplementedError
+
+    def finish(self, ops: Ops, sample: Value) -> Value:
+        """The clean sample (rows, D) becomes actions in robot units, (B, tokens, A)."""
+        raise NotImplementedError
+
+    def cut(self, tokens: int) -> Program:
+        """The same for the first tokens of the chunk only; asked of `causal` programs."""
+        raise NotImplementedError
+
+    def without_savings(self) -> Mapping[str, Program]:
+        """For benchmarks: the same with its exact savings switched off, then on one by one; by what each adds."""
+        return {}

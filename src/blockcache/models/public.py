@@ -1,0 +1,168 @@
+"""A port for whatever has the interface of the public Diffusion Policy code, low-dimensional or with cameras.
+
+`model`, `noise_scheduler` (of diffusers), `num_inference_steps` and `predict_action(dict) -> dict`. Sizes are looked up where
+that code keeps them: `n_obs_steps`, `n_action_steps`, `horizon`, `obs_dim`, and the normaliser's tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from blockcache.errors import BlockcacheError, ObservationError, PolicyError
+from blockcache.models.port import Port, required
+from blockcache.models.sampling import make_scheduler
+from blockcache.observations import as_tensor, check_finite
+from blockcache.samplers import SamplerConfig
+from blockcache.samplers.diffusers import from_diffusers, plain_settings
+
+NEEDED = ("model", "noise_scheduler", "num_inference_steps", "predict_action")
+
+
+def denoiser_of(policy: Any) -> nn.Module | str:
+    """The denoiser of a policy with the public interface, or what the policy lacks of it."""
+    missing = [name for name in NEEDED if getattr(policy, name, None) is None]
+    if missing:
+        return f"it lacks {', '.join(missing)}; expected {', '.join(NEEDED[:-1])} and {NEEDED[-1]}"
+    if not isinstance(policy.model, nn.Module):
+        return f"its model must be a torch module, got {type(policy.model).__name__}"
+    if hasattr(policy.model, "_orig_mod"):
+        raise PolicyError(
+            "the policy's model was compiled by torch.compile, which hides its blocks; accelerate the original one: "
+            "policy.model = policy.model._orig_mod"
+        )
+    return policy.model
+
+
+class PublicPort(Port):
+    """See the module's docstring. The policy is found by its shape: nothing of the public code is imported."""
+
+    @cached_property
+    def timesteps(self) -> tuple[float, ...]:
+        scheduler = copy.deepcopy(self.policy.noise_scheduler)
+        scheduler.set_timesteps(self.policy.num_inference_steps)
+        return tuple(torch.as_tensor(scheduler.timesteps).tolist())
+
+    @property
+    def sampler(self) -> SamplerConfig | None:
+        return self._sampler[0]
+
+    @property
+    def untabulated(self) -> str:
+        return self._sampler[1]
+
+    @cached_property
+    def _sampler(self) -> tuple[SamplerConfig | None, str]:
+        return from_diffusers(self.policy.noise_scheduler, self.policy.num_inference_steps, self._step_arguments)
+
+    @property
+    def _step_arguments(self) -> dict[str, Any]:
+        """The public code hands these to the scheduler's step, DDIM's eta for one."""
+        given = getattr(self.policy, "kwargs", None)
+        return dict(given) if isinstance(given, Mapping) else {}
+
+    @property
+    def sampler_settings(self) -> Mapping[str, Any]:
+        if self.sampler is not None:
+            return self.sampler.to_dict()
+        return plain_settings(self.policy.noise_scheduler, self.policy.num_inference_steps, self._step_arguments)
+
+    def with_sampler(self, sampler: SamplerConfig) -> PublicPort:
+        other = copy.copy(self.policy)
+        other.noise_scheduler = make_scheduler(sampler)
+        other.num_inference_steps = sampler.num_inference_steps
+        other.kwargs = {"eta": getattr(sampler, "eta")} if hasattr(sampler, "eta") else {}  # noqa: B009
+        return self._sharing_weights(other)
+
+    @property
+    def n_obs_steps(self) -> int:
+        return required(self.policy, "n_obs_steps")
+
+    @property
+    def n_action_steps(self) -> int:
+        return required(self.policy, "n_action_steps")
+
+    @property
+    def horizon(self) -> int:
+        return required(self.policy, "horizon")
+
+    @property
+    def inputs(self) -> Mapping[str, tuple[int, ...]]:
+        return {"obs": (self.n_obs_steps, required(self.policy, "obs_dim"))}
+
+    @property
+    def action_scale(self) -> NDArray[np.float64]:
+        return self._field("action", "scale", required(self.policy, "action_dim"), 1.0).numpy()
+
+    @property
+    def action_offset(self) -> NDArray[np.float64]:
+        return self._field("action", "offset", required(self.policy, "action_dim"), 0.0).numpy()
+
+    def _field(self, name: str, part: str, size: int, default: float) -> Tensor:
+        """A tensor of the normaliser; an identity has one number for all, a policy without a normaliser none."""
+        state = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
+        found = state.get(f"normalizer.params_dict.{name}.{part}", torch.tensor([default]))
+        return found.detach().to("cpu", torch.float64).expand(size).clone()
+
+    def typical(self, count: int) -> dict[str, Tensor]:
+        """What lies beyond the normaliser's range may be clipped, and nobody would mind."""
+        made = super().typical(count)
+        for name, shape in self.inputs.items():
+            scale, offset = (self._field(name, part, shape[-1], float(part == "scale")) for part in ("scale", "offset"))
+            made[name] = ((made[name].double() - offset) / scale).to(made[name])
+        return made
+
+    @property
+    def task(self) -> str | None:
+        named = getattr(self.policy, "task", None)
+        return named if isinstance(named, str) else None
+
+    def given(self, obs: Any) -> Any:
+        if isinstance(obs, Mapping):
+            return {name: as_tensor(value) for name, value in obs.items()}
+        return {"obs": as_tensor(obs)}
+
+    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+        """Of a longer history the public code looks at the first `n_obs_steps`."""
+        found = {}
+        for name, shape in self.inputs.items():
+            if not isinstance(obs, Mapping) or name not in obs:
+                raise self._misgiven(obs)
+            tensor = as_tensor(obs[name])
+            steps, *rest = shape
+            if tensor.ndim != 1 + len(shape) or tensor.shape[1] < steps or list(tensor.shape[2:]) != rest or not len(tensor):
+                raise ObservationError(
+                    f"the observation {name!r} has shape {tuple(tensor.shape)}, expected (batch, {', '.join(map(str, shape))})"
+                )
+            tensor = tensor[:, :steps].to(device=like.device, dtype=like.dtype)
+            check_finite(tensor)
+            found[name] = tensor
+        return found
+
+    def explain(self, error: Exception, obs: Any) -> BlockcacheError | None:
+        flat = isinstance(obs, Mapping) and all(isinstance(value, Tensor) for value in obs.values())
+        return None if flat or isinstance(error, BlockcacheError) else self._misgiven(obs)
+
+    def _misgiven(self, obs: Any) -> ObservationError:
+        held = {str(name): type(value).__name__ for name, value in obs.items()} if isinstance(obs, Mapping) else ""
+        return ObservationError(
+            f"{type(self.policy).__name__} takes a mapping of tensors such as {{'obs': (batch, n_obs_steps, obs_dim)}}, got "
+            f"{type(obs).__name__} {held}".rstrip()
+        )
+
+    def settings(self) -> list[Any]:
+        names = ("num_inference_steps", "horizon", "n_obs_steps", "n_action_steps", "pred_action_steps_only")
+        scheduler = self.policy.noise_scheduler
+        return [
+            *(getattr(self.policy, name, None) for name in names),
+            type(scheduler),
+            dict(scheduler.config),
+            self._step_arguments,
+        ]

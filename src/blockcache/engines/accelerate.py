@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from blockcache.attach.patching import Patches, is_ours
+from blockcache.deploy.session import require_onnxruntime
 from blockcache.engines import patched
 from blockcache.engines.compiled import CompiledPolicy, compile_policy, executed_tokens
 from blockcache.engines.loop import Loop
-from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime
+from blockcache.engines.onnx import export, open_cached
+from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import Runner, attach_runner, cut_for

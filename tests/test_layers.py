@@ -19,6 +19,7 @@ ROWS = (
     ("solvers", "samplers"),
     ("models",),
     ("attach",),
+    ("deploy",),
     ("engines",),
     ("tasks",),
     ("training", "measure", "analysis"),
@@ -37,6 +38,11 @@ FORBIDDEN = {
     "samplers": {"torch"} | SIMULATORS | PLOTS,
     "models": {"solvers"} | SIMULATORS | PLOTS,
     "attach": SIMULATORS | PLOTS,
+    # a robot has numpy and onnxruntime
+    "deploy": {"onnx", "safetensors", "scipy", "observations", "schedule", "solvers", "samplers", "models", "attach"}
+    | HEAVY
+    | SIMULATORS
+    | PLOTS,
     "engines": SIMULATORS | PLOTS,
     "tasks": {"engines", "solvers", "attach"} | PLOTS,
     "measure": PLOTS,
@@ -99,6 +105,9 @@ def test_every_module_imports_only_from_rows_above_its_own():
         ("models/dpt/policy.py", "from blockcache import attach", "models/dpt/policy.py:1 imports blockcache.attach"),
         ("models/dpt/policy.py", "from blockcache.solvers import solve", "of which models knows nothing"),
         ("tasks/pusht.py", "from blockcache.engines.loop import Loop", "of which tasks knows nothing"),
+        ("deploy/export.py", "from blockcache.observations import Observation", "of which deploy knows nothing"),
+        ("deploy/export.py", "from blockcache.engines.loop import Loop", "which is not above deploy"),
+        ("deploy/export.py", "def f():\n    import torch", "deploy/export.py:2 imports torch"),
         ("engines/loop.py", "import blockcache.tasks.base", "engines/loop.py:1 imports blockcache.tasks.base"),
         ("engines/loop.py", "import blockcache", "engines/loop.py:1 imports blockcache,"),
         ("report/page.py", "if True:\n    import torch", "report/page.py:2 imports torch"),

@@ -16,6 +16,7 @@ import torch
 from onnx import TensorProto, helper
 
 import blockcache as bc
+from blockcache.deploy.session import MINIMUM, require_onnxruntime
 from blockcache.engines import onnx as engine
 from blockcache.engines.compiled import compile_policy
 from blockcache.engines.onnx import cache_directory
@@ -25,7 +26,7 @@ from blockcache.samplers import SamplerConfig
 from blockcache.studies.bench import Shape, preset_for
 
 BLOCKS = tuple(f"layers.{index}.{kind}" for index in (0, 1) for kind in ("SA", "CA", "FFN"))
-MODULE = "blockcache.engines.onnx"
+MODULE, SESSION = "blockcache.engines.onnx", "blockcache.deploy.session"
 
 
 @pytest.fixture(autouse=True)
@@ -442,7 +443,7 @@ def only(package, found):
     ],
 )
 def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatch, package, found, sentence):
-    monkeypatch.setattr(f"{MODULE}.installed_version", only(package, found))
+    monkeypatch.setattr(f"{SESSION}.installed_version", only(package, found))
     with pytest.raises(EngineError) as caught:
         bc.accelerate(policy, engine="onnx", threads=1)
     assert sentence in str(caught.value)
@@ -457,8 +458,8 @@ def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("found", ["1.23", "1.23.0rc1", "1.24.dev20250901", "2.0.0", "1.100"])
 def test_new_enough_libraries(monkeypatch, found):
-    monkeypatch.setattr(f"{MODULE}.installed_version", lambda name: found)
-    engine.require_onnxruntime(also_onnx=True)
+    monkeypatch.setattr(f"{SESSION}.installed_version", lambda name: found)
+    require_onnxruntime(also_onnx=True)
 
 
 @pytest.mark.parametrize("package", ["onnxruntime", "onnx"])
@@ -466,13 +467,13 @@ def test_new_enough_libraries(monkeypatch, found):
 def test_a_library_that_cannot_be_imported_counts_as_missing(monkeypatch, package, found):
     monkeypatch.setitem(sys.modules, package, found)
     with pytest.raises(EngineError, match=f"needs {package}, which is not installed"):
-        engine.require_onnxruntime(also_onnx=True)
+        require_onnxruntime(also_onnx=True)
 
 
 def test_onnx_is_not_needed_where_the_export_is_there_already(policy, schedule, observe, monkeypatch):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         expected = act(policy, observe)
-    monkeypatch.setattr(f"{MODULE}.installed_version", only("onnx", None))
+    monkeypatch.setattr(f"{SESSION}.installed_version", only("onnx", None))
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         assert torch.equal(act(policy, observe), expected)
 
@@ -480,15 +481,15 @@ def test_onnx_is_not_needed_where_the_export_is_there_already(policy, schedule, 
 def test_the_extra_brings_new_enough_libraries():
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
-    wanted = {f"{name}>={'.'.join(map(str, version))}" for name, version in engine.MINIMUM.items()}
+    wanted = {f"{name}>={'.'.join(map(str, version))}" for name, version in MINIMUM.items()}
     assert set(project["project"]["optional-dependencies"]["onnx"]) == wanted
 
 
 @pytest.mark.parametrize(("seconds", "taken"), [({1: 1.0, 4: 2.0}, 1), ({1: 2.0, 4: 1.0}, 4)])
 def test_the_faster_number_of_threads_is_taken(exported, monkeypatch, seconds, taken):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4), raising=False)
-    asked = lambda self, session: seconds[session.get_session_options().intra_op_num_threads]  # noqa: E731
-    monkeypatch.setattr(f"{MODULE}.OnnxRunner._seconds", asked)
+    asked = lambda session: seconds[session.get_session_options().intra_op_num_threads]  # noqa: E731
+    monkeypatch.setattr(f"{SESSION}.seconds_per_run", asked)
     assert bc.open_export(exported).threads == taken
 
 

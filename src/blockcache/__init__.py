@@ -58,7 +58,7 @@ _HOMES = {
 _HOME = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
 
 
-_MODULES = ("analysis", "errors", "samplers", "schedule", "solvers", "tasks")  # as in bc.solvers.adaptive
+_MODULES = ("analysis", "deploy", "errors", "samplers", "schedule", "solvers", "tasks")  # as in bc.solvers.adaptive
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ def export(policy: str, schedule: str | None, output: str, actions_only: bool, o
     """Write POLICY under SCHEDULE as one ONNX file: observation and noise in, actions in robot units out.
 
     Without a SCHEDULE the file is full precision. It needs no Python, no cache and no policy code to run;
-    examples/deploy_onnx.py runs it with numpy and onnxruntime alone.
+    blockcache.deploy (docs/deploy.md) runs it with numpy and onnxruntime alone.
 
     \b
     Examples:

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from blockcache.attach.patching import Patches, is_ours
+from blockcache.deploy.session import require_onnxruntime
 from blockcache.engines.build import Build, build
 from blockcache.engines.loop import Loop
-from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime
+from blockcache.engines.onnx import export, open_cached
+from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.engines.patched import attach_strategy
 from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats

@@ -21,7 +21,8 @@ from blockcache.compare.candidates import fewer_steps
 from blockcache.engines import accelerate
 from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop, Memory, TabulatedMemory
-from blockcache.engines.onnx import OnnxRunner, export
+from blockcache.engines.onnx import export
+from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.measure import machine
 from blockcache.measure.latency import Latency, measure
 from blockcache.models import flops

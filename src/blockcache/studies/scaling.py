@@ -132,33 +132,31 @@ def footprint(shape: Shape, calls: int, generations: int) -> dict[str, Any]:
 _PROBE = """
 import json, sys, time
 import numpy as np
-import onnxruntime
+import onnxruntime  # here already: what the library takes is not the policy's
+from blockcache.deploy import open_export
 
 def megabytes(what):
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 / 1e6 for line in file if line.startswith(what))
 
 path, calls, generations = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-options = onnxruntime.SessionOptions()
-options.intra_op_num_threads, options.enable_mem_reuse = 1, False
 before = megabytes("VmRSS")
 started = time.perf_counter()
-session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+policy = open_export(path, threads=1)
 loaded = time.perf_counter() - started
-feed = {
-    item.name: np.random.default_rng(0).standard_normal([1 if s == "batch" else s for s in item.shape], dtype=np.float32)
-    for item in session.get_inputs()
-}
+rng = np.random.default_rng(0)
+obs, noise = rng.standard_normal([1, *policy.sizes["obs"][1:]], dtype=np.float32), policy.draw_noise(1, rng)
 for _ in range(5):
-    session.run(None, feed)
+    policy.predict_action(obs, noise=noise)
 peak = megabytes("VmHWM")
 ms = []
 for _ in range(calls):
     started = time.perf_counter()
-    session.run(None, feed)
+    policy.predict_action(obs, noise=noise)
     ms.append((time.perf_counter() - started) * 1e3)
 settled = megabytes("VmRSS")
 for _ in range(generations):
-    session.run(None, feed)
+    policy.predict_action(obs, noise=noise)
+assert "torch" not in sys.modules
 print(json.dumps({"load_s": loaded, "peak_mb": peak - before, "growth_mb": megabytes("VmRSS") - settled, "ms": ms}))
 """

@@ -1,0 +1,131 @@
+"""Opening an export: the one place where a file is checked and becomes something that runs.
+
+Knows which libraries that takes, how ONNX Runtime is set up and how many threads are worth it, and nothing of what goes
+in and out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockcache.cores import cores
+from blockcache.errors import EngineError, FileError, ScheduleError
+from blockcache.files import expect_format, parse_json, read_bytes
+from blockcache.fingerprint import Fingerprint
+
+FORMAT, VERSION = "blockcache.onnx", 1
+MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
+"""ONNX Runtime has the Attention operator on the CPU since 1.23; before 1.21 it copied a weight for each of its uses."""
+
+
+def require_onnxruntime(also_onnx: bool = False) -> None:
+    """Refuse a missing or an old library, naming the extra that brings it. `also_onnx`: a file is to be written."""
+    for package in ("onnxruntime", "onnx") if also_onnx else ("onnxruntime",):
+        wanted = ".".join(map(str, MINIMUM[package]))
+        hint = f'version {wanted} or newer comes with: pip install "blockcache[onnx]"'
+        found = installed_version(package)
+        if found is None:
+            raise EngineError(f"the onnx engine needs {package}, which is not installed; {hint}")
+        if tuple(map(int, re.findall(r"\d+", found)[:2])) < MINIMUM[package]:
+            raise EngineError(f"the onnx engine needs a newer {package} than the installed {found}; {hint}")
+
+
+def installed_version(package: str) -> str | None:
+    """The version that the module says it has: ONNX Runtime is also installed under names like onnxruntime-gpu."""
+    try:
+        return str(importlib.import_module(package).__version__)
+    except (ImportError, AttributeError):  # AttributeError: an empty directory of that name
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class OpenFile:
+    """A checked export: what it says of itself, and a session of ONNX Runtime with its number of threads."""
+
+    header: dict[str, Any]
+    fingerprint: Fingerprint
+    executed: tuple[int, int]
+    session: Any
+    threads: int
+
+
+def open_file(path: Path, threads: int | None) -> OpenFile:
+    """Check the file and load it. Without `threads`, one thread and all cores are tried and the faster one is taken."""
+    require_onnxruntime()
+    if threads is not None and threads < 1:
+        raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
+    if not path.is_file():
+        read_bytes(path, "ONNX file")  # says what is wrong
+    chosen = threads or 1
+    session = _load(path, chosen)
+    header, fingerprint, executed = _read_header(session, path)
+    if threads is None and (many := cores()) > 1:
+        other = _load(path, many)
+        if seconds_per_run(other) < seconds_per_run(session):
+            session, chosen = other, many
+    return OpenFile(header, fingerprint, executed, session, chosen)
+
+
+def _load(path: Path, threads: int) -> Any:
+    import onnxruntime as ort
+
+    try:
+        return ort.InferenceSession(os.fspath(path), _options(threads), providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's own errors share no base class
+        reason = str(error).splitlines()[0]
+        raise FileError(f"cannot load the ONNX file {path} ({reason}); it may be cut short, export it again") from error
+
+
+def _options(threads: int) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    # planning the reuse of thousands of small buffers takes many seconds and saves nothing: the arena does it anyway
+    options.enable_mem_reuse = False
+    # between calls the worker threads sleep instead of burning a core that the robot needs
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.log_severity_level = 3
+    return options
+
+
+def _read_header(session: Any, path: Path) -> tuple[dict[str, Any], Fingerprint, tuple[int, int]]:
+    """What the file was made for; the graph must have the inputs and outputs that go with it."""
+    text = session.get_modelmeta().custom_metadata_map.get("blockcache")
+    if text is None:
+        raise FileError(f"{path} is not an export of blockcache: it carries no schedule and fingerprint")
+    header = parse_json(text.encode(), "ONNX file's header", path)
+    expect_format(header, FORMAT, VERSION, "ONNX file", path)
+    try:
+        fingerprint = Fingerprint.from_dict(header.get("fingerprint"))
+        start, stop = map(int, header["executed"])
+    except (KeyError, TypeError, ValueError, ScheduleError) as error:
+        raise FileError(f"the header of the ONNX file {path} cannot be used ({error}); export it again") from error
+    ranks = {item.name: len(item.shape) for item in (*session.get_inputs(), *session.get_outputs())}
+    noise, action, pred = (ranks.pop(name, None) for name in ("noise", "action", "action_pred"))
+    if (noise, action) != (4, 3) or pred not in (None, 3) or not ranks or min(ranks.values()) < 2:
+        raise FileError(f"{path} is not an export of blockcache: it does not turn observations and noise into actions")
+    return header, fingerprint, (start, stop)
+
+
+def seconds_per_run(session: Any) -> float:
+    """The best of a few runs at batch 1."""
+    feed = {
+        item.name: np.zeros([1 if size == "batch" else size for size in item.shape], dtype=np.float32)
+        for item in session.get_inputs()
+    }
+    best = float("inf")
+    for _ in range(4):
+        started = time.perf_counter()
+        session.run([], feed)
+        best = min(best, time.perf_counter() - started)
+    return best

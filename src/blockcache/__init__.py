@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fingerprint import Fingerprint
-    from blockcache.models.dpt import load_policy, save_policy
+    from blockcache.models.dpt.checkpoint import save_policy
+    from blockcache.models.sources import load_policy
     from blockcache.schedule import Block, Schedule
     from blockcache.schedule.presets import published_names, published_schedule
     from blockcache.solvers import Recording, Rule, fit_teacache, solve
@@ -50,7 +51,8 @@ _HOMES = {
     "engines": ("Acceleration", "Stats", "accelerate", "export_policy", "open_export"),
     "errors": ("BlockcacheError",),
     "fingerprint": ("Fingerprint",),
-    "models.dpt": ("load_policy", "save_policy"),
+    "models.dpt.checkpoint": ("save_policy",),
+    "models.sources": ("load_policy",),
     "schedule": ("Block", "Schedule"),
     "schedule.presets": ("published_names", "published_schedule"),
     "solvers": ("Recording", "Rule", "fit_teacache", "solve"),

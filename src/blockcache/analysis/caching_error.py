@@ -86,7 +86,7 @@ class _NotingGeneration:
     """Follows a schedule and notes what each block adds."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self.reuse: Reuse[Tensor] = Reuse(compile_plan(schedule), sum)
+        self.reuse: Reuse[Tensor] = Reuse(compile_plan(schedule))
         self.used: dict[str, list[Tensor]] = {name: [] for name in schedule.blocks}
         self.step = -1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import inspect
 import os
 import tempfile
 from importlib import resources
@@ -15,13 +14,12 @@ CACHE_BYTES = 2 * 10**9
 
 
 @functools.cache
-def source_hash(family: type) -> str:
-    """Of the code that makes the file: an export by an older state of it is made again."""
-    package = resources.files("blockcache")
-    files = [file for room in ("engines", "samplers", "schedule") for file in package.joinpath(room).iterdir()]
-    files += Path(inspect.getfile(family)).parent.glob("*.py")
-    texts = [file.read_bytes() for file in sorted(files, key=str) if file.name.endswith(".py")]
-    return hashlib.sha256(b"".join(texts)).hexdigest()
+def source_hash(family: str) -> str:
+    """Of the code that makes an export: one by an older state of it is made again. `family` is a file of the program's."""
+    package = Path(str(resources.files("blockcache")))
+    folders = [*(package / room for room in ("engines", "samplers", "schedule")), Path(family).parent]
+    files = sorted(file for folder in folders for file in folder.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def prune(directory: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import os
 from typing import Any
@@ -68,5 +69,5 @@ def _digest(build: Build, fingerprint: Fingerprint) -> str:
     """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
     header = _header(build, fingerprint)
     del header["origin"]  # for the record only
-    text = json.dumps([header, build.program.causal, build.program.signature, source_hash(type(build.program))])
+    text = json.dumps([header, build.program.causal, build.program.signature, source_hash(inspect.getfile(type(build.program)))])
     return hashlib.sha256(text.encode()).hexdigest()[:32]

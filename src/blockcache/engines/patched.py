@@ -30,7 +30,7 @@ def attach_strategy(port: Port, strategy: Strategy, counts: Counts) -> Patches:
 
 class _ScheduledGeneration:
     def __init__(self, plan: Plan, counts: Counts) -> None:
-        self.reuse: Reuse[Tensor] = Reuse(plan, sum)
+        self.reuse: Reuse[Tensor] = Reuse(plan)
         self.counts = counts
         self.step = -1
         self.computed: Counter[str] = Counter()

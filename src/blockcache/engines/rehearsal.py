@@ -68,10 +68,9 @@ def _own_actions(port: Port, obs: dict[str, Tensor], steps: int) -> Tensor:
     with tqdm(desc="comparing with the policy's own loop", total=steps, unit="step", leave=False, delay=1.0) as bar:
         hook = port.adapter.denoiser.register_forward_hook(lambda *_: bar.update() and None)
         try:
-            action: Tensor = getattr(port.policy, port.entry)(port.given(obs))["action"]
+            return port.action_of(getattr(port.policy, port.entry)(port.given(obs)))
         finally:
             hook.remove()
-    return action
 
 
 def _known(port: Port, program: Program) -> Path | None:
@@ -80,7 +79,7 @@ def _known(port: Port, program: Program) -> Path | None:
         code = [inspect.getsource(kind) for kind in (type(port.policy), type(port.adapter.denoiser))]
     except (OSError, TypeError):
         return None
-    settings: Any = [port.fingerprint.to_dict(), program.signature, source_hash(type(program)), code, str(port.settings())]
+    settings: Any = [port.fingerprint.to_dict(), program.signature, source_hash(inspect.getfile(type(program))), code, str(port.settings())]
     return cache_directory() / f"{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]}.agrees"
 
 

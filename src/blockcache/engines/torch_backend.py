@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blockcache.models.program import Activation, Program, Table
+from blockcache.models.sampling import TorchArithmetic
 
 
 class Constants:
@@ -28,7 +29,7 @@ def _filled(table: Table) -> Tensor:
     return values.reshape(*values.shape[:2], *table.shape)
 
 
-class TorchBackend:
+class TorchBackend(TorchArithmetic):
     """The operations for one generation of `batch` samples; see `models.program.Ops` for what each does."""
 
     def __init__(self, constants: Constants, batch: int) -> None:
@@ -68,9 +69,11 @@ class TorchBackend:
         return F.layer_norm(x, (width,), eps=eps)
 
     def activation(self, x: Tensor, kind: Activation) -> Tensor:
-        if kind == "gelu_tanh":
-            return F.gelu(x, approximate="tanh")
-        return {"gelu": F.gelu, "mish": F.mish, "silu": F.silu}[kind](x)
+        if kind == "mish":
+            return F.mish(x)
+        if kind == "silu":
+            return F.silu(x)
+        return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
     def softmax(self, x: Tensor) -> Tensor:
         return x.softmax(dim=-1)
@@ -79,7 +82,7 @@ class TorchBackend:
         self, q: Tensor, k: Tensor, v: Tensor, heads: int, mask: str | None = None, causal: bool = False
     ) -> Tensor:
         batch, tokens, width = q.shape
-        q, k, v = (item.unflatten(-1, (heads, -1)).transpose(1, 2) for item in (q, k, v))
+        q, k, v = (item.view(batch, -1, heads, width // heads).transpose(1, 2) for item in (q, k, v))
         scores = q @ k.transpose(-1, -2)
         if mask is not None:
             scores = scores + self._weights[mask]
@@ -99,16 +102,6 @@ class TorchBackend:
 
     def pad(self, x: Tensor, axis: int, before: int) -> Tensor:
         return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [before, 0])
-
-    def mix(self, *terms: tuple[Tensor, float]) -> Tensor:
-        (first, factor), *others = terms
-        total = first if factor == 1.0 else first * factor
-        for value, weight in others:
-            total = total.add(value, alpha=weight)
-        return total
-
-    def clip(self, value: Tensor, limit: float) -> Tensor:
-        return value.clamp(-limit, limit)
 
     def scaled_noise(self, noise: Tensor, scales: Sequence[float], tokens: int) -> list[Tensor]:
         factors = torch.tensor(scales, dtype=noise.dtype, device=noise.device).view(-1, 1, 1, 1)

@@ -36,7 +36,7 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> P
 
         def predict_action(
             *given: Any, generator: torch.Generator | None = None, noise: Tensor | None = None, **named: Any
-        ) -> dict[str, Tensor]:
+        ) -> Any:
             if len(given) + len(named) != 1 or set(named) - {name}:
                 raise TypeError(f"{port.entry} takes one observation ({name}), got {[*map(type, given), *named]}")
             (obs,) = given or named.values()
@@ -53,7 +53,7 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> P
             )
             result = runner(observed, drawn)
             counts.add(computed, reused)
-            return result
+            return port.answer(result)
 
         return predict_action
 

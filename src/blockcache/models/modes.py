@@ -28,7 +28,7 @@ def _has_modes(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return module.p > 0
     if isinstance(module, nn.MultiheadAttention):
-        return module.dropout > 0
+        return float(module.dropout) > 0
     if isinstance(module, _NormBase | nn.RReLU):
         return True
     return any(_reads_mode(vars(kind)) for kind in type(module).__mro__ if not kind.__module__.startswith("torch."))

@@ -134,6 +134,17 @@ class Port(ABC):
         """One sentence for what the policy raised, if the observation is to blame."""
         return None
 
+    # -- actions
+
+    def action_of(self, returned: Any) -> Tensor:
+        """The executed actions (B, n_action_steps, A) in what `entry` returned."""
+        action: Tensor = returned["action"]
+        return action
+
+    def answer(self, found: dict[str, Tensor]) -> Any:
+        """What `entry` would return, from an engine's `action` and `action_pred`."""
+        return found
+
     # -- weights
 
     @property

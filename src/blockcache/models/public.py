@@ -21,7 +21,7 @@ from blockcache.models.port import Port, required
 from blockcache.models.sampling import make_scheduler
 from blockcache.observations import as_tensor, check_finite
 from blockcache.samplers import SamplerConfig
-from blockcache.samplers.diffusers import from_diffusers, plain_settings
+from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
 
 NEEDED = ("model", "noise_scheduler", "num_inference_steps", "predict_action")
 
@@ -72,7 +72,7 @@ class PublicPort(Port):
     def sampler_settings(self) -> Mapping[str, Any]:
         if self.sampler is not None:
             return self.sampler.to_dict()
-        return plain_settings(self.policy.noise_scheduler, self.policy.num_inference_steps, self._step_arguments)
+        return describe_scheduler(self.policy.noise_scheduler, self.policy.num_inference_steps, self._step_arguments)
 
     def with_sampler(self, sampler: SamplerConfig) -> PublicPort:
         other = copy.copy(self.policy)
@@ -108,7 +108,7 @@ class PublicPort(Port):
     def _field(self, name: str, part: str, size: int, default: float) -> Tensor:
         """A tensor of the normaliser; an identity has one number for all, a policy without a normaliser none."""
         state = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
-        found = state.get(f"normalizer.params_dict.{name}.{part}", torch.tensor([default]))
+        found: Tensor = state.get(f"normalizer.params_dict.{name}.{part}", torch.tensor([default]))
         return found.detach().to("cpu", torch.float64).expand(size).clone()
 
     def typical(self, count: int) -> dict[str, Tensor]:

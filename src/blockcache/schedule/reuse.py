@@ -39,9 +39,13 @@ class Strategy(Protocol):
 
 
 class Reuse(Generic[T]):
-    """The residuals of one generation. `add` makes the sum of several: of tensors, or of nodes of a graph."""
+    """The residuals of one generation.
 
-    def __init__(self, plan: Plan, add: Callable[[Sequence[T]], T]) -> None:
+    plan  when blocks are computed
+    add   makes the sum of several: of tensors, or of nodes of a graph; who goes block by block needs none
+    """
+
+    def __init__(self, plan: Plan, add: Callable[[Sequence[T]], T] = lambda values: values[0]) -> None:
         self._plan = plan
         self._add = add
         self._residuals: dict[int, T] = {}

@@ -17,6 +17,7 @@ from blockcache.solvers.acs import adaptive, consecutive, uniform
 from blockcache.solvers.metrics import METRICS, SIMILARITIES
 from blockcache.solvers.recording import Recording
 
+UNION = 5
 METHODS = ("bac", "blockwise", "unified", "uniform")
 OBJECTIVES = ("anchor", "consecutive")
 
@@ -30,21 +31,29 @@ def most_changing(recording: Recording, count: int) -> tuple[str, ...]:
 def solve(
     recording: Recording,
     updates: int = 10,
-    union: int = 5,
+    union: int | None = None,
     metric: str = "cosine",
     method: str = "bac",
     objective: str = "anchor",
 ) -> Schedule:
-    """A schedule with `updates` update steps per block, repaired by a union over `union` blocks.
+    """A schedule from a recording.
 
-    Methods: "bac" (ACS per block, then the union), "blockwise" (no union), "unified" (the first block's ACS steps for
-    all), "uniform" (evenly spaced). `objective` is "anchor" or, for comparison, "consecutive".
+    recording  what `calibrate` gave
+    updates    update steps of each block, S in the paper
+    union      how many blocks the bubbling union is over, n in the paper; 5 unless there are fewer blocks
+    metric     "cosine" as in the paper, "mse" (often better), "l1" or "wasserstein"
+    method     "bac" (ACS per block, then the union), "blockwise" (no union), "unified" (the first block's ACS steps for
+               all) or "uniform" (evenly spaced)
+    objective  "anchor", or for comparison "consecutive"
     """
+    union = min(UNION, len(recording.blocks)) if union is None else union
     _check_choice("method", method, METHODS)
     _check_choice("metric", metric, METRICS)
     _check_choice("objective", objective, OBJECTIVES)
     if not isinstance(union, int) or isinstance(union, bool) or union < 0:
         raise ScheduleError(f"union must be 0 or a positive number of blocks, got {union!r}")
+    if union > len(recording.blocks):
+        raise ScheduleError(f"union is over {union} blocks, but there are only {len(recording.blocks)}; ask for fewer")
     solver = adaptive if objective == "anchor" else consecutive
     names = [block.name for block in recording.blocks]
 

@@ -1,56 +1,25 @@
-"""The exact savings of the whole-loop engines, switched off one by one, so that each can be measured by itself.
+"""The loop engine with diffusers' scheduler instead of constant coefficients, so that this saving can be measured too.
 
-Only for benchmarks and tests: every variant computes the same actions.
+Only for benchmarks and tests: it computes the same actions. Knows no family.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from blockcache.engines.compiled import CompiledPolicy
-from blockcache.engines.loop import Loop, split_heads
+from blockcache.engines.loop import Loop
+from blockcache.engines.torch_backend import TorchBackend
+from blockcache.engines.walk import denoiser_output
 from blockcache.models.sampling import denoise
 from blockcache.samplers import SamplerConfig
-
-
-class ProjectedMemory:
-    """Condition tokens are encoded once, but projected to keys and values at every use."""
-
-    def __init__(self, policy: CompiledPolicy, obs: Tensor) -> None:
-        self.policy = policy
-        self.observed = policy.encode(obs @ policy.obs_w + policy.obs_b)
-        self.time = policy.encode(policy.time_tokens)
-
-    def tokens(self, step: int) -> Tensor:
-        """The encoded condition tokens of a step, (B, 1 + n_obs, d)."""
-        return torch.cat((self.time[step].expand(len(self.observed), 1, -1), self.observed), dim=1)
-
-    def pair(self, layer: int, step: int) -> tuple[Tensor, Tensor]:
-        width = 2 * self.policy.width
-        own = slice(layer * width, (layer + 1) * width)
-        projected = self.tokens(step) @ self.policy.memory_w[:, own] + self.policy.memory_b[own]
-        pair = split_heads(self.policy, projected)
-        return pair[0], pair[1]
-
-
-class EncodedMemory(ProjectedMemory):
-    """Condition tokens are encoded anew at every step, as the plain policy does."""
-
-    def __init__(self, policy: CompiledPolicy, obs: Tensor) -> None:
-        self.policy = policy
-        self.observed = obs @ policy.obs_w + policy.obs_b
-        self._step, self._encoded = -1, obs
-
-    def tokens(self, step: int) -> Tensor:
-        if step != self._step:
-            time = self.policy.time_tokens[step].expand(len(self.observed), 1, -1)
-            self._step, self._encoded = step, self.policy.encode(torch.cat((time, self.observed), dim=1))
-        return self._encoded
+from blockcache.schedule import Reuse
 
 
 class DiffusersLoop:
-    """The loop with diffusers' scheduler instead of constant coefficients."""
+    """`loop(obs, noise)` -> actions in robot units, or with noise that the scheduler draws from a generator."""
 
     def __init__(self, loop: Loop, sampler: SamplerConfig) -> None:
         self.loop = loop
@@ -58,16 +27,24 @@ class DiffusersLoop:
 
     @torch.no_grad()
     def __call__(
-        self, obs: Tensor, noise: Tensor | None = None, generator: torch.Generator | None = None
+        self, obs: Mapping[str, Tensor], noise: Tensor | None = None, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        policy, generation, steps = self.loop.policy, self.loop.start(obs), iter(range(self.loop.plan.steps))
-        chunk = (len(obs), policy.tokens, policy.sample_dim)
-        x = denoise(
-            self.sampler,
-            lambda x, t: generation.denoise(next(steps), x),
-            chunk,
-            obs,
-            generator=generator,
-            noise=None if noise is None else noise[:, :, : policy.tokens],
-        )
-        return policy.finish(x)
+        program, plan = self.loop.program, self.loop.plan
+        first = next(iter(obs.values()))
+        batch, tokens = len(first), program.tokens
+        backend = TorchBackend(self.loop.constants, batch)
+        conditions, reuse = program.conditions(backend, obs), Reuse(plan, backend.add)
+        steps = iter(range(plan.steps))
+
+        def output(x: Tensor, t: Tensor) -> Tensor:
+            step = next(steps)
+            found = denoiser_output(backend, program, plan.program[step], reuse, conditions, step, x.flatten(0, 1))
+            reuse.end_step(step)
+            return found.view(batch, tokens, -1)  # type: ignore[no-any-return]
+
+        chunk = (batch, tokens, program.chunk[1])
+        given = None if noise is None else noise[:, :, :tokens]
+        x = denoise(self.sampler, output, chunk, first, generator=generator, noise=given)
+        actions = program.finish(backend, x.flatten(0, 1))
+        action = {"action": actions[:, slice(*program.executed)]}
+        return {**action, "action_pred": actions} if program.whole else action

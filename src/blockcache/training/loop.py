@@ -22,7 +22,7 @@ from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.dpt.checkpoint import check_replaceable
 from blockcache.training.config import TrainConfig, TrainingError
 from blockcache.training.data import read_demonstrations
-from blockcache.training.run import Run
+from blockcache.training.run import TrainingRun
 from blockcache.training.state import read_state, write_state
 
 SAVE_SECONDS = 120.0  # at most this much work is lost to a kill
@@ -55,14 +55,14 @@ def train(
             "give another place for the new one, or start anew to replace it"
         )
     with _torch_settings(threads, config.seed):
-        run = Run.begin(config, demos, identity, Path(data).name)
+        run = TrainingRun.begin(config, demos, identity, Path(data).name)
         if resume and state.exists():
             run.progress = read_state(state, identity, run.tensors())
         _go_on(run, target, state, progress)
     return target
 
 
-def _go_on(run: Run, target: Path, state: Path, show: bool) -> None:
+def _go_on(run: TrainingRun, target: Path, state: Path, show: bool) -> None:
     """Train to the end. Only complete steps are saved: an interrupt within one must leave no trace."""
     if run.progress.step == run.total:
         if not _is_there(run, target):
@@ -96,12 +96,12 @@ def _go_on(run: Run, target: Path, state: Path, show: bool) -> None:
             bar.update()
 
 
-def _is_there(run: Run, target: Path) -> bool:
+def _is_there(run: TrainingRun, target: Path) -> bool:
     """Whether the policy of the last step was saved: a kill may have come between state and policy."""
     return target.exists() and (load_policy(target).config.training or {}).get("steps") == run.total
 
 
-def _figures(run: Run) -> dict[str, str]:
+def _figures(run: TrainingRun) -> dict[str, str]:
     figures = {"epoch": f"{run.progress.step / run.steps_per_epoch:.1f}/{run.config.epochs}"}
     for name, value in (("loss", run.progress.loss), ("val", run.progress.validation_loss)):
         if value is not None:

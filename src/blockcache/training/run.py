@@ -33,7 +33,7 @@ class Windows:
 
 
 @dataclass(eq=False)
-class Run:
+class TrainingRun:
     """All that a run holds while it goes. `identity` tells its state file from those of other runs."""
 
     config: TrainConfig
@@ -49,7 +49,7 @@ class Run:
     progress: Progress
 
     @classmethod
-    def begin(cls, config: TrainConfig, demos: Demonstrations, identity: dict[str, Any], data: str) -> Run:
+    def begin(cls, config: TrainConfig, demos: Demonstrations, identity: dict[str, Any], data: str) -> TrainingRun:
         policy = DiffusionTransformerPolicy(config.policy_config())
         kept, held_out = split(demos)
         steps = np.concatenate([np.arange(*episode) for episode in kept])

@@ -81,6 +81,11 @@ def save_policy(policy: DiffusionTransformerPolicy, directory: PathLike) -> None
 
     The old directory goes as a whole, so one that holds anything but a policy is refused.
     """
+    if not isinstance(policy, DiffusionTransformerPolicy):
+        raise PolicyError(
+            f"only policies of ours can be saved as a directory, got {type(policy).__name__}; keep your own checkpoint, and "
+            "name a function that makes the policy from it (module:function) where a verb asks for POLICY"
+        )
     target = Path(directory).resolve()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
     header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}"}

@@ -22,7 +22,6 @@ from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.dpt.savings import without_savings
 from blockcache.models.port import Port
 from blockcache.models.program import Table, Unsupported
-from blockcache.samplers import table
 
 Double = Callable[[str], Tensor]
 
@@ -79,7 +78,8 @@ def fold(port: Port) -> DPTProgram:
     # (1, 1, T, H * S): head by head
     seen = torch.zeros(shape.tokens, shape.cond_tokens) if masks["memory_mask"] is None else masks["memory_mask"]
     weights["memory_mask"] = seen.repeat(1, heads)[None, None]
-    timesteps = torch.tensor(table(port.sampler).timesteps.tolist(), device=positions.device)
+    whole = all(float(t).is_integer() for t in port.timesteps)  # as the policy's own loop has them
+    timesteps = torch.tensor(port.timesteps, dtype=torch.int64 if whole else torch.float32, device=positions.device)
     time_emb: Any = modules.time_emb
     time = time_emb(timesteps).detach().to(positions) + positions[0]  # (K, d) the time token before its encoding
     hidden = F.mish(time @ weights["encode_up_w"] + weights["encode_up_b"])
@@ -267,9 +267,8 @@ def _query(double: Double, index: int, width: int, heads: int) -> tuple[Tensor, 
 
 def _key_value(double: Double, name: str, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """w and b of a cross-attention's keys, then of its values."""
-    _, key_w, value_w = double(f"{name}.in_proj_weight").T.split(width, dim=1)
-    _, key_b, value_b = double(f"{name}.in_proj_bias").split(width)
-    return key_w, key_b, value_w, value_b
+    w, b = double(f"{name}.in_proj_weight").T, double(f"{name}.in_proj_bias")
+    return w[:, width : 2 * width], b[width : 2 * width], w[:, 2 * width :], b[2 * width :]
 
 
 def _layer(double: Double, index: int, width: int, heads: int) -> dict[str, Tensor]:

@@ -105,8 +105,8 @@ class DPTProgram(Program):
 
     def _self_attention(self, ops: Ops, layer: int, normed: Value) -> Value:
         qkv = ops.reshape(self._linear(ops, layer, "qkv", normed), (-1, self.tokens, 3 * self.width))
-        mask = "self_mask" if self.self_masked else None
-        attended = ops.attention(*ops.split(qkv, 3, -1), self.heads, mask, self.causal)
+        q, k, v = ops.split(qkv, 3, -1)
+        attended = ops.attention(q, k, v, self.heads, "self_mask" if self.self_masked else None, self.causal)
         return self._linear(ops, layer, "out", ops.reshape(attended, (-1, self.width)))
 
     def cross_attention(self, ops: Ops, layer: int, normed: Value, conditions: Any, step: Any) -> Value:

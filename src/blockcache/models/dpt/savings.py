@@ -46,7 +46,8 @@ class PlainProgram(DPTProgram):
     def cross_attention(self, ops: Ops, layer: int, normed: Value, conditions: Any, step: Any) -> Value:
         memory = ops.reshape(self._linear(ops, layer, "memory", conditions.tokens), (-1, self.slots, 2 * self.width))
         query = ops.reshape(self._linear(ops, layer, "query", normed), (-1, self.tokens, self.width))
-        attended = ops.attention(query, *ops.split(memory, 2, -1), self.heads, "cross_mask")
+        keys, values = ops.split(memory, 2, -1)
+        attended = ops.attention(query, keys, values, self.heads, "cross_mask")
         return self._linear(ops, layer, "cross", ops.reshape(attended, (-1, self.width)))
 
 

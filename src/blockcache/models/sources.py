@@ -1,0 +1,56 @@
+"""Policies by what a user names: a shipped one, a directory, a Python entry, or the policy object itself."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from blockcache.errors import PolicyError
+from blockcache.files import PathLike
+from blockcache.models.dpt import checkpoint
+from blockcache.models.port import Port
+from blockcache.models.registry import port_of
+
+_ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def load_policy(source: PathLike | Any) -> Any:
+    """A policy, ready to be accelerated.
+
+    source  the name of a shipped policy, a policy directory, a Python entry "module:function" whose function takes no
+            arguments and returns a policy object, or such an object, which is given back after a look at it
+    """
+    if not isinstance(source, str | os.PathLike):
+        return port_of(source).policy
+    if is_entry(source):
+        return _called(str(source))
+    return checkpoint.load_policy(source)
+
+
+def open_port(source: PathLike | Any) -> Port:
+    """The port of the policy that a user names."""
+    return port_of(load_policy(source))
+
+
+def is_entry(source: PathLike) -> bool:
+    """Whether a name is a Python entry, and not a path."""
+    return _ENTRY.fullmatch(os.fspath(source)) is not None and not Path(source).exists()
+
+
+def _called(entry: str) -> Any:
+    module, _, name = entry.partition(":")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it: the user's own files are at hand
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise PolicyError(f"no policy {entry!r}: {error}; expected module:function, importable from here") from error
+    try:
+        made = make()
+    except Exception as error:
+        raise PolicyError(f"{entry} failed with {type(error).__name__}: {error}; it must return a policy") from error
+    return port_of(made).policy

@@ -13,12 +13,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from blockcache.engines.compiled import compile_policy
 from onnx import TensorProto, helper
 
 import blockcache as bc
 from blockcache.deploy.session import MINIMUM, require_onnxruntime
 from blockcache.engines import onnx as engine
-from blockcache.engines.compiled import compile_policy
 from blockcache.engines.onnx import cache_directory
 from blockcache.errors import EngineError, FileError, ObservationError, ScheduleError
 from blockcache.models.port import examine

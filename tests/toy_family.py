@@ -35,7 +35,11 @@ class Stage(nn.Module):
         super().__init__()
         self.modulation = nn.Linear(2 * WIDTH, 9 * WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.query, self.memory, self.back = nn.Linear(WIDTH, WIDTH), nn.Linear(source, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.query, self.memory, self.back = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(source, 2 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x, context, memory):
@@ -159,7 +163,12 @@ def _blocks():
     costs = {"SA": attention(TOKENS, TOKENS, WIDTH), "FFN": feed_forward(TOKENS, WIDTH, 2 * WIDTH)}
     names = [(index, kind) for index in range(LAYERS) for kind in KINDS]
     return tuple(
-        Block(f"layers.{index}.{kind}", kind, order, costs.get(kind, attention(TOKENS, (WORDS, PICTURES)[index % 2][0], WIDTH)))
+        Block(
+            f"layers.{index}.{kind}",
+            kind,
+            order,
+            costs.get(kind, attention(TOKENS, (WORDS, PICTURES)[index % 2][0], WIDTH)),
+        )
         for order, (index, kind) in enumerate(names)
     )
 
@@ -202,7 +211,8 @@ class FlowProgram(Program):
 
     def begin(self, ops, conditions, step):
         now = [
-            ops.split(ops.add([conditions.modulation[index], ops.row("time", step, index)]), 9, 1) for index in range(LAYERS)
+            ops.split(ops.add([conditions.modulation[index], ops.row("time", step, index)]), 9, 1)
+            for index in range(LAYERS)
         ]
         return replace(conditions, now=now)
 

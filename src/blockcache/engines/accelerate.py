@@ -40,9 +40,7 @@ _told: set[str] = set()
 class Acceleration:
     """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
 
-    def __init__(
-        self, port: Port, engine: str, patches: Patches, counts: Counts, notes: tuple[str, ...]
-    ) -> None:
+    def __init__(self, port: Port, engine: str, patches: Patches, counts: Counts, notes: tuple[str, ...]) -> None:
         self.policy = port.policy
         self.engine = engine
         self._blocks = tuple(block.name for block in port.adapter.blocks)

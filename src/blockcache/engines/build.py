@@ -7,7 +7,7 @@ from functools import cached_property
 
 from blockcache.errors import EngineError
 from blockcache.models.port import Port
-from blockcache.models.program import Program, Unsupported
+from blockcache.models.program import Program, UnsupportedError
 from blockcache.samplers import SamplerTable, table
 from blockcache.schedule import Plan, Schedule, compile_plan
 
@@ -33,7 +33,7 @@ def build(port: Port, schedule: Schedule, engine: str) -> Build:
     """Fold a policy for an engine, or say why that engine cannot run it and which one can."""
     try:
         program = port.program()
-    except Unsupported as error:
+    except UnsupportedError as error:
         raise EngineError(f'the {engine} engine does not support {error}; use engine="patched"') from error
     assert port.sampler is not None  # a program was made for it
     return Build(program, schedule, table(port.sampler))

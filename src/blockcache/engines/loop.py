@@ -1,4 +1,4 @@
-"""The loop engine: the walk on the torch backend. Takes a Program, a Plan and a sampler's table; knows nothing of policies."""
+"""The loop engine: the walk on the torch backend. Knows nothing of policies or of where a schedule came from."""
 
 from __future__ import annotations
 

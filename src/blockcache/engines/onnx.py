@@ -69,5 +69,7 @@ def _digest(build: Build, fingerprint: Fingerprint) -> str:
     """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
     header = _header(build, fingerprint)
     del header["origin"]  # for the record only
-    text = json.dumps([header, build.program.causal, build.program.signature, source_hash(inspect.getfile(type(build.program)))])
+    text = json.dumps(
+        [header, build.program.causal, build.program.signature, source_hash(inspect.getfile(type(build.program)))]
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:32]

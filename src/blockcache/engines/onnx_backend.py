@@ -110,7 +110,9 @@ class OnnxBackend:
         return self._writer.add([self._times(value, factor) for value, factor in terms])
 
     def _times(self, value: str, factor: Any) -> str:
-        return self._writer.node("Mul", value, factor) if isinstance(factor, str) else self._writer.scaled(value, factor)
+        return (
+            self._writer.node("Mul", value, factor) if isinstance(factor, str) else self._writer.scaled(value, factor)
+        )
 
     def clip(self, value: str, limit: float) -> str:
         low, high = self._writer.constant(-limit, "clip_low"), self._writer.constant(limit, "clip_high")

@@ -79,7 +79,13 @@ def _known(port: Port, program: Program) -> Path | None:
         code = [inspect.getsource(kind) for kind in (type(port.policy), type(port.adapter.denoiser))]
     except (OSError, TypeError):
         return None
-    settings: Any = [port.fingerprint.to_dict(), program.signature, source_hash(inspect.getfile(type(program))), code, str(port.settings())]
+    settings: Any = [
+        port.fingerprint.to_dict(),
+        program.signature,
+        source_hash(inspect.getfile(type(program))),
+        code,
+        str(port.settings()),
+    ]
     return cache_directory() / f"{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]}.agrees"
 
 

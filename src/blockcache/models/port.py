@@ -22,7 +22,7 @@ from blockcache.errors import BlockcacheError, PolicyError
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
 from blockcache.models.modes import ModeCheck
-from blockcache.models.program import Program, Unsupported
+from blockcache.models.program import Program, UnsupportedError
 from blockcache.samplers import SamplerConfig
 
 P = TypeVar("P", bound="Port")
@@ -153,11 +153,11 @@ class Port(ABC):
         return False
 
     def program(self) -> Program:
-        """The denoiser, folded; `Unsupported` says what cannot be."""
+        """The denoiser, folded; `UnsupportedError` says what cannot be."""
         if self.sampler is None:
-            raise Unsupported(self.untabulated)
+            raise UnsupportedError(self.untabulated)
         if self.adapter.fold is None:
-            raise Unsupported(f"the family {self.adapter.family}")
+            raise UnsupportedError(f"the family {self.adapter.family}")
         return self.adapter.fold(self)
 
     def settings(self) -> list[Any]:

@@ -23,7 +23,7 @@ Value: TypeAlias = Any
 Activation: TypeAlias = Literal["gelu", "gelu_tanh", "mish", "silu"]
 
 
-class Unsupported(EngineError):
+class UnsupportedError(EngineError):
     """What about a policy a program cannot express, as a phrase: "the encoder-only form"."""
 
 
@@ -60,7 +60,9 @@ class Ops(Protocol):
     def softmax(self, x: Value) -> Value:
         """Over the last axis."""
 
-    def attention(self, q: Value, k: Value, v: Value, heads: int, mask: str | None = None, causal: bool = False) -> Value:
+    def attention(
+        self, q: Value, k: Value, v: Value, heads: int, mask: str | None = None, causal: bool = False
+    ) -> Value:
         """(B, T, d), (B, S, d) and (B, S, d) -> (B, T, d). The scale is in q already; `mask` names a weight (T, S) of 0
         and -inf, and `causal` says that it lets each token see itself and those before it, no more."""
 
@@ -90,11 +92,15 @@ class Table:
     pads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        size = math.prod(n + after for n, after in zip(self.values.shape[2:], self.pads, strict=True)) if self.pads else (
-            math.prod(self.values.shape[2:])
+        size = (
+            math.prod(n + after for n, after in zip(self.values.shape[2:], self.pads, strict=True))
+            if self.pads
+            else (math.prod(self.values.shape[2:]))
         )
         if self.values.ndim < 2 or not self.shape or self.shape[0] != 1 or math.prod(self.shape) != size:
-            raise ValueError(f"rows of {tuple(self.values.shape[2:])} and {self.pads} zeros cannot take the shape {self.shape}")
+            raise ValueError(
+                f"rows of {tuple(self.values.shape[2:])} and {self.pads} zeros cannot take the shape {self.shape}"
+            )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

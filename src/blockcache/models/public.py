@@ -137,7 +137,12 @@ class PublicPort(Port):
                 raise self._misgiven(obs)
             tensor = as_tensor(obs[name])
             steps, *rest = shape
-            if tensor.ndim != 1 + len(shape) or tensor.shape[1] < steps or list(tensor.shape[2:]) != rest or not len(tensor):
+            if (
+                tensor.ndim != 1 + len(shape)
+                or tensor.shape[1] < steps
+                or list(tensor.shape[2:]) != rest
+                or not len(tensor)
+            ):
                 raise ObservationError(
                     f"the observation {name!r} has shape {tuple(tensor.shape)}, expected (batch, {', '.join(map(str, shape))})"
                 )

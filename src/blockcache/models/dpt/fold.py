@@ -21,7 +21,7 @@ from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_st
 from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.dpt.savings import without_savings
 from blockcache.models.port import Port
-from blockcache.models.program import Table, Unsupported
+from blockcache.models.program import Table, UnsupportedError
 
 Double = Callable[[str], Tensor]
 
@@ -34,7 +34,7 @@ def fold(port: Port) -> DPTProgram:
 
     def double(name: str, prefix: str = "model") -> Tensor:
         if f"{prefix}.{name}" not in state:
-            raise Unsupported(f"a policy without the tensor {prefix}.{name}")
+            raise UnsupportedError(f"a policy without the tensor {prefix}.{name}")
         tensor: Tensor = state[f"{prefix}.{name}"].detach()
         return tensor.to(torch.float64)
 
@@ -105,7 +105,9 @@ def fold(port: Port) -> DPTProgram:
         heads=heads,
         norm_eps=eps,
         self_masked=masks["mask"] is not None,
-        savings=lambda program: without_savings(program, *_unfolded(double, shape, heads, {"time": time, "time_encoded": encoded}, like)),
+        savings=lambda program: without_savings(
+            program, *_unfolded(double, shape, heads, {"time": time, "time_encoded": encoded}, like)
+        ),
     )
 
 
@@ -206,7 +208,7 @@ def require_supported(port: Port) -> None:
 def _refuse(*reasons: tuple[bool, str]) -> None:
     for unsupported, what in reasons:
         if unsupported:
-            raise Unsupported(what)
+            raise UnsupportedError(what)
 
 
 def _is_mlp(encoder: Any) -> bool:

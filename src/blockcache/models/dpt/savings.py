@@ -65,9 +65,7 @@ def without_savings(
         "cross_mask": program.weights["memory_mask"][0, 0, :, :slots].contiguous(),
     }
     cross = attention(shape.tokens, slots, shape.width)
-    blocks = tuple(
-        replace(block, cost=cross) if block.kind == CROSS_ATTENTION else block for block in program.blocks
-    )
+    blocks = tuple(replace(block, cost=cross) if block.kind == CROSS_ATTENTION else block for block in program.blocks)
     kept = {item.name: getattr(program, item.name) for item in fields(program)}
     kept |= {"weights": own, "tables": tables, "blocks": blocks}
     embed = linear(slots - 1, shape.cond_dim, shape.width)

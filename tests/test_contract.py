@@ -71,7 +71,7 @@ class TestToyFlow(PolicyContract):
         policy = self.policy()
         port = port_of(policy)
         names = [block.name for block in port.adapter.blocks]
-        schedule = bc.Schedule(toy_family.STEPS, dict.fromkeys(names, [0]))
+        schedule = bc.Schedule(toy_family.STEPS, {name: [0] for name in names})
         residuals = {}
 
         def keep(name, compute):

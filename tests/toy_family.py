@@ -162,13 +162,9 @@ def claim(policy: Any) -> Port | str:
 def _blocks():
     costs = {"SA": attention(TOKENS, TOKENS, WIDTH), "FFN": feed_forward(TOKENS, WIDTH, 2 * WIDTH)}
     names = [(index, kind) for index in range(LAYERS) for kind in KINDS]
+    cross = [attention(TOKENS, (WORDS, PICTURES)[index % 2][0], WIDTH) for index in range(LAYERS)]
     return tuple(
-        Block(
-            f"layers.{index}.{kind}",
-            kind,
-            order,
-            costs.get(kind, attention(TOKENS, (WORDS, PICTURES)[index % 2][0], WIDTH)),
-        )
+        Block(f"layers.{index}.{kind}", kind, order, costs.get(kind, cross[index]))
         for order, (index, kind) in enumerate(names)
     )
 

@@ -92,15 +92,11 @@ class Table:
     pads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        size = (
-            math.prod(n + after for n, after in zip(self.values.shape[2:], self.pads, strict=True))
-            if self.pads
-            else (math.prod(self.values.shape[2:]))
-        )
-        if self.values.ndim < 2 or not self.shape or self.shape[0] != 1 or math.prod(self.shape) != size:
-            raise ValueError(
-                f"rows of {tuple(self.values.shape[2:])} and {self.pads} zeros cannot take the shape {self.shape}"
-            )
+        row = self.values.shape[2:]
+        pads = self.pads or (0,) * len(row)
+        size = math.prod(count + after for count, after in zip(row, pads, strict=True))
+        if self.shape[:1] != (1,) or math.prod(self.shape) != size:
+            raise ValueError(f"rows of {tuple(row)} and {pads} zeros cannot take the shape {self.shape}")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

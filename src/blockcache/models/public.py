@@ -1,7 +1,7 @@
 """A port for whatever has the interface of the public Diffusion Policy code, low-dimensional or with cameras.
 
-`model`, `noise_scheduler` (of diffusers), `num_inference_steps` and `predict_action(dict) -> dict`. Sizes are looked up where
-that code keeps them: `n_obs_steps`, `n_action_steps`, `horizon`, `obs_dim`, and the normaliser's tensors.
+`model`, `noise_scheduler` (of diffusers), `num_inference_steps` and `predict_action(dict) -> dict`. Sizes are looked up
+where that code keeps them: `n_obs_steps`, `n_action_steps`, `horizon`, `obs_dim`, and the normaliser's tensors.
 """
 
 from __future__ import annotations
@@ -137,14 +137,10 @@ class PublicPort(Port):
                 raise self._misgiven(obs)
             tensor = as_tensor(obs[name])
             steps, *rest = shape
-            if (
-                tensor.ndim != 1 + len(shape)
-                or tensor.shape[1] < steps
-                or list(tensor.shape[2:]) != rest
-                or not len(tensor)
-            ):
+            if tensor.ndim != 1 + len(shape) or tensor.shape[1] < steps or list(tensor.shape[2:]) != rest:
+                expected = ", ".join(map(str, shape))
                 raise ObservationError(
-                    f"the observation {name!r} has shape {tuple(tensor.shape)}, expected (batch, {', '.join(map(str, shape))})"
+                    f"the observation {name!r} has shape {tuple(tensor.shape)}, expected (batch, {expected})"
                 )
             tensor = tensor[:, :steps].to(device=like.device, dtype=like.dtype)
             check_finite(tensor)

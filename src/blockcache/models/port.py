@@ -8,35 +8,19 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from blockcache.errors import PolicyError, SamplerError
+from blockcache.errors import PolicyError
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
 from blockcache.models.registry import adapter_for
-from blockcache.samplers import SamplerConfig
-
-_TYPES = {"DDPMScheduler": "ddpm", "DDIMScheduler": "ddim", "DPMSolverMultistepScheduler": "dpmsolver++"}
-_OFF: tuple[Any, ...] = (None, False, "midpoint", -math.inf)  # what settings that are not in our words must be
-_UNKNOWN_TO_US = (
-    "thresholding",
-    "trained_betas",
-    "rescale_betas_zero_snr",
-    "solver_type",
-    "euler_at_final",
-    "lambda_min_clipped",
-    "use_karras_sigmas",
-    "use_exponential_sigmas",
-    "use_beta_sigmas",
-    "use_lu_lambdas",
-    "use_flow_sigmas",
-)
+from blockcache.samplers import SamplerConfig, from_diffusers
+from blockcache.samplers.diffusers import describe_scheduler
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +74,8 @@ def examine(policy: Any) -> Target:
     adapter = adapter_for(denoiser)
     timesteps = _timesteps(policy)
     sampler, untabulated = _sampler(policy)
-    settings = _generic_settings(policy) if sampler is None else sampler.to_dict()
+    scheduler = policy.noise_scheduler, policy.num_inference_steps, _step_arguments(policy)
+    settings = describe_scheduler(*scheduler) if sampler is None else sampler.to_dict()
     return Target(
         policy=policy,
         adapter=adapter,
@@ -144,43 +129,10 @@ def _sampler(policy: Any) -> tuple[SamplerConfig | None, str]:
     own = getattr(policy, "sampler", None)
     if isinstance(own, SamplerConfig):
         return own, ""
-    config = dict(getattr(policy.noise_scheduler, "config", {}))
-    name = type(policy.noise_scheduler).__name__
-    kind = _TYPES.get(name)
-    if kind is None:
-        return None, f"the sampler {name}"
-    unknown = [setting for setting in _UNKNOWN_TO_US if not _is_off(config.get(setting))]
-    if kind == "dpmsolver++" and config.get("algorithm_type") != kind:
-        unknown.append("algorithm_type")
-    if unknown:
-        return None, f"the sampler {name} with {unknown[0]} = {str(config.get(unknown[0]))[:40]}"
-    settings = {item.name: config[item.name] for item in fields(SamplerConfig) if config.get(item.name) is not None}
-    settings |= _step_arguments(policy)  # the public code hands these to the scheduler's step, DDIM's eta for one
-    try:
-        return SamplerConfig(**{**settings, "type": kind, "num_inference_steps": policy.num_inference_steps}), ""
-    except (SamplerError, TypeError) as error:
-        return None, f"the sampler {name} with these settings ({error})"
-
-
-def _is_off(value: Any) -> bool:
-    return any(value is off or (isinstance(value, str | float) and value == off) for off in _OFF)
+    return from_diffusers(policy.noise_scheduler, policy.num_inference_steps, _step_arguments(policy))
 
 
 def _step_arguments(policy: Any) -> dict[str, Any]:
+    """What the public code hands to the scheduler's step, DDIM's eta for one."""
     given = getattr(policy, "kwargs", None)
     return dict(given) if isinstance(given, Mapping) else {}
-
-
-def _generic_settings(policy: Any) -> dict[str, Any]:
-    """Any other sampler: its class and its plain settings, enough to tell two of them apart."""
-    config = dict(getattr(policy.noise_scheduler, "config", {})) | _step_arguments(policy)
-    plain = {
-        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
-        for key, value in sorted(config.items())
-        if isinstance(value, bool | int | float | str) and not key.startswith("_")
-    }
-    return {
-        "type": type(policy.noise_scheduler).__name__,
-        "num_inference_steps": int(policy.num_inference_steps),
-        **plain,
-    }

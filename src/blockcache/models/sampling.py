@@ -1,48 +1,34 @@
-"""The denoising loop on `diffusers` schedulers. Knows nothing of models or caching.
+"""The denoising loop: on `diffusers` schedulers, the code that users run, or on a sampler's table where they have none.
 
 A caller may hand over all the noise as one tensor (1 + draws, B, T, D); the result is then bit-identical to that of the
-generator which would have drawn it.
+generator which would have drawn it. Knows nothing of models or caching.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from blockcache.errors import SamplerError
 from blockcache.models.noise import check_noise, draw
-from blockcache.samplers import SamplerConfig, table
+from blockcache.samplers import DDIM, Diffusion, SamplerConfig, SDEDPMSolver, step, table, to_diffusers
 
 
 def make_scheduler(config: SamplerConfig) -> Any:
-    """A fresh `diffusers` scheduler. Schedulers hold state while they run, so each generation needs its own."""
-    from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler
+    """A fresh scheduler: of `diffusers` if it has one that does the same, else a `TableScheduler`.
 
-    shared = {
-        "num_train_timesteps": config.num_train_timesteps,
-        "beta_schedule": config.beta_schedule,
-        "beta_start": config.beta_start,
-        "beta_end": config.beta_end,
-        "prediction_type": config.prediction_type,
-        "timestep_spacing": config.timestep_spacing,
-        "steps_offset": config.steps_offset,
-    }
-    clipping = {"clip_sample": config.clip_sample, "clip_sample_range": config.clip_sample_range}
-    if config.type == "ddpm":
-        return DDPMScheduler(**shared, **clipping, variance_type=config.variance_type)
-    if config.type == "ddim":
-        return DDIMScheduler(**shared, **clipping, set_alpha_to_one=config.set_alpha_to_one)
-    return DPMSolverMultistepScheduler(
-        **shared,
-        algorithm_type="dpmsolver++",
-        solver_order=config.solver_order,
-        lower_order_final=config.lower_order_final,
-        final_sigmas_type=config.final_sigmas_type,
-    )
+    Schedulers hold state while they run, so each generation needs its own.
+    """
+    scheduler = to_diffusers(config)
+    return TableScheduler(config) if scheduler is None else scheduler
 
 
 def denoise(
@@ -55,23 +41,100 @@ def denoise(
     noise: Tensor | None = None,
     constrain: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Tensor:
-    """Run all steps and return the clean chunk (B, T, D).
+    """Run all steps and return the clean chunk.
 
-    `like` gives dtype and device; `constrain` is applied to the sample before every step and at the end (in-painting).
+    config: the sampler.
+    denoiser: takes the sample and the timestep, returns its output.
+    chunk: the shape (B, T, D).
+    like: gives dtype and device.
+    generator: draws the noise, torch's global one without it.
+    noise: all of it, (1 + draws, B, T, D), instead of a generator.
+    constrain: applied to the sample before every step and at the end (in-painting).
     """
     if noise is not None:
         noise = check_noise(noise, table(config), chunk, like)
     scheduler = make_scheduler(config)
     scheduler.set_timesteps(config.num_inference_steps)
-    extra = {"eta": config.eta} if config.type == "ddim" else {}
-    x = draw(chunk, like, generator) if noise is None else noise[0]
-    feed = contextlib.nullcontext() if noise is None else _Feed(iter(noise[1:]))
+    drawn = (draw(chunk, like, generator) for _ in itertools.count()) if noise is None else iter(noise)
+    x = next(drawn)
+    extra: dict[str, Any] = {"eta": config.eta} if isinstance(config, DDIM) else {}
+    feed = contextlib.nullcontext() if noise is None else _Feed(drawn)
     for t in scheduler.timesteps:
         x = constrain(x)
         output = denoiser(x, t)
+        if isinstance(config, SDEDPMSolver):  # diffusers would draw it in single precision, whatever the sample's
+            extra["variance_noise"] = next(drawn)
         with feed:  # around the sampler only: inside it torch's modules would leave their fast paths
             x = scheduler.step(output, t, x, generator=generator, **extra).prev_sample
     return constrain(x)
+
+
+class TorchArithmetic:
+    """The sampler's step on tensors."""
+
+    def mix(self, *terms: tuple[Tensor, float]) -> Tensor:
+        (value, coefficient), *others = terms
+        total = value if coefficient == 1.0 else value * coefficient
+        for value, coefficient in others:
+            total = total.add(value, alpha=coefficient)
+        return total
+
+    def clip(self, value: Tensor, limit: float) -> Tensor:
+        return value.clamp(-limit, limit)
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """What a scheduler's step gives back."""
+
+    prev_sample: Tensor
+    pred_original_sample: Tensor
+
+
+class TableScheduler:
+    """A sampler's table behind the calls of a `diffusers` scheduler.
+
+    Whole timesteps are int64 as there, others and the times of a flow float32.
+    """
+
+    def __init__(self, config: SamplerConfig) -> None:
+        self.config = config.to_dict()
+        self._table = table(config)
+        whole = isinstance(config, Diffusion) and bool(np.all(self._table.timesteps % 1 == 0))
+        self.timesteps = torch.tensor(self._table.timesteps, dtype=torch.int64 if whole else torch.float32)
+        self._step = 0
+        self._x0: Tensor | None = None
+
+    def set_timesteps(self, num_inference_steps: int, device: Any = None) -> None:
+        """Begin a generation; the number of steps is the sampler's own."""
+        if num_inference_steps != self._table.steps:
+            raise SamplerError(f"this sampler has {self._table.steps} steps, got {num_inference_steps}")
+        self.timesteps = self.timesteps.to(device)
+        self._step, self._x0 = 0, None
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: Any,
+        sample: Tensor,
+        *,
+        eta: float | None = None,
+        generator: torch.Generator | None = None,
+        variance_noise: Tensor | None = None,
+    ) -> Stepped:
+        """The next step, in order. `eta` is in the table already; `variance_noise` takes the place of a draw."""
+        k = self._step
+        expected = float(self.timesteps[k]) if k < self._table.steps else None
+        if float(timestep) != expected:
+            raise SamplerError(
+                f"step {k}: expected timestep {expected}; got {float(timestep)}; begin with set_timesteps"
+            )
+        noise = variance_noise
+        if noise is None and self._table.draws[k]:
+            noise = draw(tuple(sample.shape), sample, generator)
+        x, self._x0 = step(TorchArithmetic(), self._table.at(k), sample, model_output, self._x0, noise)
+        self._step += 1
+        return Stepped(x, self._x0)
 
 
 class _Feed(TorchFunctionMode):

@@ -1,5 +1,33 @@
-"""Samplers as tables of coefficients. Knows nothing of models."""
+"""Samplers: settings, tables of coefficients, and the one step. Knows nothing of models."""
 
-from blockcache.samplers.core import SamplerConfig, SamplerTable, step, table
+from blockcache.samplers.base import SAMPLERS, SamplerConfig, table
+from blockcache.samplers.ddim import DDIM
+from blockcache.samplers.ddpm import DDPM
+from blockcache.samplers.diffusers import from_diffusers, to_diffusers
+from blockcache.samplers.diffusion import Diffusion
+from blockcache.samplers.dpmsolver import DPMSolver
+from blockcache.samplers.euler import Euler
+from blockcache.samplers.fewer_steps import fewer_steps
+from blockcache.samplers.sde_dpmsolver import SDEDPMSolver
+from blockcache.samplers.step import Arithmetic, NumpyArithmetic, step
+from blockcache.samplers.table import Coefficients, SamplerTable
 
-__all__ = ["SamplerConfig", "SamplerTable", "step", "table"]
+__all__ = [
+    "DDIM",
+    "DDPM",
+    "SAMPLERS",
+    "Arithmetic",
+    "Coefficients",
+    "DPMSolver",
+    "Diffusion",
+    "Euler",
+    "NumpyArithmetic",
+    "SDEDPMSolver",
+    "SamplerConfig",
+    "SamplerTable",
+    "fewer_steps",
+    "from_diffusers",
+    "step",
+    "table",
+    "to_diffusers",
+]

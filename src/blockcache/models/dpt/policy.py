@@ -15,7 +15,7 @@ from blockcache.models.dpt.normalizer import LinearNormalizer
 from blockcache.models.noise import draw_all
 from blockcache.models.sampling import denoise, make_scheduler
 from blockcache.observations import Observation, check_observation
-from blockcache.samplers import SamplerConfig, table
+from blockcache.samplers import DDPM, SamplerConfig, table
 
 FAMILY = "dp-t"
 
@@ -38,7 +38,7 @@ class DPTConfig:
     obs_as_cond: bool = True
     p_drop_emb: float = 0.0
     p_drop_attn: float = 0.0
-    sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(type="ddpm"))
+    sampler: SamplerConfig = field(default_factory=DDPM)
     family: str = FAMILY
     task: str | None = None
     weights: str | None = None

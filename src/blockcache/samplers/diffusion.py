@@ -1,0 +1,128 @@
+"""What the samplers of a diffusion share: its noise levels, where the steps lie, and x0 and eps from the output.
+
+The numbers and the timesteps are those of diffusers 0.42, quirks included. They are computed in single precision,
+operation by operation as in torch, and only then widened: `1 - now / after` cancels, and in double precision a small
+beta would be 4e-4 away from that of diffusers. What is left is torch's square root, which on some machines is off by an
+ulp; here it is not. Not known here: dynamic thresholding, learned variances, Karras and other respaced sigmas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from blockcache.samplers.base import SamplerConfig, number, one_of
+from blockcache.samplers.table import Array, SamplerTable, make_table
+
+Singles: TypeAlias = npt.NDArray[np.float32]
+
+SPACINGS = one_of("leading", "linspace", "trailing")
+SWITCH = one_of(True, False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diffusion(SamplerConfig):
+    """Settings named as in diffusers. `beta_start` and `beta_end` do nothing in "squaredcos_cap_v2", as there.
+
+    `timesteps` fall and lie in 0..num_train_timesteps - 1. Between two whole ones the log-SNR is interpolated linearly.
+    They take the place of `timestep_spacing` and `steps_offset`, which then do nothing.
+    """
+
+    num_train_timesteps: int = field(default=100, metadata=number(int, 2, 1_000_000))
+    beta_schedule: str = field(
+        default="squaredcos_cap_v2", metadata=one_of("squaredcos_cap_v2", "linear", "scaled_linear")
+    )
+    beta_start: float = field(default=1e-4, metadata=number(float, 0, 1))
+    beta_end: float = field(default=0.02, metadata=number(float, 0, 1))
+    prediction_type: str = field(default="epsilon", metadata=one_of("epsilon", "sample", "v_prediction"))
+    clip_sample: bool = field(default=True, metadata=SWITCH)
+    clip_sample_range: float = field(default=1.0, metadata=number(float, 0, 1_000_000))
+    timestep_spacing: str = field(default="leading", metadata=SPACINGS)
+    steps_offset: int = field(default=0, metadata=number(int, 0, 1_000_000))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        counts = self.timestep_spacing == "leading" or self.steps_offset == 0
+        self.require("steps_offset", counts, f"0, as {self.timestep_spacing!r} spacing does not use it")
+        train, power = self.num_train_timesteps, self.signal_power()
+        self.require_order(lambda t: 0 <= t <= train - 1, f"in 0..{train - 1}", rising=False)
+        t = self.times()
+        # Besides too many steps this refuses those "trailing" ones where a rounding error gives diffusers one
+        # timestep too many, -1 (29 steps of 100, for example).
+        distinct = t[0] < train and t[-1] >= 0 and bool(np.all(np.diff(t) < 0))
+        words = f"a number that gives distinct timesteps in 0..{train - 1} ({self.timestep_spacing!r} spacing)"
+        self.require("num_inference_steps", distinct, words)
+        falling = power[0] < 1 and power[-1] > 0 and bool(np.all(np.diff(power) < 0))
+        words = f"betas that take some signal at each of {train} timesteps, but never all (single precision)"
+        self.require("beta_schedule", falling, words)
+        apart = bool(np.all(np.diff(self.power_at(t)) > 0))
+        self.require("timesteps", apart, "numbers far enough apart for different noise levels (single precision)")
+
+    def times(self) -> Array:
+        """Where they are not given and repeat or leave the range, the config refuses them."""
+        if self.timesteps is not None:
+            return np.array(self.timesteps, dtype=np.float64)
+        train, steps = self.num_train_timesteps, self.num_inference_steps
+        points = steps + self.left_out
+        if self.timestep_spacing == "trailing":
+            return np.round(np.arange(train, 0, -train / steps)) - 1
+        if self.timestep_spacing == "linspace":
+            rising = np.linspace(0, train - 1, points).round()
+        else:
+            rising = np.arange(points, dtype=np.float64) * (train // points) + self.steps_offset
+        return rising[::-1][:steps].copy()
+
+    @property
+    def left_out(self) -> int:
+        """How many of the lowest evenly spaced points are no steps."""
+        return 0
+
+    def signal_power(self) -> Singles:
+        """The share of the clean sample's variance left at each training timestep ("alphas_cumprod")."""
+        train = self.num_train_timesteps
+        if self.beta_schedule == "squaredcos_cap_v2":
+            left = np.cos((np.arange(train + 1) / train + 0.008) / 1.008 * np.pi / 2) ** 2
+            betas = np.minimum(1 - left[1:] / left[:-1], 0.999).astype(np.float32)
+        elif self.beta_schedule == "linear":
+            betas = _linspace(self.beta_start, self.beta_end, train)
+        else:
+            betas = _linspace(self.beta_start**0.5, self.beta_end**0.5, train) ** 2
+        # torch multiplies up in double precision and rounds each product.
+        return np.cumprod((1 - betas).astype(np.float64)).astype(np.float32)
+
+    def power_at(self, timesteps: Array) -> Singles:
+        """The same at any timesteps; whole ones have exactly their own."""
+        power, low = self.signal_power(), np.floor(timesteps).astype(np.int64)
+        high, share = np.minimum(low + 1, len(power) - 1), timesteps - low
+        log_snr = np.log(power.astype(np.float64)) - np.log1p(-power.astype(np.float64))
+        between = log_snr[low] + share * (log_snr[high] - log_snr[low])
+        return np.where(share == 0, power[low], 1 / (1 + np.exp(-between))).astype(np.float32)
+
+    def fill(
+        self, timesteps: Array, signal: Singles, noise: Singles, draws: Sequence[bool], **update: Any
+    ) -> SamplerTable:
+        """A table from the levels of signal and noise at each step and the columns of its update."""
+        columns = update | _prediction(self.prediction_type, signal.astype(np.float64), noise.astype(np.float64))
+        return make_table(timesteps, draws, columns, self.clip_sample_range if self.clip_sample else None)
+
+
+def _prediction(prediction_type: str, signal: Array, noise: Array) -> dict[str, Any]:
+    """x0 and eps from x = signal*x0 + noise*eps and the denoiser's output; v is signal*eps - noise*x0."""
+    if prediction_type == "epsilon":
+        return {"x0_x": 1 / signal, "x0_out": -noise / signal, "eps_out": 1.0}
+    if prediction_type == "sample":
+        return {"x0_out": 1.0, "eps_x": 1 / noise, "eps_out": -signal / noise}
+    return {"x0_x": signal, "x0_out": -noise, "eps_x": noise, "eps_out": signal}
+
+
+def _linspace(start: float, stop: float, count: int) -> Singles:
+    """torch.linspace in single precision: from both ends, one rounding per point (fused multiply-add)."""
+    first, last = np.float32(start), np.float32(stop)
+    stride = np.float64((last - first) / np.float32(count - 1))
+    i = np.arange(count)
+    points = np.where(i < count // 2, first + stride * i, last - stride * (count - 1 - i))
+    return points.astype(np.float32)

@@ -1,0 +1,93 @@
+"""A whole denoising loop as one frozen table of coefficients. Knows nothing of how a sampler arrives at them.
+
+Every step of every sampler is the same line of arithmetic,
+
+    x' = a*x + b*x0 + e*eps + c*x0_prev + s*noise
+
+with `x0` the predicted clean sample after clipping, `eps` the noise as predicted (before clipping; Euler has the
+velocity in its place) and `x0_prev` the clipped `x0` of the step before. An engine unrolls the loop with constants; the
+line itself stands in `step.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Coefficient: TypeAlias = Any  # a float, or a value of the backend, such as a row that comes into an ONNX Scan
+
+COLUMNS = ("a", "b", "e", "c", "s", "x0_x", "x0_out", "eps_x", "eps_out")
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """One step: `x0 = x0_x*x + x0_out*out`, `eps = eps_x*x + eps_out*out`, then the sum in the module's docstring.
+
+    Floats when they come from a table. x0 is clipped to [-clip, clip] unless clip is None.
+    """
+
+    a: Coefficient
+    b: Coefficient
+    e: Coefficient
+    c: Coefficient
+    s: Coefficient
+    x0_x: Coefficient
+    x0_out: Coefficient
+    eps_x: Coefficient
+    eps_out: Coefficient
+    clip: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class SamplerTable:
+    """The coefficients of K steps in execution order; every array has shape (K,) and is read-only.
+
+    `draws` says which steps take noise from the generator. That is not the same as `s != 0`: DDIM with eta > 0 and
+    SDE-DPM-Solver++ draw at their last step too, where s is 0.
+    """
+
+    timesteps: Array
+    a: Array
+    b: Array
+    e: Array
+    c: Array
+    s: Array
+    x0_x: Array
+    x0_out: Array
+    eps_x: Array
+    eps_out: Array
+    clip: float | None
+    draws: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
+    @property
+    def steps(self) -> int:
+        """How often the denoiser is called, K."""
+        return len(self.timesteps)
+
+    @property
+    def draw_count(self) -> int:
+        """How many noises the steps draw, the initial one not counted."""
+        return sum(self.draws)
+
+    def at(self, k: int) -> Coefficients:
+        """The coefficients of step k as Python floats."""
+        return Coefficients(**{name: float(getattr(self, name)[k]) for name in COLUMNS}, clip=self.clip)
+
+
+def make_table(
+    timesteps: Array, draws: Sequence[bool], columns: dict[str, Array | float], clip: float | None
+) -> SamplerTable:
+    """A table from the columns that are not zero; a single number stands for all steps."""
+    zeros = np.zeros(len(timesteps))
+    filled = {name: zeros + columns.get(name, 0.0) for name in COLUMNS}
+    return SamplerTable(timesteps=timesteps, clip=clip, draws=tuple(draws), **filled)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from blockcache import cli
 from blockcache.compare.results import Results
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig, save_policy
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDIM, DDPM, DPMSolver, Euler, SDEDPMSolver
 from cli_inputs import SMALL, STEPS
 from toy_evaluation import ready
 
@@ -21,10 +21,13 @@ settings.register_profile("blockcache", deadline=None, suppress_health_check=[He
 settings.load_profile("blockcache")
 
 SAMPLERS = {
-    "ddpm": SamplerConfig("ddpm", num_inference_steps=6),
-    "ddim": SamplerConfig("ddim", num_inference_steps=6),
-    "ddim-eta": SamplerConfig("ddim", num_inference_steps=6, eta=0.7),
-    "dpmsolver++": SamplerConfig("dpmsolver++", num_inference_steps=6),
+    "ddpm": DDPM(num_inference_steps=6),
+    "ddim": DDIM(num_inference_steps=6),
+    "ddim-eta": DDIM(num_inference_steps=6, eta=0.7),
+    "dpmsolver++": DPMSolver(num_inference_steps=6),
+    "sde-dpmsolver++": SDEDPMSolver(num_inference_steps=6),
+    "ddpm-placed": DDPM(timesteps=[80, 60.5, 40, 20.25, 8, 2]),
+    "euler": Euler(num_inference_steps=6),
 }
 FORMS = {
     "decoder": {},
@@ -143,7 +146,7 @@ def in_an_empty_directory(exports_stay_here, monkeypatch, tmp_path):
 def policy_directory(make_policy, tmp_path):
     """A tiny policy directory with observations in it."""
     directory = tmp_path / "policy"
-    save_policy(make_policy(sampler=SamplerConfig("ddpm", num_inference_steps=STEPS)), directory)
+    save_policy(make_policy(sampler=DDPM(num_inference_steps=STEPS)), directory)
     observations = np.random.default_rng(0).standard_normal((8, 2, 5), dtype=np.float32)
     np.savez(directory / "observations.npz", obs=observations)
     return directory

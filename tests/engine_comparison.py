@@ -3,16 +3,18 @@
 import torch
 
 import blockcache as bc
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers.base import sampler_class
 
 CLOSE = 1e-5  # normalised units; the promise is 1e-4
 BLOCKS = tuple(f"layers.{index}.{kind}" for index in (0, 1) for kind in ("SA", "CA", "FFN"))
 
 
 def sampler(kind, steps=6, **settings):
-    if kind == "dpmsolver++":  # does not clip: from the cosine schedule's end everything would drown in large numbers
+    if kind.endswith(
+        "dpmsolver++"
+    ):  # does not clip: from the cosine schedule's end everything would drown in large numbers
         settings = {"beta_schedule": "linear", **settings}
-    return SamplerConfig(kind, num_inference_steps=steps, **settings)
+    return sampler_class(kind)(num_inference_steps=steps, **settings)
 
 
 SAMPLERS = {
@@ -36,6 +38,15 @@ SAMPLERS = {
     "dpmsolver++, sample": sampler("dpmsolver++", prediction_type="sample"),
     "dpmsolver++, v": sampler("dpmsolver++", prediction_type="v_prediction"),
     "dpmsolver++, one step": sampler("dpmsolver++", steps=1),
+    "dpmsolver++, clipped": sampler("dpmsolver++", beta_schedule="squaredcos_cap_v2", clip_sample=True),
+    "sde-dpmsolver++, order 1": sampler("sde-dpmsolver++", solver_order=1),
+    "sde-dpmsolver++, order 2": sampler("sde-dpmsolver++"),
+    "sde-dpmsolver++, order 2 to the end": sampler("sde-dpmsolver++", 15, final_sigmas_type="sigma_min"),
+    "ddpm, placed": sampler("ddpm", 4, timesteps=[70, 57.5, 20, 5]),
+    "ddim, placed": sampler("ddim", 4, timesteps=[70, 57.5, 20, 0], eta=0.7),
+    "sde-dpmsolver++, placed": sampler("sde-dpmsolver++", 4, timesteps=[70, 57.5, 20, 5.25]),
+    "euler": sampler("euler"),
+    "euler, placed": sampler("euler", 4, timesteps=[0, 0.1, 0.3, 0.8]),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import blockcache as bc
 from blockcache.cli import bench, demo, evaluate, schedules, suite, training
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDPM
 from cli_inputs import STEPS
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
@@ -109,7 +109,7 @@ def test_from_a_policy_to_a_file_for_the_robot(blockcache, policy_directory):
 def test_a_schedule_for_other_weights_needs_a_word(blockcache, refused, policy_directory, make_policy, tmp_path):
     blockcache("calibrate", policy_directory, "--generations", 1)
     blockcache("solve", "recording.safetensors", "-S", 5)
-    other = make_policy(seed=1, sampler=SamplerConfig("ddpm", num_inference_steps=STEPS))
+    other = make_policy(seed=1, sampler=DDPM(num_inference_steps=STEPS))
     bc.save_policy(other, tmp_path / "other")
     line = refused("export", tmp_path / "other", "schedule.json")
     assert "does not fit the policy, which has weights" in line

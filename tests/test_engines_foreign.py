@@ -80,6 +80,7 @@ POLICIES = {
     "ddim": lambda: Policy(DDIMScheduler(20, **COSINE)),
     "ddim with eta": lambda: Policy(DDIMScheduler(20, **COSINE), eta=0.5),
     "dpmsolver++": lambda: Policy(DPMSolverMultistepScheduler(20)),
+    "sde-dpmsolver++": lambda: Policy(DPMSolverMultistepScheduler(20, algorithm_type="sde-dpmsolver++")),
     "identity normaliser": lambda: Policy(identity=True),
     "masks outside the state": lambda: Policy(denoiser=Denoiser("attributes")),
     "masks of booleans": lambda: Policy(denoiser=Denoiser("booleans")),
@@ -229,8 +230,8 @@ def test_a_policy_that_does_something_else_is_found_out(engine, make, reason):
         (DDPMScheduler(20, variance_type="learned", **COSINE), "variance_type: .* got 'learned'"),
         (DDPMScheduler(20, prediction_type="flow", **COSINE), "prediction_type: .* got 'flow'"),
         (
-            DPMSolverMultistepScheduler(20, algorithm_type="sde-dpmsolver++", **COSINE),
-            r"algorithm_type = sde-dpmsolver\+\+",
+            DPMSolverMultistepScheduler(20, algorithm_type="sde-dpmsolver++", solver_type="heun", **COSINE),
+            "solver_type = heun",
         ),
         (DPMSolverMultistepScheduler(20, solver_order=3, **COSINE), "solver_order: .* got 3"),
     ],

@@ -15,7 +15,7 @@ from blockcache.compare.paired import _record, rollout_noise
 from blockcache.compare.results import Record, Results
 from blockcache.compare.summary import summarise
 from blockcache.errors import FileError, TaskError
-from blockcache.samplers import SamplerConfig, table
+from blockcache.samplers import DDPM, table
 from blockcache.tasks import Rollout
 from blockcache.tasks.video import check_video
 from toy_evaluation import METHODS, ready
@@ -50,8 +50,8 @@ def test_methods_say_how_they_ran(results):
 
 def test_every_method_sees_the_noise_of_its_seed_chunk_and_step():
     full, fewer = (
-        table(SamplerConfig("ddpm", num_inference_steps=6)),
-        table(SamplerConfig("ddpm", num_inference_steps=3)),
+        table(DDPM(num_inference_steps=6)),
+        table(DDPM(num_inference_steps=3)),
     )
     noise = rollout_noise((7, 8, 9), 1, full, (4, 2))
     assert noise.shape == (6, 3, 4, 2)  # the start, and five of six steps

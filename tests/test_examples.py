@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import blockcache as bc
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDPM
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "deploy_onnx.py"
 
@@ -35,7 +35,7 @@ REFUSED = ("torch", "onnx", "diffusers", "scipy", "safetensors", "click", "rich"
 
 @pytest.fixture
 def exported(make_policy, random_updates, tmp_path):
-    policy = make_policy(sampler=SamplerConfig("ddpm", num_inference_steps=6))
+    policy = make_policy(sampler=DDPM(num_inference_steps=6))
     names = [f"layers.{index}.{kind}" for index in (0, 1) for kind in ("SA", "CA", "FFN")]
     schedule = bc.Schedule(6, random_updates(names, 6))
     bc.export_policy(policy, schedule, tmp_path / "policy.onnx")

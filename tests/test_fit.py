@@ -12,7 +12,7 @@ import blockcache as bc
 from blockcache.errors import EngineError, PolicyError, ScheduleError
 from blockcache.models.port import examine, weights_hash
 from blockcache.models.registry import adapter_for
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDIM, DDPM
 
 
 def made_for(policy, **changes):
@@ -37,13 +37,13 @@ def test_fits_its_own_policy(policy):
         ({"obs_dim": 7}, "cond_dim 5 instead of 7"),
         ({"action_dim": 2}, "input_dim 3 instead of 2"),
         ({"time_as_cond": False, "obs_as_cond": False}, r"an extra block layers\.0\.CA"),
-        ({"sampler": SamplerConfig("ddpm", num_inference_steps=10)}, "steps 6 instead of 10; num_inference_steps 6"),
-        ({"sampler": SamplerConfig("ddim", num_inference_steps=6)}, 'type "ddpm" instead of "ddim"'),
+        ({"sampler": DDPM(num_inference_steps=10)}, "steps 6 instead of 10; num_inference_steps 6"),
+        ({"sampler": DDIM(num_inference_steps=6)}, 'type "ddpm" instead of "ddim"'),
         (
-            {"sampler": SamplerConfig("ddpm", num_inference_steps=6, clip_sample=False)},
+            {"sampler": DDPM(num_inference_steps=6, clip_sample=False)},
             "clip_sample true instead of false",
         ),
-        ({"sampler": SamplerConfig("ddpm", 200, 6)}, "num_train_timesteps 100 instead of 200"),
+        ({"sampler": DDPM(num_train_timesteps=200, num_inference_steps=6)}, "num_train_timesteps 100 instead of 200"),
         ({"seed": 1}, "weights [0-9a-f]{8} instead of [0-9a-f]{8}"),
     ],
     ids=str,
@@ -105,7 +105,7 @@ def test_unknown_and_missing_blocks(policy, blocks, sentence):
 
 
 def test_a_printed_schedule_goes_on_any_policy_of_its_shape(make_policy):
-    policy = make_policy(n_layer=8, sampler=SamplerConfig("ddpm"))
+    policy = make_policy(n_layer=8, sampler=DDPM())
     with bc.accelerate(policy, bc.published_schedule("square_ph"), engine="patched") as fast:
         assert fast.stats().notes == ("the schedule was made for no weights in particular",)
 

@@ -18,7 +18,7 @@ from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop
 from blockcache.models.dpt.flops import DPTShape, whole_loop
 from blockcache.models.port import examine
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import SAMPLERS
 from blockcache.schedule.cost import generation
 from blockcache.schedule.plan import compile_plan
 from blockcache.studies.savings import DiffusersLoop, EncodedMemory, ProjectedMemory
@@ -193,7 +193,7 @@ def test_fewer_steps_cost_less_in_proportion():
 def test_other_samplers_cost_the_same_per_step(make_policy):
     costs = set()
     for kind in ("ddpm", "ddim", "dpmsolver++"):
-        policy = make_policy(sampler=SamplerConfig(kind, num_inference_steps=STEPS))
+        policy = make_policy(sampler=SAMPLERS[kind](num_inference_steps=STEPS))
         runner, noise = loop(policy), policy.draw_noise(1)
         costs.add(counted(lambda runner=runner, policy=policy, noise=noise: runner(observe(policy), noise)))
     assert costs == {whole_loop(shape_of(policy), STEPS)}

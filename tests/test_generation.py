@@ -13,7 +13,7 @@ from blockcache.attach.generation import _current
 from blockcache.errors import ObservationError, PolicyError, StepError
 from blockcache.models.dpt import DiffusionTransformerPolicy
 from blockcache.models.registry import adapter_for
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDIM, DPMSolver
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_two_generations_in_lock_step(policy, updates, observe, run):
 
 def test_policies_sharing_a_denoiser(policy, updates, observe, run, expected):
     """A accelerated leaves B bit-identical, whether B is another sampler or another policy object."""
-    other_sampler = policy.with_sampler(SamplerConfig("ddim", num_inference_steps=4))
+    other_sampler = policy.with_sampler(DDIM(num_inference_steps=4))
     twin = DiffusionTransformerPolicy(policy.config).eval()
     twin.model, twin.normalizer = policy.model, policy.normalizer
     plain = [run(other, observe(3)) for other in (other_sampler, twin)]
@@ -145,7 +145,7 @@ def test_policies_sharing_a_denoiser(policy, updates, observe, run, expected):
 
 
 def test_sharing_a_denoiser_between_threads(policy, updates, observe, run, expected):
-    other = policy.with_sampler(SamplerConfig("ddim", num_inference_steps=4))
+    other = policy.with_sampler(DDIM(num_inference_steps=4))
     plain = run(other, observe(3))
     with accelerate(policy, updates):
         calls = [lambda: run(policy, observe()), lambda: run(other, observe(3))] * 3
@@ -209,7 +209,7 @@ def test_another_number_of_steps_after_enabling(policy, updates, observe, run, e
 
 def test_fewer_steps_with_the_same_start(policy, updates, observe, run):
     """DPM-Solver++ starts at the last timestep whatever the number of steps; only the second step tells."""
-    first = SamplerConfig("dpmsolver++", num_inference_steps=6)
+    first = DPMSolver(num_inference_steps=6)
     policy.config = replace(policy.config, sampler=first)
     with accelerate(policy, updates):
         policy.config = replace(policy.config, sampler=replace(first, num_inference_steps=1))

@@ -9,16 +9,16 @@ from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop, TabulatedMemory
 from blockcache.errors import EngineError
 from blockcache.models.port import examine
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDIM, DDPM, DPMSolver
 from blockcache.schedule.plan import compile_plan
 from blockcache.studies.savings import DiffusersLoop, EncodedMemory, ProjectedMemory
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
 SAMPLERS = {
-    "ddpm": SamplerConfig("ddpm", num_inference_steps=6),
-    "ddim with eta": SamplerConfig("ddim", num_inference_steps=6, eta=0.7),
-    "dpmsolver++": SamplerConfig("dpmsolver++", num_inference_steps=6, beta_schedule="linear"),
+    "ddpm": DDPM(num_inference_steps=6),
+    "ddim with eta": DDIM(num_inference_steps=6, eta=0.7),
+    "dpmsolver++": DPMSolver(num_inference_steps=6, beta_schedule="linear"),
 }
 MEMORIES = {
     "encoded at every step": EncodedMemory,

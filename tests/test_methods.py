@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from blockcache.compare.candidates import Calibrations, Candidate, fewer_steps, running
+from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.methods import (
     FULL,
     FewerSteps,
@@ -15,7 +15,7 @@ from blockcache.compare.methods import (
     parse_method,
 )
 from blockcache.errors import FileError, SamplerError, ScheduleError
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDIM, DDPM, fewer_steps
 from blockcache.schedule import Schedule
 from blockcache.solvers import METHODS, solve
 from blockcache.solvers.teacache import Rule, fit_teacache
@@ -34,6 +34,10 @@ PARSED = {
     "teacache:threshold=1e-05": Method(reuse=TeaCache(1e-5)),
     "ddim-16": Method(FewerSteps("ddim", 16)),
     "ddpm-50": Method(FewerSteps("ddpm", 50)),
+    "dpmsolver++-8": Method(FewerSteps("dpmsolver++", 8)),
+    "sde-dpmsolver++-8": Method(FewerSteps("sde-dpmsolver++", 8)),
+    "euler-10": Method(FewerSteps("euler", 10)),
+    "sde-dpmsolver++-8+bac:S=5,n=3": Method(FewerSteps("sde-dpmsolver++", 8), Solved("bac", 5, 3)),
     "ddim-40+bac:S=5,n=3": Method(FewerSteps("ddim", 40), Solved("bac", 5, 3)),
     "ddim-40+some/where+else:x.json": Method(FewerSteps("ddim", 40), ScheduleFile("some/where+else:x.json")),
     "mine.json": Method(reuse=ScheduleFile("mine.json")),
@@ -79,7 +83,7 @@ def test_every_method_of_the_solver_has_a_name():
         ("ddim-16+full", "unknown method"),
         ("ddim-16+", "unknown method"),
         ("ddim-16+ddim-8", "unknown method"),
-        ("dpmsolver-8", "unknown method"),
+        ("dpmsolver-8", "teacache, ddim-N, ddpm-N, dpmsolver++-N, euler-N, sde-dpmsolver++-N, a schedule file"),
         ("bac:", "bac takes S=..., n=..., metric=..., objective=..."),
         ("bac:S=10,", "separated by commas, got ''"),
         ("bac:S=10,S=11", "at most once"),
@@ -131,7 +135,7 @@ def test_solved_methods_are_what_the_solver_gives(ready):
 
 
 def test_fewer_steps_keep_what_makes_it_the_same_diffusion():
-    own = SamplerConfig("ddpm", clip_sample_range=2.0, variance_type="fixed_large", timestep_spacing="trailing")
+    own = DDPM(clip_sample_range=2.0, variance_type="fixed_large", timestep_spacing="trailing")
     kept = fewer_steps(own, "ddpm", 50)
     assert (kept.clip_sample_range, kept.variance_type, kept.num_inference_steps) == (2.0, "fixed_large", 50)
     assert fewer_steps(own, "ddim", 50).clip_sample_range == 2.0
@@ -142,7 +146,23 @@ def test_full_and_fewer_steps_follow_no_schedule(ready):
     assert ready.candidate(FULL, "loop") == Candidate(None, "loop", None)
     found = ready.candidate(parse_method("ddim-3"), None)
     assert found.schedule is None
-    assert found.sampler == SamplerConfig("ddim", num_inference_steps=3)
+    assert found.sampler == DDIM(num_inference_steps=3)
+
+
+@pytest.mark.parametrize("name", ["ddpm-4", "ddim-4", "dpmsolver++-4", "sde-dpmsolver++-4"])
+def test_every_diffusion_sampler_runs_in_every_engine(ready, observe, name):
+    found, noise = [], None
+    for engine in (None, "patched", "loop"):
+        with running(ready.policy, ready.candidate(parse_method(name), engine)) as fast:
+            noise = fast.policy.draw_noise(1, torch.Generator().manual_seed(0)) if noise is None else noise
+            found.append(fast.predict_action(observe(), noise=noise)["action"])
+    assert torch.equal(found[0], found[1])
+    assert torch.allclose(found[0], found[2], atol=1e-4)
+
+
+def test_a_diffusion_policy_cannot_follow_a_flow(ready):
+    with pytest.raises(SamplerError, match="a policy trained for ddpm cannot be run by euler"):
+        ready.candidate(parse_method("euler-10"))
 
 
 def test_a_method_on_another_sampler_is_calibrated_with_that_sampler(ready, observe):

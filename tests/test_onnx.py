@@ -22,7 +22,7 @@ from blockcache.engines import onnx as engine
 from blockcache.engines.onnx import cache_directory
 from blockcache.errors import EngineError, FileError, ObservationError, ScheduleError
 from blockcache.models.port import examine
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDIM, DDPM, SAMPLERS
 from blockcache.studies.bench import Shape, preset_for
 
 BLOCKS = tuple(f"layers.{index}.{kind}" for index in (0, 1) for kind in ("SA", "CA", "FFN"))
@@ -76,7 +76,7 @@ def with_header(path, **changes):
 @pytest.mark.parametrize("output", ["chunk", "action"])
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmsolver++"])
 def test_standard_operators_only(make_policy, schedule, tmp_path, full, output, sampler):
-    policy, path = make_policy(sampler=SamplerConfig(sampler, num_inference_steps=6)), tmp_path / "policy.onnx"
+    policy, path = make_policy(sampler=SAMPLERS[sampler](num_inference_steps=6)), tmp_path / "policy.onnx"
     bc.export_policy(policy, None if full else schedule, path, output)
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
@@ -179,7 +179,7 @@ def test_a_runner_refuses_what_the_policy_would(policy, observe, exported):
         ({"seed": 1}, "weights .{8} instead of .{8}"),
         ({"n_layer": 1}, "3 blocks instead of 6"),
         ({"n_action_steps": 3}, "executed actions 1 to 3 instead of 1 to 4"),
-        ({"sampler": SamplerConfig("ddim", num_inference_steps=6)}, 'type "ddim" instead of "ddpm"'),
+        ({"sampler": DDIM(num_inference_steps=6)}, 'type "ddim" instead of "ddpm"'),
     ],
     ids=str,
 )
@@ -294,7 +294,7 @@ def test_an_export_is_made_once(policy, make_policy, schedule, observe, cache, m
 
 @pytest.mark.parametrize(
     "changes",
-    [{"seed": 1}, {"n_action_steps": 3}, {"sampler": SamplerConfig("ddpm", num_inference_steps=6, clip_sample=False)}],
+    [{"seed": 1}, {"n_action_steps": 3}, {"sampler": DDPM(num_inference_steps=6, clip_sample=False)}],
     ids=str,
 )
 def test_another_policy_has_another_export(policy, make_policy, schedule, observe, cache, changes):

@@ -14,7 +14,7 @@ import blockcache as bc
 from blockcache.errors import FileError, ObservationError, PolicyError, SamplerError
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig, checkpoint
 from blockcache.models.dpt.checkpoint import load_tensors
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDIM
 from blockcache.tasks import task_names, task_spec
 
 
@@ -78,7 +78,7 @@ def test_noise_equals_generator(make_policy, observe, run, form, sampler):
 
 
 def test_how_much_noise_is_drawn(make_policy, samplers):
-    draws = {"ddpm": 5, "ddim": 0, "ddim-eta": 6, "dpmsolver++": 0}
+    draws = {"ddpm": 5, "ddim": 0, "ddim-eta": 6, "dpmsolver++": 0, "sde-dpmsolver++": 6, "ddpm-placed": 6, "euler": 0}
     for name, sampler in samplers.items():
         assert make_policy(sampler=sampler).draw_noise(2).shape == (1 + draws[name], 2, 6, 3)
 
@@ -165,7 +165,7 @@ def test_inpainting_keeps_the_observation(make_policy, observe):
 
 
 def test_with_sampler_shares_the_weights(policy, observe, run):
-    other = policy.with_sampler(SamplerConfig("ddim", num_inference_steps=3))
+    other = policy.with_sampler(DDIM(num_inference_steps=3))
     assert other.model is policy.model
     assert other.num_inference_steps == 3
     assert not torch.equal(run(other, observe()), run(policy, observe()))
@@ -173,7 +173,7 @@ def test_with_sampler_shares_the_weights(policy, observe, run):
 
 def test_with_sampler_does_not_touch_the_modules(policy):
     policy.training = True  # the policy's own flag; its modules are in eval mode
-    other = policy.with_sampler(SamplerConfig("ddim", num_inference_steps=3))
+    other = policy.with_sampler(DDIM(num_inference_steps=3))
     assert other.training
     assert not any(module.training for module in policy.model.modules())
 
@@ -204,7 +204,7 @@ def test_the_shipped_policy():
     policy = bc.load_policy("pusht")
     assert policy.config.task == "pusht"
     assert set(policy.state_dict()) == public_names(8)
-    result = policy.with_sampler(SamplerConfig("ddim", num_inference_steps=2)).predict_action(torch.zeros(1, 2, 20))
+    result = policy.with_sampler(DDIM(num_inference_steps=2)).predict_action(torch.zeros(1, 2, 20))
     assert torch.isfinite(result["action"]).all()
 
 
@@ -318,7 +318,7 @@ def test_truncated_and_missing_files_are_refused(saved, file):
         ({"p_drop_attn": 1.5}, PolicyError, "p_drop_attn must be from 0 to below 1"),
         ({"n_action_steps": 6}, PolicyError, "the executed slice ends at 7, behind the horizon 6"),
         ({"time_as_cond": False}, PolicyError, "obs_as_cond needs time_as_cond"),
-        ({"sampler": {"type": "euler"}}, SamplerError, "sampler setting type"),
+        ({"sampler": {"type": "heun"}}, SamplerError, "sampler setting type"),
         ({"n_emb": 32}, PolicyError, "has shape"),
     ],
 )

@@ -14,7 +14,7 @@ import blockcache as bc
 from blockcache.attach import recorder
 from blockcache.errors import ObservationError, PolicyError, RecordingError
 from blockcache.models.registry import adapter_for
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDIM
 from blockcache.solvers.metrics import METRICS
 
 
@@ -284,7 +284,7 @@ def test_somebody_else_using_the_policy_meanwhile_is_not_recorded(policy, observ
 
 
 def test_one_step_is_a_recording_too(make_policy, observe):
-    policy = make_policy(sampler=SamplerConfig("ddim", num_inference_steps=1))
+    policy = make_policy(sampler=DDIM(num_inference_steps=1))
     recording = calibrate(policy, [observe(2)])
     assert recording.steps == 1
     assert bc.solve(recording, updates=1).reused_share == 0.0

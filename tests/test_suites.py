@@ -12,7 +12,7 @@ from blockcache.compare.methods import parse_method
 from blockcache.compare.results import Results
 from blockcache.errors import FileError
 from blockcache.models.dpt import save_policy
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDPM
 from blockcache.solvers.teacache import Rule
 from blockcache.studies.suite_runs import (
     QUICK,
@@ -27,7 +27,7 @@ from blockcache.studies.suite_runs import (
 from blockcache.studies.suites import BASE, SUITES, settle, suite_of
 from toy_task import Toy, observations
 
-DDPM = SamplerConfig("ddpm", num_inference_steps=24)  # enough for S = 20
+OWN = DDPM(num_inference_steps=24)  # enough for S = 20
 LITTLE = Amount(rollouts=2, main_rollouts=4, group=2, generations=3)
 
 
@@ -38,7 +38,7 @@ def ground(policy, state, amount=LITTLE, make=Toy, **others):
 
 @pytest.fixture(scope="module")
 def policy(make_policy):
-    return make_policy(sampler=DDPM)
+    return make_policy(sampler=OWN)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_rivals_have_the_nearest_flops(policy):
 
 
 def test_of_equal_samplers_the_one_that_starts_at_the_most_noise_is_taken(make_policy):
-    calibrations = Calibrations(make_policy(sampler=SamplerConfig("ddpm", num_inference_steps=100)), observations(2))
+    calibrations = Calibrations(make_policy(sampler=DDPM(num_inference_steps=100)), observations(2))
     equal = equal_flops(calibrations)
     assert equal("ddim", "ddpm-34") == "ddim-33"  # 34 steps start at timestep 66, 33 at 96
     assert equal("ddpm", "ddim-17") == "ddpm-17"  # 16 starts later, but is more than 5 % cheaper

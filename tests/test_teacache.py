@@ -11,7 +11,7 @@ import blockcache as bc
 from blockcache import Rule
 from blockcache.errors import EngineError, RecordingError, ScheduleError
 from blockcache.models.registry import adapter_for
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDPM
 
 STEPS = 12
 INPUT_CHANGE = (1.0, 0.0)  # the estimate is the input's change itself
@@ -19,7 +19,7 @@ INPUT_CHANGE = (1.0, 0.0)  # the estimate is the input's change itself
 
 @pytest.fixture
 def policy(make_policy):
-    return make_policy(sampler=SamplerConfig("ddpm", num_inference_steps=STEPS))
+    return make_policy(sampler=DDPM(num_inference_steps=STEPS))
 
 
 @pytest.fixture

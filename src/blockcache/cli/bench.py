@@ -49,7 +49,7 @@ def export(policy: str, schedule: str | None, output: str, actions_only: bool, o
 @click.option("--width", default=256, show_default=True)
 @click.option("--layers", default=8, show_default=True)
 @click.option("--horizon", default=10, show_default=True)
-@click.option("--sampler", default="ddpm", show_default=True, help="ddpm, ddim or dpmsolver++.")
+@click.option("--sampler", default="ddpm", show_default=True, help="ddpm, ddim, dpmsolver++ or sde-dpmsolver++.")
 @click.option("--steps", default=100, show_default=True, help="Denoising steps.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Measure with 1 and this many threads. Default: all cores.")

@@ -74,7 +74,7 @@ def evaluate(
       uniform:S=10  unified:S=10    schedules, solved from a calibration on the policy's observations;
       blockwise:S=10  bac:S=10,n=5  also metric=cosine|mse|l1|wasserstein, objective=anchor|consecutive
       teacache:threshold=0.1        decides while it runs
-      ddim-16  ddpm-50              fewer denoising steps instead
+      ddim-16  sde-dpmsolver++-8    fewer denoising steps instead, by any sampler's name
       ddim-40+bac:S=5,n=3           both, calibrated with that sampler
       schedule.json                 a schedule file
 

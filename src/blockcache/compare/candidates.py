@@ -26,7 +26,7 @@ from blockcache.files import PathLike
 from blockcache.measure.action_error import Predict
 from blockcache.models.dpt import DiffusionTransformerPolicy
 from blockcache.models.port import examine
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import SamplerConfig, fewer_steps
 from blockcache.schedule import Schedule
 from blockcache.schedule.cost import generation
 from blockcache.solvers import solve
@@ -93,20 +93,6 @@ def running(policy: DiffusionTransformerPolicy, candidate: Candidate) -> Iterato
         return
     with accelerate(own, candidate.schedule, engine=candidate.engine, threads=torch.get_num_threads()) as fast:
         yield Running(own, fast.engine, fast.stats)
-
-
-def fewer_steps(sampler: SamplerConfig, kind: str, steps: int) -> SamplerConfig:
-    """The same diffusion, drawn by another sampler in fewer steps: what a user would try first.
-
-    The steps are spaced as diffusers does by default, whatever the policy's own spacing: not every spacing can have
-    every number of steps.
-    """
-    kept = ["num_train_timesteps", "beta_schedule", "beta_start", "beta_end", "prediction_type"]
-    kept += ["clip_sample", "clip_sample_range"]
-    if kind == sampler.type == "ddpm":
-        kept.append("variance_type")
-    settings = {name: getattr(sampler, name) for name in kept}
-    return SamplerConfig(**{**settings, "type": kind, "num_inference_steps": steps})
 
 
 class Calibrations:

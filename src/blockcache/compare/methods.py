@@ -4,7 +4,7 @@
     uniform:S=10  unified:S=10       schedules that are solved from a calibration
     blockwise:S=10  bac:S=10,n=5     (also metric=l1, objective=consecutive)
     teacache:threshold=0.1           decides while it runs
-    ddim-16  ddpm-50                 fewer steps instead
+    ddim-16  ddpm-50  euler-10       fewer steps instead, by any sampler's name (also dpmsolver++-8, sde-dpmsolver++-8)
     ddim-40+bac:S=5,n=3              both; calibrated with that sampler
     schedule.json  ddim-40+mine.json any schedule file
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockcache.errors import BlockcacheError
+from blockcache.samplers import SAMPLERS
 from blockcache.solvers import OBJECTIVES
 from blockcache.solvers.metrics import METRICS
 
@@ -95,7 +96,8 @@ _FIELDS = {"S": "updates", "n": "union"}
 
 def parse_method(text: str) -> Method:
     """Strict: anything that is not exactly a method is refused with one sentence."""
-    found = re.fullmatch(r"(ddim|ddpm)-([1-9]\d*)(?:\+(.+))?", text)
+    names = "|".join(map(re.escape, SAMPLERS))
+    found = re.fullmatch(rf"({names})-([1-9]\d*)(?:\+(.+))?", text)
     if found is None:
         return FULL if text == "full" else Method(reuse=_parse_reuse(text, text))
     sampler = FewerSteps(found[1], int(found[2]))
@@ -108,8 +110,9 @@ def _parse_reuse(part: str, text: str) -> Solved | TeaCache | ScheduleFile:
     kind, colon, rest = part.partition(":")
     if kind not in _SOLVED and kind != "teacache":
         raise MethodError(
-            f"unknown method {text!r}; known are full, {', '.join(_SOLVED)}, teacache, ddim-N, ddpm-N, a schedule file "
-            "(.json), and a sampler with one of these such as ddim-40+bac:S=5,n=3"
+            f"unknown method {text!r}; known are full, {', '.join(_SOLVED)}, teacache, "
+            f"{', '.join(f'{name}-N' for name in SAMPLERS)}, a schedule file (.json), and a sampler with one of these "
+            "such as ddim-40+bac:S=5,n=3"
         )
     known = _SOLVED.get(kind, ("threshold",))
     values: dict[str, Any] = {}

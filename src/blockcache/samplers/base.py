@@ -96,17 +96,17 @@ class SamplerConfig(ABC):
     def tabulate(self) -> SamplerTable:
         """The coefficients of the whole loop; callers use `table`, which remembers them."""
 
-    def require(self, name: str, holds: bool, expected: str, got: object = None) -> None:
+    def require(self, name: str, holds: bool, expected: str, got: str | None = None) -> None:
         """Refuse a setting with one sentence unless it `holds`; `got` is its value unless told otherwise."""
         if not holds:
-            got = getattr(self, name) if got is None else got
-            raise SamplerError(f"sampler setting {name}: expected {expected}; got {got!r}")
+            found = repr(getattr(self, name)) if got is None else got
+            raise SamplerError(f"sampler setting {name}: expected {expected}; got {found}")
 
     def require_order(self, inside: Callable[[float], bool], where: str, rising: bool) -> None:
         """Refuse explicit timesteps that leave the range, repeat or run the other way."""
         given = self.timesteps or ()
         for value in given:
-            self.require("timesteps", inside(value), f"numbers {where}", value)
+            self.require("timesteps", inside(value), f"numbers {where}", f"{value}")
         way = "rising" if rising else "falling"
         for before, after in pairwise(given):
             self.require("timesteps", before != after, "each number once", f"{after} twice")

@@ -1,7 +1,8 @@
 """DPM-Solver++, as diffusers' `DPMSolverMultistepScheduler` does it with the midpoint solver ("2M").
 
-Clipping is ours: diffusers' scheduler never clips, and is used when `clip_sample` is off. Not known here: the third
-order, Heun's solver.
+Clipping x0 is ours: diffusers' scheduler never clips, and does the work only while `clip_sample` is off. A policy that
+predicts noise under the cosine schedule needs it, or what little is wrong at the first timestep is blown up a thousandfold.
+Not known here: the third order, Heun's solver.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockcache.compare.candidates import fewer_steps
 from blockcache.engines import accelerate
 from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop, Memory, TabulatedMemory
@@ -31,7 +30,7 @@ from blockcache.models.dpt.denoiser import DiffusionTransformer
 from blockcache.models.dpt.flops import DPTShape, whole_loop
 from blockcache.models.noise import draw_all
 from blockcache.models.port import examine
-from blockcache.samplers import SamplerConfig, table
+from blockcache.samplers import SamplerConfig, fewer_steps, table
 from blockcache.schedule import Schedule
 from blockcache.schedule.cost import generation
 from blockcache.schedule.plan import compile_plan
@@ -72,7 +71,7 @@ class Shape:
                     n_layer=self.layers,
                     n_head=self.heads,
                     n_emb=self.width,
-                    sampler=SamplerConfig(type=self.sampler, num_inference_steps=self.steps),
+                    sampler=SamplerConfig.from_dict({"type": self.sampler, "num_inference_steps": self.steps}),
                 )
             ).eval()
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from blockcache.compare.candidates import Calibrations, fewer_steps
+from blockcache.compare.candidates import Calibrations
 from blockcache.compare.evaluation import Evaluation, prepare
 from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
 from blockcache.compare.methods import TeaCache, parse_method
@@ -24,7 +24,7 @@ from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, Results, ch
 from blockcache.files import PathLike
 from blockcache.measure.latency import Latency
 from blockcache.models.dpt import DiffusionTransformerPolicy
-from blockcache.samplers import table
+from blockcache.samplers import fewer_steps, table
 from blockcache.solvers.teacache import Rule
 from blockcache.studies.suites import SUITES, Cell, Equal, Suite, settle, suite_of
 from blockcache.tasks import Task, TaskSpec, make_task

@@ -8,7 +8,7 @@ from typing import Any
 
 from blockcache.errors import BlockcacheError
 from blockcache.models.dpt import DPTConfig
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import DDPM
 from blockcache.tasks import TaskSpec, task_spec
 
 
@@ -59,7 +59,7 @@ class TrainConfig:
             n_layer=self.layers,
             n_head=self.heads,
             n_emb=self.width,
-            sampler=SamplerConfig(type="ddpm"),
+            sampler=DDPM(),
             task=self.task,
             weights="ema",
             training=training,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from blockcache.engines.compiled import compile_policy
 from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
-from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop
-from blockcache.models.port import examine
+from blockcache.models.registry import port_of
 from blockcache.schedule.plan import compile_plan
 from blockcache.studies.bench import Shape, preset_for
 from blockcache.studies.savings import EncodedMemory, ProjectedMemory
@@ -59,7 +59,7 @@ def test_bench_measures_every_candidate(measured):
 
 def test_bench_tells_the_savings_flops_as_torch_counts_them(measured):
     shape = Shape(width=16, layers=1, steps=4)
-    policy, target = shape.policy(), examine(shape.policy())
+    policy, target = shape.policy(), port_of(shape.policy())
     matrices = compile_policy(target, "loop")
     plan = compile_plan(bc.Schedule.every_step(4, preset_for(shape).blocks))
     loops = [Loop(matrices, plan, memory) for memory in (EncodedMemory, ProjectedMemory, None, None)]

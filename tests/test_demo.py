@@ -11,7 +11,7 @@ from blockcache.compare.jobs import one_by_one
 from blockcache.compare.results import Results
 from blockcache.measure.statistics import Estimate
 from blockcache.models.dpt import load_policy, save_policy
-from blockcache.models.port import examine
+from blockcache.models.registry import port_of
 from blockcache.report import stored
 from blockcache.report.stored import Stored, StoredMethod
 from blockcache.studies.showcase import showcase
@@ -94,7 +94,7 @@ def test_the_demo_ends_with_a_closed_loop_table(shell, tmp_path, monkeypatch):
     assert all(", n = 5" in table[name] and "[" in table[name] for name in list(table)[1:])
     assert "Mean score of 5 rollouts on toy" in out
     assert "stored" not in out.lower()
-    weights = examine(load_policy("policy")).fingerprint.weights
+    weights = port_of(load_policy("policy")).fingerprint.weights
     bac = StoredMethod("bac:S=10,n=5", 7, None, Estimate(0.8, 0.7, 0.9, 250), Estimate(-0.123, -0.2, -0.05, 250))
     for kept, fits in ((weights, True), ("another", False)):
         monkeypatch.setattr(stored, "shipped", lambda kept=kept: Stored("toy", kept, {"generations": 16}, (bac,)))

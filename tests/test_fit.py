@@ -10,14 +10,14 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.errors import EngineError, PolicyError, ScheduleError
-from blockcache.models.port import examine, weights_hash
-from blockcache.models.registry import adapter_for
+from blockcache.models.port import weights_hash
+from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM
 
 
 def made_for(policy, **changes):
     """A schedule bound to everything about a policy; keywords change the fingerprint."""
-    fingerprint = replace(examine(policy).fingerprint, **changes)
+    fingerprint = replace(port_of(policy).fingerprint, **changes)
     return bc.Schedule.every_step(fingerprint.steps, fingerprint.blocks, fingerprint)
 
 
@@ -83,9 +83,9 @@ def test_the_smallest_edit_of_a_weight_counts(policy):
 
 
 def test_the_normaliser_counts_as_weights(policy):
-    before = examine(policy).fingerprint
+    before = port_of(policy).fingerprint
     policy.normalizer.action.scale.mul_(2)
-    assert examine(policy).fingerprint.differences(before) != ()
+    assert port_of(policy).fingerprint.differences(before) != ()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_normaliser_counts_as_weights(policy):
     ],
 )
 def test_unknown_and_missing_blocks(policy, blocks, sentence):
-    names = [block.name for block in adapter_for(policy.model).blocks]
+    names = [block.name for block in port_of(policy).adapter.blocks]
     schedule = bc.Schedule(6, {name: [0] for name in blocks(names)})
     with pytest.raises(ScheduleError, match=sentence):
         bc.accelerate(policy, schedule, engine="patched")

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import blockcache as bc
 from blockcache.errors import ScheduleError
 from blockcache.models.dpt.flops import DPTShape
-from blockcache.models.registry import adapter_for
+from blockcache.models.registry import port_of
 from blockcache.schedule.cost import generation
 
 GIGA = 1e9
@@ -57,7 +57,7 @@ SHAPES = (
 @pytest.mark.parametrize("changes", SHAPES, ids=str)
 def test_one_step_is_what_torch_counts(make_policy, changes):
     policy = make_policy(**changes)
-    config, adapter = policy.config, adapter_for(policy.model)
+    config, adapter = policy.config, port_of(policy).adapter
     sample = torch.randn(1, config.horizon, config.sample_dim)
     cond = torch.randn(1, config.n_obs_steps, config.obs_dim) if config.obs_as_cond else None
     expected = adapter.every_step + sum(block.cost for block in adapter.blocks)
@@ -66,7 +66,7 @@ def test_one_step_is_what_torch_counts(make_policy, changes):
 
 @pytest.mark.parametrize("changes", SHAPES, ids=str)
 def test_each_block_is_what_torch_counts(make_policy, changes):
-    adapter = adapter_for(make_policy(**changes).model)
+    adapter = port_of(make_policy(**changes)).adapter
     costs = {}
 
     def route(name, compute):
@@ -82,7 +82,7 @@ def test_each_block_is_what_torch_counts(make_policy, changes):
 
 
 def test_a_whole_accelerated_generation_is_what_torch_counts(policy, observe, random_updates):
-    adapter = adapter_for(policy.model)
+    adapter = port_of(policy).adapter
     schedule = bc.Schedule(6, random_updates([block.name for block in adapter.blocks], 6))
     with bc.accelerate(policy, schedule, engine="patched"):
         real = counted(lambda: policy.predict_action(observe()))

@@ -10,14 +10,14 @@ import math
 import onnx
 import pytest
 import torch
+from blockcache.engines.compiled import compile_policy
 from onnx import numpy_helper, shape_inference
 from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
-from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop
 from blockcache.models.dpt.flops import DPTShape, whole_loop
-from blockcache.models.port import examine
+from blockcache.models.registry import port_of
 from blockcache.samplers import SAMPLERS
 from blockcache.schedule.cost import generation
 from blockcache.schedule.plan import compile_plan
@@ -67,7 +67,7 @@ def counted(call):
 
 
 def loop(policy, schedule=None, tokens=None, memory=None):
-    matrices = compile_policy(examine(policy), "loop")
+    matrices = compile_policy(port_of(policy), "loop")
     followed = schedule or bc.Schedule.every_step(STEPS, names(policy))
     return Loop(matrices if tokens is None else matrices.cut(tokens), compile_plan(followed), memory)
 

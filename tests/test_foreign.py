@@ -21,8 +21,7 @@ import blockcache as bc
 from blockcache.errors import EngineError, ObservationError, PolicyError, StepError
 from blockcache.models.flops import feed_forward
 from blockcache.models.pairing import generate
-from blockcache.models.port import examine
-from blockcache.models.registry import adapter_for
+from blockcache.models.registry import port_of
 
 WIDTH, HIDDEN, TOKENS, ACTION, SEEN, OBS = 24, 40, 5, 2, 3, 4
 STEPS = 8
@@ -133,7 +132,7 @@ def act(policy, obs, seed=0):
 
 
 def test_seen_by_its_shape(policy):
-    adapter = adapter_for(policy.model)
+    adapter = port_of(policy).adapter
     assert adapter.family == "dp-t"
     assert [block.name for block in adapter.blocks] == [f"layers.{i}.{k}" for i in (0, 1) for k in ("SA", "CA", "FFN")]
     assert adapter.widths == {"width": WIDTH, "heads": 3, "hidden": HIDDEN}
@@ -145,7 +144,7 @@ def test_a_known_number_of_tokens_gives_costs(policy):
     del policy.model.pos_emb
     policy.model.pos_emb = nn.Parameter(torch.zeros(1, TOKENS, WIDTH))
     policy.model.cond_pos_emb = nn.Parameter(torch.zeros(1, 1 + SEEN, WIDTH))
-    adapter = adapter_for(policy.model)
+    adapter = port_of(policy).adapter
     assert {b.cost for b in adapter.blocks if b.kind == "FFN"} == {feed_forward(TOKENS, WIDTH, HIDDEN)}
 
 
@@ -251,7 +250,7 @@ def test_the_handle_has_the_policy_s_own_signature(make_policy, engine):
 def test_threads_are_serialised():
     """One scheduler with a memory (DPM-Solver++): two generations at once would spoil each other."""
     policy = Policy(DPMSolverMultistepScheduler(STEPS * 5))
-    schedule = bc.Schedule(STEPS, {block.name: [0, 2, 5] for block in adapter_for(policy.model).blocks})
+    schedule = bc.Schedule(STEPS, {block.name: [0, 2, 5] for block in port_of(policy).adapter.blocks})
     cases = [observe(1 + index % 3, seed=index) for index in range(6)]
     for case in cases:
         case["start"] = torch.randn(len(case["obs"]), TOKENS, ACTION)
@@ -286,10 +285,10 @@ def test_after_an_exception_the_lock_is_free(policy):
 
 
 def test_the_sampler_in_our_words():
-    assert examine(Policy()).sampler.type == "ddpm"
-    ddim = examine(Policy(DDIMScheduler(STEPS * 5), eta=0.5)).sampler
+    assert port_of(Policy()).sampler.type == "ddpm"
+    ddim = port_of(Policy(DDIMScheduler(STEPS * 5), eta=0.5)).sampler
     assert (ddim.type, ddim.eta, ddim.beta_schedule) == ("ddim", 0.5, "linear")
-    assert examine(Policy(DPMSolverMultistepScheduler(STEPS * 5))).sampler.type == "dpmsolver++"
+    assert port_of(Policy(DPMSolverMultistepScheduler(STEPS * 5))).sampler.type == "dpmsolver++"
 
 
 @pytest.mark.parametrize(
@@ -308,7 +307,7 @@ def test_the_sampler_in_our_words():
 )
 def test_samplers_that_we_have_no_words_for(policy, tmp_path):
     """They are told apart by their plain settings, and a schedule that is bound to them can still be written."""
-    target = examine(policy())
+    target = port_of(policy())
     assert target.sampler is None
     schedule = bc.Schedule.every_step(len(target.timesteps), target.fingerprint.blocks, target.fingerprint)
     schedule.save(tmp_path / "s.json")
@@ -329,15 +328,15 @@ def test_samplers_that_we_have_no_words_for(policy, tmp_path):
     ],
 )
 def test_two_samplers_differ(one, other, named):
-    (difference,) = examine(one()).fingerprint.differences(examine(other()).fingerprint)
+    (difference,) = port_of(one()).fingerprint.differences(port_of(other()).fingerprint)
     assert named in difference
 
 
 def test_dummies_of_the_public_code_are_no_weights(policy):
-    before = examine(policy).fingerprint
+    before = port_of(policy).fingerprint
     policy.register_parameter("_dummy_variable", nn.Parameter(torch.zeros(0)))
     policy.model.register_parameter("_dummy_variable", nn.Parameter(torch.zeros(0)))
-    assert examine(policy).fingerprint == before
+    assert port_of(policy).fingerprint == before
 
 
 # ------------------------------------------------------------------------------------------------------------- refused
@@ -402,7 +401,7 @@ def test_enabling_twice(policy):
 def test_a_broken_family_of_another_package_harms_only_who_needs_it(policy, make_policy, monkeypatch):
     broken = EntryPoint("theirs", "no_such_package:find", "blockcache.families")
     monkeypatch.setattr("blockcache.models.registry.entry_points", lambda group: [broken])
-    assert adapter_for(policy.model).family == adapter_for(make_policy().model).family == "dp-t"
+    assert port_of(policy).adapter.family == adapter_for(make_policy().model).family == "dp-t"
     with pytest.raises(PolicyError, match=r"model family 'theirs' of no_such_package:find cannot be loaded: No module"):
         adapter_for(nn.Linear(2, 2))
     monkeypatch.setattr("blockcache.models.registry.entry_points", lambda group: [])

@@ -12,13 +12,13 @@ import blockcache as bc
 from blockcache.attach.generation import _current
 from blockcache.errors import ObservationError, PolicyError, StepError
 from blockcache.models.dpt import DiffusionTransformerPolicy
-from blockcache.models.registry import adapter_for
+from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DPMSolver
 
 
 @pytest.fixture
 def updates(policy, random_updates):
-    return random_updates([block.name for block in adapter_for(policy.model).blocks], 6, seed=2)
+    return random_updates([block.name for block in port_of(policy).adapter.blocks], 6, seed=2)
 
 
 def accelerate(policy, updates=None):

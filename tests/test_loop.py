@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from blockcache.engines.compiled import compile_policy
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import blockcache as bc
-from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop, TabulatedMemory
 from blockcache.errors import EngineError
-from blockcache.models.port import examine
+from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, DPMSolver
 from blockcache.schedule.plan import compile_plan
 from blockcache.studies.savings import DiffusersLoop, EncodedMemory, ProjectedMemory
@@ -29,7 +29,7 @@ MEMORIES = {
 
 def compiled(policy, schedule=None):
     """The policy's matrices and a plan: every step an update, or those of a schedule."""
-    target = examine(policy)
+    target = port_of(policy)
     names = [block.name for block in target.adapter.blocks]
     steps = len(target.timesteps)
     updates = bc.Schedule.every_step(steps, names) if schedule is None else bc.Schedule(steps, schedule(names, steps))

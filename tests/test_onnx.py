@@ -21,7 +21,7 @@ from blockcache.deploy.session import MINIMUM, require_onnxruntime
 from blockcache.engines import onnx as engine
 from blockcache.engines.onnx import cache_directory
 from blockcache.errors import EngineError, FileError, ObservationError, ScheduleError
-from blockcache.models.port import examine
+from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, SAMPLERS
 from blockcache.studies.bench import Shape, preset_for
 
@@ -322,11 +322,11 @@ def test_numbers_that_no_fingerprint_holds_count_too(make_policy, observe, cache
 
 def test_masks_and_code_count_too(policy, schedule, monkeypatch):
     """A foreign policy may hold its mask outside its state, and an older state of our code may have written the file."""
-    compiled = compile_policy(examine(policy), "onnx")
+    compiled = compile_policy(port_of(policy), "onnx")
     other = replace(compiled, memory_mask=torch.zeros(compiled.tokens, compiled.cond_tokens))
-    digests = {engine._digest(one, schedule, examine(policy).fingerprint) for one in (compiled, other)}
+    digests = {engine._digest(one, schedule, port_of(policy).fingerprint) for one in (compiled, other)}
     monkeypatch.setattr(f"{MODULE}._source_hash", lambda: "older")
-    digests.add(engine._digest(compiled, schedule, examine(policy).fingerprint))
+    digests.add(engine._digest(compiled, schedule, port_of(policy).fingerprint))
     assert len(digests) == 3
 
 

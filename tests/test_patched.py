@@ -10,11 +10,11 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.errors import ObservationError, PolicyError
-from blockcache.models.registry import adapter_for
+from blockcache.models.registry import port_of
 
 
 def names(policy):
-    return [block.name for block in adapter_for(policy.model).blocks]
+    return [block.name for block in port_of(policy).adapter.blocks]
 
 
 def accelerate(policy, updates=None, **options):

@@ -13,7 +13,7 @@ import torch
 import blockcache as bc
 from blockcache.attach import recorder
 from blockcache.errors import ObservationError, PolicyError, RecordingError
-from blockcache.models.registry import adapter_for
+from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM
 from blockcache.solvers.metrics import METRICS
 
@@ -70,7 +70,7 @@ def test_matrices_and_scores_are_those_of_the_features(make_policy, observe, for
         chunks = [np.stack(steps[start : start + 6]) for start in range(0, len(steps), 6)]
         parts[name] = np.concatenate(chunks, axis=1)
     features.remove()
-    assert [block.name for block in recording.blocks] == [block.name for block in adapter_for(policy.model).blocks]
+    assert [block.name for block in recording.blocks] == [block.name for block in port_of(policy).adapter.blocks]
     assert (recording.samples, recording.generations, recording.steps) == (6, 3, 6)
     for index, block in enumerate(recording.blocks):
         found = parts[block.name]

@@ -10,7 +10,7 @@ import torch
 import blockcache as bc
 from blockcache import Rule
 from blockcache.errors import EngineError, RecordingError, ScheduleError
-from blockcache.models.registry import adapter_for
+from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
 
 STEPS = 12
@@ -200,7 +200,7 @@ def test_fit_refuses_too_little(recording):
 
 
 def test_a_fitted_rule_saves_something(policy, recording, observe, run):
-    assert adapter_for(policy.model).family == recording.fingerprint.family
+    assert port_of(policy).adapter.family == recording.fingerprint.family
     shares = []
     for threshold in (0.0, 0.5, 5.0):
         with bc.accelerate(policy, bc.fit_teacache(recording, threshold)) as fast:

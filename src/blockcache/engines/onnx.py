@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
 import json
 import os
-import re
 import tempfile
 import time
 from importlib import resources
@@ -27,6 +25,7 @@ from blockcache._version import __version__
 from blockcache.cores import cores
 from blockcache.engines.compiled import CompiledPolicy
 from blockcache.errors import EngineError, FileError, ObservationError
+from blockcache.extras import require
 from blockcache.files import PathLike, expect_format, parse_json, read_bytes, write_bytes
 from blockcache.fingerprint import Fingerprint
 from blockcache.observations import Observation, check_observation
@@ -43,21 +42,7 @@ MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
 def require_onnxruntime(also_onnx: bool = False) -> None:
     """Refuse a missing or an old library, naming the extra that brings it."""
     for package in ("onnxruntime", "onnx") if also_onnx else ("onnxruntime",):
-        wanted = ".".join(map(str, MINIMUM[package]))
-        hint = f'version {wanted} or newer comes with: pip install "blockcache[onnx]"'
-        found = installed_version(package)
-        if found is None:
-            raise EngineError(f"the onnx engine needs {package}, which is not installed; {hint}")
-        if tuple(map(int, re.findall(r"\d+", found)[:2])) < MINIMUM[package]:
-            raise EngineError(f"the onnx engine needs a newer {package} than the installed {found}; {hint}")
-
-
-def installed_version(package: str) -> str | None:
-    """The version that the module says it has: ONNX Runtime is also installed under names like onnxruntime-gpu."""
-    try:
-        return str(importlib.import_module(package).__version__)
-    except (ImportError, AttributeError):  # AttributeError: an empty directory of that name
-        return None
+        require(package, "onnx", "the onnx engine", error=EngineError, minimum=MINIMUM[package])
 
 
 def export(

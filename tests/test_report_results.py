@@ -12,8 +12,9 @@ import pytest
 
 import blockcache.cli
 from blockcache.compare.methods import Solved, TeaCache, parse_method
-from blockcache.compare.results import MethodRun, OpenLoopError, Record, Results
+from blockcache.compare.results import MethodRun, Record, Results
 from blockcache.errors import FileError
+from blockcache.measure.action_error import ActionError
 from blockcache.measure.statistics import Estimate
 from blockcache.report.other_policies import load_other_policies
 from blockcache.report.published import printed_table
@@ -50,7 +51,7 @@ def method_run(name):
     used = OWN if sampler is None else {**OWN, "type": sampler.kind, "num_inference_steps": sampler.steps}
     flops = cost(name) * 40_000_000
     reuse = None if name == "full" else {"updates": {"layers.0.SA": [0, len(name)]}}
-    return MethodRun(name, "onnx", used, reuse, sampler is None, flops, 0.5, OpenLoopError(0.1, 0.2))
+    return MethodRun(name, "onnx", used, reuse, sampler is None, flops, 0.5, ActionError(0.1, 0.2))
 
 
 def make_suite(name, lost, rollouts=40, main_rollouts=60, quick=False, weights="w" * 64, spread=0.04, task="pusht"):
@@ -75,7 +76,7 @@ def make_suite(name, lost, rollouts=40, main_rollouts=60, quick=False, weights="
             "calibration": {"generations": 16, "seed": 0, "observations": "x"},
             "suite": suite.describe(),
         },
-        noise_floor=OpenLoopError(0.09, 0.2),
+        noise_floor=ActionError(0.09, 0.2),
         methods=tuple(method_run(method) for method in names),
         records=tuple(records),
     )

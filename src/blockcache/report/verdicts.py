@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from blockcache.compare.summary import Row
+from blockcache.compare.summary import MethodSummary
 from blockcache.measure.statistics import Estimate
 from blockcache.report.markdown import table
 from blockcache.report.suites import Collection, family, label
@@ -48,7 +48,7 @@ def _fastest(collection: Collection, names: Sequence[str]) -> str:
     return f"; the fastest is {label(best)} with {timed[best]:.1f} ms."
 
 
-def _frontier(rows: Mapping[str, Row]) -> str:
+def _frontier(rows: Mapping[str, MethodSummary]) -> str:
     """By the means alone: what no other method beats in both cost and score."""
     places = {
         name: (row.method.flops, -row.difference.mean) for name, row in rows.items() if row.difference is not None

@@ -16,9 +16,10 @@ from blockcache.compare.results import MethodRun, Record, Results
 from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.statistics import Estimate
+from blockcache.report.markdown import render
 from blockcache.report.other_policies import load_other_policies
 from blockcache.report.published import printed_table
-from blockcache.report.results import page
+from blockcache.report.results import page as document
 from blockcache.report.stored import Stored, shipped, summarise_main
 from blockcache.report.suites import Collection, SuiteResults, family, label
 from blockcache.report.tradeoff import plot_tradeoff, points
@@ -134,6 +135,11 @@ def of(directory, **suites):
     for name, losses in suites.items():
         make_suite(name, losses).save(directory / f"{name}.json")
     return Collection.load(directory)
+
+
+def page(*given):
+    """The page as it is written."""
+    return render(document(*given))
 
 
 def rows(text, first):

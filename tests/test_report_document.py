@@ -136,8 +136,8 @@ def test_terminal(capsys):
     lines = [line.rstrip() for line in shown(capsys, SMALL).split("\n")]
     assert lines == [
         "Fruit", "", "Some sour, some sweet.", "", "Prices", "", "In `EUR`.", "", "kind   price", "apple    1.0",
-        "a|b        -", "", "More", "", "- one", "- two (here.md)", "", "[a pie: pie.png]", "", "Eaten.", "", "a < b", "", "hidden", "",
-        "End", "", "Good.", "",
+        "a|b        -", "", "More", "", "- one", "- two (here.md)", "", "[a pie: pie.png]", "", "Eaten.", "",
+        "a < b", "", "hidden", "", "End", "", "Good.", "",
     ]  # fmt: skip
 
 

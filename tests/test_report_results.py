@@ -16,7 +16,9 @@ from blockcache.compare.results import MethodRun, Record, Results
 from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.statistics import Estimate
+from blockcache.report.evaluation import evaluation_blocks
 from blockcache.report.markdown import render
+from blockcache.report.methods import DIFFERENCE, REFERENCE, SCORE, suite_tables
 from blockcache.report.other_policies import load_other_policies
 from blockcache.report.published import printed_table
 from blockcache.report.results import page as document
@@ -271,6 +273,21 @@ def test_failed_rollouts_are_counted_and_left_out(tmp_path):
     assert (collection.full.failed, collection.full.score.n) == (1, 39)
     assert collection.rows["bac:S=10,n=5"].difference.n == 39
     assert rows(page(collection, "there"), "metrics |")[0][3] == "1"
+
+
+def test_a_method_has_the_same_figures_wherever_it_is_shown(collection):
+    item = collection.suites["metrics"]
+    results = replace(item.results, setting={**item.results.setting, "open_loop_observations": 32})
+    closed, cost, _ = evaluation_blocks(results, {}, repeats=5)
+    (section,) = suite_tables(item, ["method", "n", SCORE, DIFFERENCE, "success", "won/lost (p)", "GFLOP", REFERENCE])
+    (metrics,) = section.blocks
+    names = [column.name for column in metrics.columns]
+    assert names[-1] == "difference to BAC S=10 n=5, 95 %"
+    by_name = {row[0]: row for row in closed.rows}
+    assert [row[:6] for row in metrics.rows] == [(label(name), *by_name[name][1:6]) for name in item.suite.methods]
+    assert {row[0]: row[2] for row in cost.rows} == {
+        name: f"{cost_of / 1e9:.3f}" for name, cost_of in ((m.name, m.flops) for m in results.methods)
+    }
 
 
 # ---- beside the paper

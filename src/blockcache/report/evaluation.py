@@ -53,7 +53,7 @@ def evaluation_blocks(results: Results, speed: Mapping[str, Latency], repeats: i
             f"Chunk Hz: timed apart from the rollouts, batch 1, one torch thread, median of {repeats} interleaved rounds; "
             f"the plain policy makes {1 / speed[PLAIN].p50:.1f}."
         )
-    return chosen(_CLOSED, rows), chosen(_COST, rows), Bullets(tuple(notes))
+    return chosen(_CLOSED, rows), chosen(_COST, rows, left=2), Bullets(tuple(notes))
 
 
 def open_loop_blocks(found: Tradeoff, repeats: int, threads: int) -> tuple[Block, ...]:
@@ -96,6 +96,7 @@ def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: S
                 **cells(row),
                 "method": label(name),
                 "ms": f"{latency.p50 * 1e3:.0f}",
+                "GFLOP": f"{row.method.flops / 1e9:.2f}",
                 "speed-up": f"{latency.over(speed[PLAIN]):.1f}x",
                 "score": "" if row.score is None else f"{row.score.mean:.3f}",
                 DIFFERENCE: _counted(row.difference),

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from blockcache.compare import jobs
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import EvaluationError, local_workers, one_by_one, ray_cluster
 from blockcache.compare.methods import MethodError
@@ -227,7 +226,7 @@ def test_refused_before_any_work(make_policy, tmp_path):
 
 
 def test_missing_libraries_are_named_with_their_extra(monkeypatch):
-    monkeypatch.setattr(jobs.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("blockcache.extras.find_spec", lambda name: None)
     with pytest.raises(EvaluationError, match=r"blockcache\[ray\]"):
         ray_cluster("auto")
     with pytest.raises(EvaluationError, match=r"blockcache\[eval\]"):

@@ -14,7 +14,7 @@ SOURCE = Path(blockcache.__file__).parent
 # where their members build on one another.
 ROWS = (
     ("errors", "_version", "cores"),
-    ("files", "fingerprint", "observations"),
+    ("extras", "files", "fingerprint", "observations"),
     ("schedule",),
     ("solvers", "samplers"),
     ("models",),
@@ -35,6 +35,7 @@ PLOTS = {"matplotlib"}
 # "knows nothing of", for what stands above a row and would otherwise be allowed
 FORBIDDEN = {
     **dict.fromkeys(("errors", "cores", "files", "fingerprint", "schedule", "solvers"), HEAVY | SIMULATORS | PLOTS),
+    "extras": HEAVY | SIMULATORS | PLOTS,
     "samplers": {"torch"} | SIMULATORS | PLOTS,
     "models": {"solvers"} | SIMULATORS | PLOTS,
     "attach": SIMULATORS | PLOTS,

@@ -9,6 +9,8 @@ import pytest
 import blockcache.cli
 from blockcache.errors import FileError
 from blockcache.measure.statistics import difference_interval
+from blockcache.report.document import Document
+from blockcache.report.markdown import render
 from blockcache.report.other_policies import load_other_policies, other_policies
 from test_report_results import lost, make_suite, rows
 
@@ -31,6 +33,11 @@ def save(path, rule, weights, task="metaworld-assembly"):
     return str(path)
 
 
+def section(directories):
+    """What the page says of them."""
+    return render(Document("Results", (other_policies(load_other_policies(directories)),)))
+
+
 @pytest.fixture
 def directories(tmp_path):
     """Two policies of one task. Full always succeeds; BAC fails at every 6th seed with both, at seed 1 with one of them."""
@@ -50,7 +57,7 @@ def test_an_episode_counts_once_however_many_policies_met_it(directories):
 
 
 def test_the_table_shows_each_policy_and_what_they_say_together(directories):
-    text = "\n".join(other_policies(load_other_policies(directories)))
+    text = section(directories)
     row = next(row for row in rows(text, "BAC S=10 n=5 |"))
     assert row[1] == "120"
     assert row[2] == "0.83, 0.82"
@@ -69,7 +76,7 @@ def test_rivals_of_equal_flops_may_have_different_names(tmp_path, directories):
     shutil.copytree(directories[0], path)
     text = (path / "main.json").read_text().replace("ddim-12", "ddim-13").replace("a" * 64, "c" * 64)
     (path / "main.json").write_text(text)
-    shown = "\n".join(other_policies(load_other_policies([*directories, path])))
+    shown = section([*directories, path])
     (row,) = rows(shown, "DDIM-12 / DDIM-13 †")
     assert row[1] == "180"
 

@@ -12,12 +12,16 @@ import pytest
 
 import blockcache.cli
 from blockcache.compare.methods import Solved, TeaCache, parse_method
-from blockcache.compare.results import MethodRun, OpenLoopError, Record, Results
+from blockcache.compare.results import MethodRun, Record, Results
 from blockcache.errors import FileError
+from blockcache.measure.action_error import ActionError
 from blockcache.measure.statistics import Estimate
+from blockcache.report.evaluation import evaluation_blocks
+from blockcache.report.markdown import render
+from blockcache.report.methods import DIFFERENCE, REFERENCE, SCORE, suite_tables
 from blockcache.report.other_policies import load_other_policies
 from blockcache.report.published import printed_table
-from blockcache.report.results import page
+from blockcache.report.results import page as document
 from blockcache.report.stored import Stored, shipped, summarise_main
 from blockcache.report.suites import Collection, SuiteResults, family, label
 from blockcache.report.tradeoff import plot_tradeoff, points
@@ -50,7 +54,7 @@ def method_run(name):
     used = OWN if sampler is None else {**OWN, "type": sampler.kind, "num_inference_steps": sampler.steps}
     flops = cost(name) * 40_000_000
     reuse = None if name == "full" else {"updates": {"layers.0.SA": [0, len(name)]}}
-    return MethodRun(name, "onnx", used, reuse, sampler is None, flops, 0.5, OpenLoopError(0.1, 0.2))
+    return MethodRun(name, "onnx", used, reuse, sampler is None, flops, 0.5, ActionError(0.1, 0.2))
 
 
 def make_suite(name, lost, rollouts=40, main_rollouts=60, quick=False, weights="w" * 64, spread=0.04, task="pusht"):
@@ -75,7 +79,7 @@ def make_suite(name, lost, rollouts=40, main_rollouts=60, quick=False, weights="
             "calibration": {"generations": 16, "seed": 0, "observations": "x"},
             "suite": suite.describe(),
         },
-        noise_floor=OpenLoopError(0.09, 0.2),
+        noise_floor=ActionError(0.09, 0.2),
         methods=tuple(method_run(method) for method in names),
         records=tuple(records),
     )
@@ -133,6 +137,11 @@ def of(directory, **suites):
     for name, losses in suites.items():
         make_suite(name, losses).save(directory / f"{name}.json")
     return Collection.load(directory)
+
+
+def page(*given):
+    """The page as it is written."""
+    return render(document(*given))
 
 
 def rows(text, first):
@@ -264,6 +273,21 @@ def test_failed_rollouts_are_counted_and_left_out(tmp_path):
     assert (collection.full.failed, collection.full.score.n) == (1, 39)
     assert collection.rows["bac:S=10,n=5"].difference.n == 39
     assert rows(page(collection, "there"), "metrics |")[0][3] == "1"
+
+
+def test_a_method_has_the_same_figures_wherever_it_is_shown(collection):
+    item = collection.suites["metrics"]
+    results = replace(item.results, setting={**item.results.setting, "open_loop_observations": 32})
+    closed, cost, _ = evaluation_blocks(results, {}, repeats=5)
+    (section,) = suite_tables(item, ["method", "n", SCORE, DIFFERENCE, "success", "won/lost (p)", "GFLOP", REFERENCE])
+    (metrics,) = section.blocks
+    names = [column.name for column in metrics.columns]
+    assert names[-1] == "difference to BAC S=10 n=5, 95 %"
+    by_name = {row[0]: row for row in closed.rows}
+    assert [row[:6] for row in metrics.rows] == [(label(name), *by_name[name][1:6]) for name in item.suite.methods]
+    assert {row[0]: row[2] for row in cost.rows} == {
+        name: f"{cost_of / 1e9:.3f}" for name, cost_of in ((m.name, m.flops) for m in results.methods)
+    }
 
 
 # ---- beside the paper

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from blockcache.cli.arguments import load_schedule, refuse_sizes_beside_a_policy
 from blockcache.cores import cores
-
-if TYPE_CHECKING:
-    from blockcache.studies.bench import Bench
 
 
 @click.command()
@@ -78,11 +75,11 @@ def bench(
       blockcache bench --width 768 --horizon 16 --threads 2 --json bench.json --plot bench.png
       blockcache bench --policy pusht --schedule schedule.json
     """
-    from rich.console import Console
-
     from blockcache.files import write_json
     from blockcache.models.dpt import load_policy
-    from blockcache.report.performance import plot_bench, require_matplotlib
+    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.performance import bench_table, not_available, plot_bench
+    from blockcache.report.terminal import display
     from blockcache.studies.bench import Shape, preset_for, run_bench
 
     if plot:
@@ -109,14 +106,12 @@ def bench(
     followed = load_schedule(schedule) if schedule else preset_for(shape)
     most = threads or cores()
     result = run_bench(shape, loaded, followed, threads=most, repeats=5 if quick else repeats, quick=quick)
-    console = Console(soft_wrap=True, width=160)
-    console.print(_table(result))
-    for name, reason in result.unavailable.items():
-        console.print(f"not available: {name} ({reason})")
+    figures = result.to_dict()
+    display(bench_table(figures["rows"]), not_available(figures))
     if json_path:
-        write_json(json_path, result.to_dict())
+        write_json(json_path, figures)
     if plot:
-        plot_bench(result.to_dict(), plot)
+        plot_bench(figures, plot)
     click.echo(
         json.dumps(
             {row.name: {"p50_ms": round(row.p50_ms, 3), "speedup": round(row.speedup, 2)} for row in result.rows}
@@ -141,7 +136,17 @@ def performance(output: str, repeats: int, render_only: bool) -> None:
     from pathlib import Path
 
     from blockcache.files import expect_format, read_json, write_bytes, write_json
-    from blockcache.report.performance import FORMAT, VERSION, page, plot_bench, plot_growth, require_matplotlib
+    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.markdown import render
+    from blockcache.report.performance import (
+        BENCH_PICTURE,
+        FORMAT,
+        GROWTH_PICTURE,
+        VERSION,
+        page,
+        plot_bench,
+        plot_growth,
+    )
 
     require_matplotlib()
     directory = Path(output)
@@ -150,9 +155,9 @@ def performance(output: str, repeats: int, render_only: bool) -> None:
         write_json(source, {"format": FORMAT, "version": VERSION, **_measure_everything(repeats)})
     results = read_json(source, what)
     expect_format(results, FORMAT, VERSION, what, source)
-    plot_bench(results["bench"], directory / "performance-bench.png")
-    plot_growth(results["growth"], directory / "performance-growth.png")
-    write_bytes(directory / "performance.md", page(results).encode())
+    plot_bench(results["bench"], directory / BENCH_PICTURE)
+    plot_growth(results["growth"], directory / GROWTH_PICTURE)
+    write_bytes(directory / "performance.md", render(page(results)).encode())
     click.echo(f"{directory / 'performance.md'}")
 
 
@@ -175,32 +180,6 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
         "8 x 768, T = 16": footprint(Shape(width=768, horizon=16), calls=30, generations=20),
     }
     return {"bench": bench, "shapes": shapes, "growth": grown, "footprint": feet}
-
-
-def _table(result: Bench) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("candidate")
-    times = ("p50 ms", "p95", "p99", "chunk Hz", "action Hz", "over eager", "over full")
-    for column in (*times, "GFLOP", "GFLOP/s", "of peak", "difference"):
-        table.add_column(column, justify="right")
-    for row in result.rows:
-        table.add_row(
-            row.name,
-            f"{row.p50_ms:.1f}",
-            f"{row.p95_ms:.1f}",
-            f"{row.p99_ms:.1f}",
-            f"{row.chunk_hz:.1f}",
-            f"{row.action_hz:.0f}",
-            f"{row.speedup:.1f}x",
-            "-" if row.over_full is None else f"{row.over_full:.1f}x",
-            f"{row.gflop:.2f}",
-            f"{row.gflops:.1f}",
-            f"{row.of_peak:.0%}",
-            "-" if row.max_difference is None else f"{row.max_difference:.0e}",
-        )
-    return table
 
 
 COMMANDS = (export, bench, performance)

@@ -10,22 +10,14 @@ import click
 from blockcache.cli.arguments import load_observations
 from blockcache.cli.rollouts import (
     chosen_backend,
-    estimate_text,
     exit_if_failed,
-    plain_console,
     resumable,
     rollouts_option,
     run_options,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rich.console import Console
-
     from blockcache.compare.evaluation import Evaluation
-    from blockcache.compare.results import Results
-    from blockcache.measure.latency import Latency
     from blockcache.tasks import Task
     from blockcache.tasks.video import Frame
 
@@ -91,6 +83,8 @@ def evaluate(
     from blockcache.compare.evaluation import prepare, save_timings
     from blockcache.models.dpt import load_policy
     from blockcache.models.dpt.checkpoint import shipped_policy
+    from blockcache.report.evaluation import evaluation_blocks
+    from blockcache.report.terminal import display
     from blockcache.tasks import task_spec
     from blockcache.tasks.video import check_video
 
@@ -121,9 +115,8 @@ def evaluate(
         speed = evaluation.speed(repeats) if repeats else {}
         if speed:
             save_timings(Path(output).with_suffix(".timings.json"), speed, evaluation.fingerprint)
-        console = plain_console(at_least=120)
-        _print(console, results, speed, repeats)
-        console.print(f"\nwritten to {output}")
+        display(*evaluation_blocks(results, speed, repeats))
+        click.echo(f"\nwritten to {output}")
         if video is not None:
             _film(evaluation, video)
     exit_if_failed(results, output)
@@ -149,62 +142,6 @@ def _watch(evaluation: Evaluation, name: str) -> tuple[str, list[Frame]]:
 
         done = evaluation.play(name, evaluation.seeds[0], watch)
     return f"{name}: {'failed' if done.score is None else f'{done.score:.2f}'}", film
-
-
-def _print(console: Console, results: Results, speed: Mapping[str, Latency], repeats: int) -> None:
-    from rich.table import Table
-
-    from blockcache.compare.results import PLAIN
-    from blockcache.compare.summary import summarise
-
-    closed = Table(box=None, header_style="bold", pad_edge=False)
-    cost = Table(box=None, header_style="bold", pad_edge=False)
-    for table, columns in (
-        (closed, ("n", "score", "difference to full", "success", "won/lost", "McNemar p", "noise")),
-        (cost, ("engine", "GFLOP", "chunk Hz", "action error", "first, P95", "jerk", "jump")),
-    ):
-        table.add_column("method")
-        for column in columns:
-            table.add_column(column, justify="right")
-    for row in summarise(results):
-        method, pairs = row.method, row.discordant
-        closed.add_row(
-            method.name,
-            f"{0 if row.score is None else row.score.n}" + (f" ({row.failed} failed)" if row.failed else ""),
-            estimate_text(row.score, "{:.3f}"),
-            estimate_text(row.difference, "{:+.3f}"),
-            "-" if row.success is None else f"{row.success.mean:.0%}",
-            "-" if pairs is None else f"{pairs.only_found}/{pairs.only_baseline}",
-            "-" if pairs is None else f"{pairs.p:.3f}",
-            "same" if method.shares_all_noise else "start only",
-        )
-        cost.add_row(
-            method.name,
-            method.engine,
-            f"{method.flops / 1e9:.3g}",
-            f"{1 / speed[method.name].p50:.1f}" if speed else "-",
-            f"{method.error.mean:.3f}",
-            f"{method.error.first_p95:.3f}",
-            "-" if row.jerk is None else f"{row.jerk:.4f}",
-            "-" if row.jump is None else f"{row.jump:.4f}",
-        )
-    console.print(closed)
-    console.print()
-    console.print(cost)
-    floor, observed = results.noise_floor, results.setting["open_loop_observations"]
-    console.print(
-        f"\nScore and its paired difference with 95 % intervals; success: {results.task['success']}, won/lost "
-        "counts pairs in which only one of the two succeeded.\nNoise: same as the full policy's in every step, or, with "
-        "another sampler, at the start only.\nGFLOP per chunk, by formula. Action error: open loop, executed slice, "
-        f"normalised units, {observed} observations; two full runs with different noise differ by {floor.mean:.3f} "
-        f"(first action, P95: {floor.first_p95:.3f}).\nJerk and jump (between chunks) of the executed actions, in "
-        "normalised units."
-    )
-    if speed:
-        console.print(
-            f"Chunk Hz: timed apart from the rollouts, batch 1, one torch thread, median of {repeats} interleaved rounds; "
-            f"the plain policy makes {1 / speed[PLAIN].p50:.1f}."
-        )
 
 
 COMMANDS = (evaluate,)

@@ -1,4 +1,4 @@
-"""What the verbs that run many rollouts share: options, who does the work, how a run ends, how its figures are shown."""
+"""What the verbs that run many rollouts share: options, who does the work, how a run ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import click
 from blockcache.compare.results import GENERATIONS, GROUP
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from blockcache.compare.jobs import Backend
     from blockcache.compare.results import Results
-    from blockcache.measure.statistics import Estimate
 
 FAILED, INTERRUPTED = 1, 130  # exit codes
 POSITIVE = click.IntRange(min=1)
@@ -66,14 +63,3 @@ def exit_if_failed(results: Results, path: str | Path) -> None:
             err=True,
         )
         raise SystemExit(FAILED)
-
-
-def plain_console(at_least: int) -> Console:
-    """For tables so wide: a pipe counts as 80 columns, which would cut their figures."""
-    from rich.console import Console
-
-    return Console(soft_wrap=True, markup=False, width=max(at_least, Console().width))
-
-
-def estimate_text(value: Estimate | None, form: str) -> str:
-    return "-" if value is None else value.text(form)

@@ -123,6 +123,8 @@ def errors(policy: str, output: str, observations: str | None, generations: int,
     from blockcache.files import write_bytes, write_json
     from blockcache.models.dpt import load_policy
     from blockcache.report.caching import page
+    from blockcache.report.markdown import render
+    from blockcache.report.terminal import display
     from blockcache.studies.caching import caching_study
 
     torch.set_num_threads(threads)
@@ -130,9 +132,8 @@ def errors(policy: str, output: str, observations: str | None, generations: int,
     seen = load_observations(loaded, policy, observations)
     results = caching_study(loaded, seen, generations=generations, command=typed())
     write_json(Path(output) / "caching-error.json", results)
-    text = page(results)
-    write_bytes(Path(output) / "caching-error.md", text.encode())
-    click.echo(text)
+    write_bytes(Path(output) / "caching-error.md", render(page(results)).encode())
+    display(page(results))
 
 
 @click.command()
@@ -158,22 +159,14 @@ def flops(schedules: tuple[str, ...], policy: str | None, steps: int, **sizes: i
       blockcache flops schedule.json --policy pusht
       blockcache flops --width 768 --tokens 16
     """
-    from rich.console import Console
-    from rich.table import Table
-
+    from blockcache.report.performance import flops_table
+    from blockcache.report.terminal import display
     from blockcache.schedule.cost import generation
 
     blocks, every_step, steps = _shape(policy, steps, sizes)
-    full = generation(blocks, every_step, steps)
-    table = Table("schedule", box=None, header_style="bold")
-    for column in ("GFLOP", "of full", "reused"):
-        table.add_column(column, justify="right")
-    table.add_row("full precision", f"{full / 1e9:.3f}", "1.00x", "0.0%")
-    for name in schedules:
-        schedule = load_schedule(name)
-        cost = generation(blocks, every_step, steps, schedule)
-        table.add_row(name, f"{cost / 1e9:.3f}", f"1/{full / cost:.2f}", f"{schedule.reused_share:.1%}")
-    Console(soft_wrap=True).print(table)
+    loaded = {name: load_schedule(name) for name in schedules}
+    costs = {name: (generation(blocks, every_step, steps, item), item.reused_share) for name, item in loaded.items()}
+    display(flops_table(generation(blocks, every_step, steps), costs))
 
 
 def _shape(policy: str | None, steps: int, sizes: dict[str, int]) -> tuple[Any, int, int]:

@@ -10,9 +10,7 @@ import click
 from blockcache.cli.arguments import given, load_observations
 from blockcache.cli.rollouts import (
     chosen_backend,
-    estimate_text,
     exit_if_failed,
-    plain_console,
     resumable,
     rollouts_option,
     run_options,
@@ -21,8 +19,6 @@ from blockcache.errors import TaskError
 from blockcache.studies.suites import SUITES, TIMINGS
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from blockcache.report.suites import SuiteResults
 
 
@@ -114,9 +110,8 @@ def suite(
         ready.check_output(path)
         results = ready.run(backend)
     results.save(path)
-    console = plain_console(at_least=130)
-    _print(console, SuiteResults(ready.suite, results))
-    console.print(f"written to {path}; 'blockcache results {output} -o docs' makes the page")
+    _print(SuiteResults(ready.suite, results))
+    click.echo(f"\nwritten to {path}; 'blockcache results {output} -o docs' makes the page")
     exit_if_failed(results, path)
 
 
@@ -137,8 +132,9 @@ def results(directory: str, others: tuple[str, ...], output: str, stored: str | 
       blockcache results out/suites -o docs --stored src/blockcache/assets/stored_results.json
     """
     from blockcache.files import write_bytes
+    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.markdown import render
     from blockcache.report.other_policies import load_other_policies
-    from blockcache.report.performance import require_matplotlib
     from blockcache.report.results import PICTURE, page
     from blockcache.report.stored import summarise_main
     from blockcache.report.suites import Collection
@@ -150,7 +146,7 @@ def results(directory: str, others: tuple[str, ...], output: str, stored: str | 
         summarise_main(collection).save(stored)
         click.echo(stored)
     plot_tradeoff(collection, Path(output) / PICTURE)
-    write_bytes(Path(output) / "results.md", page(collection, directory, further).encode())
+    write_bytes(Path(output) / "results.md", render(page(collection, directory, further)).encode())
     click.echo(f"{Path(output) / 'results.md'}")
     if collection.missing:
         click.echo(f"missing suites: {', '.join(collection.missing)}")
@@ -158,39 +154,18 @@ def results(directory: str, others: tuple[str, ...], output: str, stored: str | 
         click.echo(f"missing timings: run 'blockcache suite timing POLICY -o {directory}'")
 
 
-def _print(console: Console, found: SuiteResults) -> None:
-    from rich.table import Table
+def _print(found: SuiteResults) -> None:
+    from blockcache.report.document import Paragraph
+    from blockcache.report.methods import DIFFERENCE, REFERENCE, SCORE, suite_tables
+    from blockcache.report.terminal import display
 
-    from blockcache.report.suites import label
-
-    reference = found.suite.reference
-    if found.suite.quick:
-        console.print("A quick run: a few shortened rollouts, no results.\n")
-    for section, cells in found.suite.sections.items():
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        table.add_column(section, min_width=34)
-        columns = ["n", "score", "difference to full", "lossless", "success", "GFLOP"]
-        for column in [*columns, f"difference to {label(reference)}"] if reference else columns:
-            table.add_column(column, justify="right")
-        for cell in cells:
-            row = found.rows[cell.method]
-            against = found.compare(cell.method, reference) if reference and cell.method != reference else None
-            table.add_row(
-                label(cell.method) + ("" if row.method.shares_all_noise else " †"),
-                f"{0 if row.score is None else row.score.n}" + (f" ({row.failed} failed)" if row.failed else ""),
-                estimate_text(row.score, "{:.3f}"),
-                estimate_text(row.difference, "{:+.3f}"),
-                "-" if row.difference is None else "yes" if row.difference.lossless else "no",
-                "-" if row.success is None else f"{row.success.mean:.0%}",
-                f"{row.method.flops / 1e9:.3f}",
-                *([estimate_text(against, "{:+.3f}")] if reference else []),
-            )
-        console.print(table)
-        console.print()
-    console.print(
-        "Differences are paired, with 95 % intervals. Lossless: the interval's lower end is above -0.03.\n"
-        "† shares the full policy's initial noise only: another sampler."
+    columns = ("method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", REFERENCE)
+    notes = (
+        "Differences are paired, with 95 % intervals. Lossless: the interval's lower end is above -0.03.",
+        "† shares the full policy's initial noise only: another sampler.",
     )
+    quick = ["A quick run: a few shortened rollouts, no results."] if found.suite.quick else []
+    display(*map(Paragraph, quick), *suite_tables(found, columns), Paragraph(" ".join(notes)))
 
 
 COMMANDS = (suite, results)

@@ -21,6 +21,7 @@ from torch import Tensor
 from blockcache._version import __version__
 from blockcache.attach.recorder import calibrate
 from blockcache.compare.methods import Method, MethodError, ScheduleFile, TeaCache
+from blockcache.compare.results import EAGER
 from blockcache.engines import Stats, accelerate
 from blockcache.files import PathLike
 from blockcache.measure.action_error import Predict
@@ -89,7 +90,7 @@ def running(policy: DiffusionTransformerPolicy, candidate: Candidate) -> Iterato
     """
     own = candidate.under(copy.deepcopy(policy))
     if candidate.engine is None:
-        yield Running(own, "eager", lambda: None)
+        yield Running(own, EAGER, lambda: None)
         return
     with accelerate(own, candidate.schedule, engine=candidate.engine, threads=torch.get_num_threads()) as fast:
         yield Running(own, fast.engine, fast.stats)

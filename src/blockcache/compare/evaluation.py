@@ -27,7 +27,6 @@ from blockcache.compare.results import (
     GROUP,
     PLAIN,
     MethodRun,
-    OpenLoopError,
     Record,
     Results,
     check_alike,
@@ -36,7 +35,7 @@ from blockcache.compare.results import (
 from blockcache.errors import TaskError
 from blockcache.files import PathLike, write_json
 from blockcache.fingerprint import Fingerprint
-from blockcache.measure.action_error import action_error
+from blockcache.measure.action_error import ActionError, action_error
 from blockcache.measure.latency import Latency, measure
 from blockcache.measure.machine import describe
 from blockcache.models.dpt import DiffusionTransformerPolicy
@@ -135,9 +134,8 @@ class Evaluation:
         scale = np.asarray(policy.normalizer.action.scale, dtype=np.float64)
         reference = np.asarray(outcome(_REFERENCE)["actions"])
 
-        def error(job: OpenLoop) -> OpenLoopError:
-            found = action_error(np.asarray(outcome(job)["actions"]), reference, scale)
-            return OpenLoopError(found.mean, found.first_p95)
+        def error(job: OpenLoop) -> ActionError:
+            return action_error(np.asarray(outcome(job)["actions"]), reference, scale)
 
         methods, records = [], []
         for name, candidate in self.candidates.items():

@@ -6,7 +6,6 @@ where it was. Knows nothing of policies or of what the jobs are.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from tqdm import tqdm
 from blockcache._version import __version__
 from blockcache.cores import cores
 from blockcache.errors import BlockcacheError, FileError
+from blockcache.extras import installed, require
 from blockcache.files import PathLike, expect_format, read_json, write_json
 
 FORMAT, VERSION = "blockcache.job", 1
@@ -86,22 +86,19 @@ def one_by_one(work: Work, jobs: Sequence[Any]) -> Iterator[tuple[int, Outcome]]
 
 def local_workers(count: int | None = None) -> Backend:
     """Processes on this machine, by joblib. None is one for each core, or this process where joblib is missing."""
-    installed = importlib.util.find_spec("joblib") is not None
     if count is None:
-        count = cores() if installed else 1
+        count = cores() if installed("joblib") else 1
     if count < 1:
         raise EvaluationError(f"an evaluation needs at least one worker, got {count}")
-    if count > 1 and not installed:
-        raise EvaluationError(
-            f'{count} workers need joblib; install it with pip install "blockcache[eval]", or use one worker'
-        )
-    return one_by_one if count == 1 else partial(_by_joblib, count)
+    if count == 1:
+        return one_by_one
+    require("joblib", "eval", "an evaluation with more than one worker", error=EvaluationError)
+    return partial(_by_joblib, count)
 
 
 def ray_cluster(address: str) -> Backend:
     """Workers of a Ray cluster. "local" starts one on this machine; "auto" finds a running one."""
-    if importlib.util.find_spec("ray") is None:
-        raise EvaluationError('a Ray cluster needs ray; install it with pip install "blockcache[ray]"')
+    require("ray", "ray", "a Ray cluster", error=EvaluationError)
     return partial(_by_ray, address)
 
 

@@ -23,20 +23,13 @@ from blockcache.compare.jobs import EvaluationError
 from blockcache.errors import FileError
 from blockcache.files import PathLike, expect_format, read_exactly, read_json, write_json
 from blockcache.fingerprint import Fingerprint
+from blockcache.measure.action_error import ActionError
 
 FORMAT, VERSION = "blockcache.results", 1
 BASELINE = "full"
-PLAIN = "plain policy"  # among timings: the policy as it comes, in torch
+PLAIN = "plain policy"  # among timings: the policy as it comes
+EAGER = "eager"  # among engines: torch itself, which runs the policy as it comes
 GROUP, GENERATIONS = 10, 16  # rollouts run as one batch, observations to calibrate on; unless somebody asks otherwise
-
-
-@dataclass(frozen=True)
-class OpenLoopError:
-    """Mean absolute difference to the full policy's executed actions in normalised units, and the 95th percentile over
-    observations of that of the first action."""
-
-    mean: float
-    first_p95: float
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,7 @@ class MethodRun:
     shares_all_noise: bool  # with the full policy; otherwise the initial noise only
     flops: int
     reused: float
-    error: OpenLoopError
+    error: ActionError
 
     def same(self, other: Mapping[str, Any]) -> bool:
         """Whether a candidate's description is what this ran."""
@@ -81,7 +74,7 @@ class Results:
     task: Mapping[str, Any]
     policy: Mapping[str, Any]
     setting: Mapping[str, Any]
-    noise_floor: OpenLoopError
+    noise_floor: ActionError
     methods: tuple[MethodRun, ...]
     records: tuple[Record, ...]
 
@@ -104,9 +97,9 @@ class Results:
         expect_format(value, FORMAT, VERSION, "results file", path)
         content = {key: item for key, item in value.items() if key not in ("format", "version", "made_by")}
         try:
-            floor = read_exactly(OpenLoopError, content.get("noise_floor"))
+            floor = read_exactly(ActionError, content.get("noise_floor"))
             methods = tuple(
-                read_exactly(MethodRun, {**item, "error": read_exactly(OpenLoopError, item.get("error"))})
+                read_exactly(MethodRun, {**item, "error": read_exactly(ActionError, item.get("error"))})
                 for item in content.get("methods", ())
             )
             records = tuple(read_exactly(Record, item) for item in content.get("records", ()))

@@ -14,7 +14,7 @@ from blockcache.measure.statistics import Estimate, McNemar, mcnemar, mean_inter
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodSummary:
     """`difference` and `discordant` are None for the full policy itself, and every figure where no rollout is left."""
 
     method: MethodRun
@@ -27,17 +27,17 @@ class Row:
     jump: float | None
 
 
-def summarise(results: Results) -> tuple[Row, ...]:
+def summarise(results: Results) -> tuple[MethodSummary, ...]:
     baseline = results.of(BASELINE)
     return tuple(_row(method, results.of(method.name), baseline) for method in results.methods)
 
 
-def _row(method: MethodRun, records: dict[int, Record], baseline: dict[int, Record]) -> Row:
+def _row(method: MethodRun, records: dict[int, Record], baseline: dict[int, Record]) -> MethodSummary:
     done = [record for record in records.values() if record.error is None]
     pairs = [(a, b) for seed, a in records.items() if (b := baseline.get(seed)) and a.error is b.error is None]
     compared = method.name != BASELINE and len(pairs) > 0
     found, expected = [a for a, _ in pairs], [b for _, b in pairs]
-    return Row(
+    return MethodSummary(
         method=method,
         failed=len(records) - len(done),
         score=mean_interval(_scores(done)) if done else None,

@@ -6,9 +6,7 @@ in and out.
 
 from __future__ import annotations
 
-import importlib
 import os
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 
 from blockcache.cores import cores
 from blockcache.errors import EngineError, FileError, ScheduleError
+from blockcache.extras import require
 from blockcache.files import expect_format, parse_json, read_bytes
 from blockcache.fingerprint import Fingerprint
 
@@ -29,21 +28,7 @@ MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
 def require_onnxruntime(also_onnx: bool = False) -> None:
     """Refuse a missing or an old library, naming the extra that brings it. `also_onnx`: a file is to be written."""
     for package in ("onnxruntime", "onnx") if also_onnx else ("onnxruntime",):
-        wanted = ".".join(map(str, MINIMUM[package]))
-        hint = f'version {wanted} or newer comes with: pip install "blockcache[onnx]"'
-        found = installed_version(package)
-        if found is None:
-            raise EngineError(f"the onnx engine needs {package}, which is not installed; {hint}")
-        if tuple(map(int, re.findall(r"\d+", found)[:2])) < MINIMUM[package]:
-            raise EngineError(f"the onnx engine needs a newer {package} than the installed {found}; {hint}")
-
-
-def installed_version(package: str) -> str | None:
-    """The version that the module says it has: ONNX Runtime is also installed under names like onnxruntime-gpu."""
-    try:
-        return str(importlib.import_module(package).__version__)
-    except (ImportError, AttributeError):  # AttributeError: an empty directory of that name
-        return None
+        require(package, "onnx", "the onnx engine", error=EngineError, minimum=MINIMUM[package])
 
 
 @dataclass(frozen=True, eq=False)

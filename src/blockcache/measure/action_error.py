@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 from tqdm import tqdm
 
-from blockcache.models.pairing import generate
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Predict = Callable[..., dict[str, Any]]
 
@@ -33,6 +33,8 @@ def actions(
     predict_action: Predict, observations: Sequence[Tensor], seed: int, progress: str | None = None
 ) -> NDArray[np.float64]:
     """Executed actions of all observations, (N, n_action, A); noise depends on the seed and the observation's place."""
+    from blockcache.models.pairing import generate  # here, because results files hold errors and are read without torch
+
     batches = tqdm(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
     found = [generate(predict_action, batch, seed + index)["action"] for index, batch in enumerate(batches)]
     return np.concatenate([np.asarray(action.detach().cpu(), dtype=np.float64) for action in found])

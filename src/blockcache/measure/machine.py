@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from blockcache.cores import cores
-from blockcache.deploy.session import installed_version
+from blockcache.extras import installed_version
 
 
 def describe() -> dict[str, Any]:

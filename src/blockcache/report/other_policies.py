@@ -1,4 +1,4 @@
-"""Suite main of further policies, for other tasks or this one; those of a task are taken together. As Markdown.
+"""Suite main of further policies, for other tasks or this one; those of a task are taken together.
 
 From the files of `blockcache suite main` only. An environment seed counts once in an interval, however many policies met it:
 its differences are averaged over the policies first, because they are not independent of one another.
@@ -17,9 +17,10 @@ from blockcache.compare.results import BASELINE, Results
 from blockcache.errors import FileError
 from blockcache.files import PathLike
 from blockcache.measure.statistics import Estimate, difference_interval
-from blockcache.report.markdown import table
+from blockcache.report.document import Paragraph, Section, Table, plain, table
+from blockcache.report.methods import DIFFERENCE, SCORE, estimate, lossless
 from blockcache.report.suites import SuiteResults, label
-from blockcache.report.verdicts import estimate, verdict
+from blockcache.report.verdicts import verdict
 from blockcache.studies.suites import Cell, suite_of
 
 
@@ -76,27 +77,23 @@ def load_other_policies(directories: Sequence[PathLike]) -> tuple[TaskPolicies, 
     return tuple(TaskPolicies(name, tuple(items.values()), tuple(items)) for name, items in found.items())
 
 
-def other_policies(tasks: Sequence[TaskPolicies]) -> list[str]:
+def other_policies(tasks: Sequence[TaskPolicies]) -> Section:
     """The page's section on them."""
-    lines = [
-        "## Other tasks and policies",
-        "",
-        "Suite main again. Where a task has no score but success, the score is that. A task's policies met the same episodes.",
-        "Differences are over all of them; in the intervals an episode counts once, however many policies met it, so what further",
-        "training seeds would bring is not in them. A task in which every method succeeds tells none of them apart.",
-        "",
-        *(["**Some are from a quick run: a few shortened rollouts that mean nothing.**", ""] if _quick(tasks) else []),
-        "### Their policies in full precision",
-        "",
-        table(["task", "blocks", "width", "n", "score, 95 %", "failed", "command"], _policies(tasks)),
-        "",
-    ]
-    for task in tasks:
-        lines += _task(task)
-    return lines
+    about = Paragraph(
+        "Suite main again. Where a task has no score but success, the score is that. A task's policies met the same episodes.\n"
+        "Differences are over all of them; in the intervals an episode counts once, however many policies met it, so what further\n"
+        "training seeds would bring is not in them. A task in which every method succeeds tells none of them apart."
+    )
+    quick = (
+        [Paragraph("**Some are from a quick run: a few shortened rollouts that mean nothing.**")]
+        if _quick(tasks)
+        else []
+    )
+    policies = Section("Their policies in full precision", (_policies(tasks),))
+    return Section("Other tasks and policies", (about, *quick, policies, *map(_task, tasks)))
 
 
-def _policies(tasks: Sequence[TaskPolicies]) -> list[list[str]]:
+def _policies(tasks: Sequence[TaskPolicies]) -> Table:
     rows = []
     for task in tasks:
         for item, directory in zip(task.policies, task.directories, strict=True):
@@ -105,7 +102,7 @@ def _policies(tasks: Sequence[TaskPolicies]) -> list[list[str]]:
             count = "0" if full.score is None else str(full.score.n)
             rows.append(
                 [
-                    task.name,
+                    plain(task.name),
                     str(len(blocks)),
                     str(widths.get("width", "?")),
                     count,
@@ -114,15 +111,15 @@ def _policies(tasks: Sequence[TaskPolicies]) -> list[list[str]]:
                     f"`{item.command(directory)}`",
                 ]
             )
-    return rows
+    return table(["task", "blocks", "width", "n", SCORE, "failed", "command"], rows)
 
 
-def _task(task: TaskPolicies) -> list[str]:
+def _task(task: TaskPolicies) -> Section:
     header = [
         "method",
         "rollouts",
         "score, policy by policy",
-        "difference to full, 95 %",
+        DIFFERENCE,
         "lossless",
         "GFLOP",
         "of full",
@@ -130,9 +127,9 @@ def _task(task: TaskPolicies) -> list[str]:
         "wins",
     ]
     first = task.policies[0].results
-    about = f"At most {first.task['max_steps']} steps; success: {first.task['success']}."
+    about = f"At most {first.task['max_steps']} steps; success: {plain(first.task['success'])}."
     rows = {tuple(cell.method for cell in cells): _row(task, cells) for cells in task.cells}  # each once
-    return [f"### {task.name}", "", about, "", table(header, list(rows.values())), ""]
+    return Section(plain(task.name), (Paragraph(about), table(header, rows.values())))
 
 
 def _row(task: TaskPolicies, cells: Sequence[Cell]) -> list[str]:
@@ -149,7 +146,7 @@ def _row(task: TaskPolicies, cells: Sequence[Cell]) -> list[str]:
         str(sum(0 if run.score is None else run.score.n for run in runs)),
         ", ".join("-" if run.score is None else f"{run.score.mean:.2f}" for run in runs),
         estimate(difference, "{:+.3f}"),
-        "" if difference is None else "yes" if difference.lossless else "no",
+        lossless(difference),
         f"{flops / 1e9:.3f}",
         f"1/{np.mean(full) / flops:.1f}",
         estimate(against, "{:+.3f}"),

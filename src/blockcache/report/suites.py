@@ -15,7 +15,7 @@ import numpy as np
 
 from blockcache.compare.methods import ScheduleFile, Solved, TeaCache, parse_method
 from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, Results
-from blockcache.compare.summary import Row, summarise
+from blockcache.compare.summary import MethodSummary, summarise
 from blockcache.errors import FileError, ScheduleError
 from blockcache.files import PathLike, expect_format, read_json
 from blockcache.fingerprint import Fingerprint
@@ -30,7 +30,7 @@ class SuiteResults:
     results: Results
 
     @cached_property
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> dict[str, MethodSummary]:
         return {row.method.name: row for row in summarise(self.results)}
 
     @property
@@ -133,9 +133,9 @@ class Collection:
         return next(iter(self.suites.values())).results
 
     @cached_property
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> dict[str, MethodSummary]:
         """Each method's row, from the suite in which it has the most rollouts."""
-        rows: dict[str, Row] = {}
+        rows: dict[str, MethodSummary] = {}
         for item in self.suites.values():
             for name, row in item.rows.items():
                 if name not in rows or _count(row) > _count(rows[name]):
@@ -143,7 +143,7 @@ class Collection:
         return rows
 
     @property
-    def full(self) -> Row:
+    def full(self) -> MethodSummary:
         return self.rows[BASELINE]
 
     def compare(self, found: str, baseline: str) -> Estimate | None:
@@ -191,7 +191,7 @@ def _reuse(part: Solved | TeaCache | ScheduleFile) -> str:
     return " ".join(words)
 
 
-def _count(row: Row) -> int:
+def _count(row: MethodSummary) -> int:
     return 0 if row.score is None else row.score.n
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from blockcache.compare.methods import Solved, TeaCache, parse_method
 from blockcache.compare.results import BASELINE
-from blockcache.files import PathLike, write_bytes
+from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
-from blockcache.report.performance import require_matplotlib
+from blockcache.report.figures import new_figure, save_figure
 from blockcache.report.suites import Collection, family
 
 # kind -> colour, marker, and where the labels of its points stand, so that equal costs leave them readable
@@ -47,12 +46,6 @@ def points(collection: Collection) -> list[Point]:
 
 def plot_tradeoff(collection: Collection, path: PathLike) -> None:
     """Left over FLOPs, right over milliseconds where there are timings; the full policy is the line at 0."""
-    require_matplotlib()
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     shown, full = points(collection), collection.full
     full_ms = collection.timings.ms(BASELINE) if collection.timings else None
     panels: list[tuple[str, list[tuple[Point, float]], float]] = [
@@ -61,9 +54,8 @@ def plot_tradeoff(collection: Collection, path: PathLike) -> None:
     if full_ms is not None:
         timed = [(point, point.ms) for point in shown if point.ms is not None]
         panels.append(("milliseconds per action chunk (measured, one CPU thread)", timed, full_ms))
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(6.6 * len(panels), 6.2), layout="constrained", sharey=True, squeeze=False
-    )
+    figure = new_figure(6.6 * len(panels), 6.2)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for panel, (title, placed, reference) in zip(axes[0], panels, strict=True):
         _draw(panel, title, placed, reference)
     axes[0][0].set_ylabel("score: paired difference to full precision")
@@ -73,10 +65,7 @@ def plot_tradeoff(collection: Collection, path: PathLike) -> None:
         right.set_ylabel(f"score (full precision: {mean:.3f}, n = {full.score.n})")
     handles, names = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4 * len(panels), frameon=False, fontsize=9)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    write_bytes(path, buffer.getvalue())
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _draw(axes: Any, title: str, placed: list[tuple[Point, float]], reference: float) -> None:

@@ -1,16 +1,18 @@
-"""Who wins where, computed from the suites: the words that docs/results.md says, and how it writes figures."""
+"""Who wins where, computed from the suites: the section of docs/results.md that says so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from blockcache.compare.summary import Row
+from blockcache.compare.summary import MethodSummary
 from blockcache.measure.statistics import Estimate
-from blockcache.report.markdown import table
+from blockcache.report.document import Bullets, Paragraph, Section, table
+from blockcache.report.methods import estimate, shown_ms
 from blockcache.report.suites import Collection, family, label
 
 
-def who_wins(collection: Collection) -> list[str]:
+def who_wins(collection: Collection) -> Section:
+    """Each method against the full policy, and against its rivals at equal FLOPs."""
     rows = {name: row for name, row in collection.rows.items() if row.difference is not None}
     differences = {name: row.difference for name, row in rows.items() if row.difference is not None}
     lossless = [name for name, value in differences.items() if value.lossless]
@@ -18,26 +20,24 @@ def who_wins(collection: Collection) -> list[str]:
     lossy = [name for name in lossless if differences[name].high < 0]
     open_ = [name for name in differences if name not in lossless and name not in worse]
     score = collection.full.score
-    lines = ["## Who wins where", "", "### Against the full policy", ""]
-    if score is not None:
-        lines.append(f"Full precision scores {estimate(score, '{:.3f}')} over {score.n} rollouts.")
-        lines.append("")
-    lines += [
-        "- **Lossless**: " + _listed(lossless, differences) + ".",
-        "- **Worse** (the whole interval lies below 0), by: " + _listed(worse, differences, "{:.3f}") + ".",
-        "- **Not shown either way** (a drop is neither ruled out nor certain): " + _listed(open_, differences) + ".",
+    scored = [] if score is None else [f"Full precision scores {estimate(score, '{:.3f}')} over {score.n} rollouts."]
+    items = [
+        "**Lossless**: " + _listed(lossless, differences) + ".",
+        "**Worse** (the whole interval lies below 0), by: " + _listed(worse, differences, "{:.3f}") + ".",
+        "**Not shown either way** (a drop is neither ruled out nor certain): " + _listed(open_, differences) + ".",
     ]
     if lossy:
-        lines.append(f"- Lossless, yet certainly a little worse: {', '.join(map(label, lossy))}.")
+        items.append(f"Lossless, yet certainly a little worse: {', '.join(map(label, lossy))}.")
     if lossless:
         cheapest = min(lossless, key=lambda name: rows[name].method.flops)
         share = collection.full.method.flops / rows[cheapest].method.flops
-        lines.append(
-            f"- The cheapest lossless method is {label(cheapest)}, with 1/{share:.1f} of the FLOPs"
+        items.append(
+            f"The cheapest lossless method is {label(cheapest)}, with 1/{share:.1f} of the FLOPs"
             + _fastest(collection, lossless)
         )
-    lines += [f"- {_frontier(rows)}", ""]
-    return [*lines, *_equal_flops(collection)]
+    items.append(_frontier(rows))
+    against = Section("Against the full policy", (*map(Paragraph, scored), Bullets(tuple(items))))
+    return Section("Who wins where", (against, *_equal_flops(collection)))
 
 
 def _fastest(collection: Collection, names: Sequence[str]) -> str:
@@ -48,7 +48,7 @@ def _fastest(collection: Collection, names: Sequence[str]) -> str:
     return f"; the fastest is {label(best)} with {timed[best]:.1f} ms."
 
 
-def _frontier(rows: Mapping[str, Row]) -> str:
+def _frontier(rows: Mapping[str, MethodSummary]) -> str:
     """By the means alone: what no other method beats in both cost and score."""
     places = {
         name: (row.method.flops, -row.difference.mean) for name, row in rows.items() if row.difference is not None
@@ -65,7 +65,7 @@ def _frontier(rows: Mapping[str, Row]) -> str:
     )
 
 
-def _equal_flops(collection: Collection) -> list[str]:
+def _equal_flops(collection: Collection) -> list[Section]:
     if not collection.equals:
         return []
     rows, verdicts = [], dict[str, list[str]]()
@@ -78,31 +78,26 @@ def _equal_flops(collection: Collection) -> list[str]:
             [
                 *map(label, pair),
                 *(f"{collection.rows[name].method.flops / 1e9:.3f}" for name in pair),
-                *(shown_ms(collection, name) for name in pair),
+                *(shown_ms(collection.timings, name) for name in pair),
                 "0" if difference is None else str(difference.n),
                 estimate(difference, "{:+.3f}"),
                 "" if difference is None else _winner(difference, *map(label, pair)),
             ]
         )
     counted = [
-        f"- {kinds}: wins {found.count('better')}, loses {found.count('worse')}, not told apart {found.count('not told apart')}."
+        f"{kinds}: wins {found.count('better')}, loses {found.count('worse')}, not told apart {found.count('not told apart')}."
         for kinds, found in verdicts.items()
     ]
     header = ["BAC", "rival", "GFLOP", "rival's", "ms", "rival's", "n", "score, BAC - rival, 95 %", "wins"]
-    return [
-        "### At equal FLOPs",
-        "",
-        "Each rival was chosen to have the FLOPs of the BAC schedule beside it. A method wins if the interval of the paired",
-        "difference leaves out 0.",
-        "",
-        table(header, rows),
-        "",
-        *counted,
-        "",
-    ]
+    about = Paragraph(
+        "Each rival was chosen to have the FLOPs of the BAC schedule beside it. A method wins if the interval of the paired\n"
+        "difference leaves out 0."
+    )
+    return [Section("At equal FLOPs", (about, table(header, rows), Bullets(tuple(counted))))]
 
 
 def verdict(difference: Estimate) -> str:
+    """Of a paired difference: whether its interval leaves out 0."""
     return "better" if difference.low > 0 else "worse" if difference.high < 0 else "not told apart"
 
 
@@ -118,12 +113,3 @@ def _listed(names: Iterable[str], differences: Mapping[str, Estimate], short: st
         figures = short.format(-value.mean) if short else estimate(value, "{:+.3f}")
         shown.append(f"{label(name)} ({figures}, n = {value.n})")
     return ", ".join(shown) or "no method"
-
-
-def shown_ms(collection: Collection, name: str) -> str:
-    ms = None if collection.timings is None else collection.timings.ms(name)
-    return "" if ms is None else f"{ms:.1f}"
-
-
-def estimate(value: Estimate | None, form: str) -> str:
-    return "" if value is None else value.text(form)

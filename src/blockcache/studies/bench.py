@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blockcache.compare.results import EAGER
 from blockcache.engines import accelerate
 from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop, Memory, TabulatedMemory
@@ -77,7 +78,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One candidate. Milliseconds of whole generations; `max_difference` in normalised units, None across samplers."""
 
     name: str
@@ -107,7 +108,7 @@ class Bench:
     peak_gflops: dict[str, float]
     repeats: int
     eager: str
-    rows: list[Row]
+    rows: list[Measurement]
     unavailable: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,7 +204,7 @@ class _Maker:
 
     def eager(self, threads: int) -> _Candidate:
         return _Candidate(
-            f"eager, {_threads(threads)}", "eager", threads, self._call(self.policy, threads), self._plain(None)
+            f"eager, {_threads(threads)}", EAGER, threads, self._call(self.policy, threads), self._plain(None)
         )
 
     def compiled(self, threads: int) -> _Candidate:
@@ -211,13 +212,13 @@ class _Maker:
         own.model = cast(DiffusionTransformer, torch.compile(own.model))
         call = self._call(own, threads)
         call()  # compiles, or says that it cannot
-        return _Candidate(f"eager + torch.compile, {_threads(threads)}", "eager", threads, call, self._plain(None))
+        return _Candidate(f"eager + torch.compile, {_threads(threads)}", EAGER, threads, call, self._plain(None))
 
     def fewer(self, steps: int) -> _Candidate:
         """A sampler with fewer steps shares the initial noise only, so its actions are not compared here."""
         own = copy.deepcopy(self.policy).with_sampler(fewer_steps(self.policy.sampler, "ddim", steps))
         cost = generation(self.shape.blocks, self.shape.every_step, steps)
-        return _Candidate(f"DDIM-{steps}, eager", "eager", 1, self._call(own, 1), cost, comparable=False)
+        return _Candidate(f"DDIM-{steps}, eager", EAGER, 1, self._call(own, 1), cost, comparable=False)
 
     def engines(self, counts: list[int], quick: bool) -> list[_Candidate]:
         reduced, everything = self.schedule, None
@@ -352,10 +353,10 @@ def _row(
     batch: int,
     peaks: dict[str, float],
     difference: float | None,
-) -> Row:
+) -> Measurement:
     latency = latencies[candidate.name]
     rate = batch * candidate.flops / latency.p50 / 1e9
-    return Row(
+    return Measurement(
         name=candidate.name,
         engine=candidate.engine,
         threads=candidate.threads,

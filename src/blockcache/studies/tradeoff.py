@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from blockcache.compare.candidates import Candidate, running
+from blockcache.compare.results import EAGER, PLAIN
 from blockcache.measure.action_error import ActionError, action_error, actions
 from blockcache.measure.latency import Latency, measure
 from blockcache.models.dpt import DiffusionTransformerPolicy
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class MethodTradeoff:
     name: str
     engine: str
     latency: Latency
@@ -32,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Tradeoff:
-    rows: tuple[Row, ...]
+    rows: tuple[MethodTradeoff, ...]
     noise_floor: ActionError
 
 
@@ -58,7 +59,7 @@ def tradeoff(
         timed = {
             name: lambda predict=predict: predict(one, generator=torch.Generator().manual_seed(seed))
             for name, predict in {
-                "": policy.predict_action,
+                PLAIN: policy.predict_action,
                 **{name: fast.predict_action for name, fast in started.items()},
             }.items()
         }
@@ -70,11 +71,11 @@ def tradeoff(
             name: action_error(actions(fast.predict_action, batches, seed, note), full, scale)
             for name, fast in started.items()
         }
-    rows = [Row("full precision", "eager", latency[""], 1.0, Candidate().flops(policy, 0.0), 0.0, None)]
+    rows = [MethodTradeoff("full precision", EAGER, latency[PLAIN], 1.0, Candidate().flops(policy, 0.0), 0.0, None)]
     for name, fast in started.items():
         stats = fast.stats()
         reused = 0.0 if stats is None else stats.reused_share
         flops = methods[name].flops(policy, reused)
-        speedup = latency[name].over(latency[""])
-        rows.append(Row(name, fast.engine, latency[name], speedup, flops, reused, errors[name]))
+        speedup = latency[name].over(latency[PLAIN])
+        rows.append(MethodTradeoff(name, fast.engine, latency[name], speedup, flops, reused, errors[name]))
     return Tradeoff(tuple(rows), action_error(other, full, scale))

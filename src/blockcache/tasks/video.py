@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.errors import FileError
+from blockcache.extras import require
 from blockcache.files import PathLike, write_bytes
 
 Frame: TypeAlias = npt.NDArray[np.uint8]  # (height, width, 3)
 HEIGHT, RATE, CAPTION = 256, 10, 18  # pixels, frames per second, pixels
-_NEEDS = {".gif": ("PIL", "Pillow", "plots"), ".mp4": ("cv2", "OpenCV", "pusht")}
+_NEEDS = {".gif": ("PIL", "plots"), ".mp4": ("cv2", "pusht")}
 
 
 def check_video(path: PathLike) -> None:
@@ -25,9 +25,8 @@ def check_video(path: PathLike) -> None:
     suffix = Path(path).suffix
     if suffix not in _NEEDS:
         raise FileError(f"a video is a .gif or a .mp4 file, got {path}")
-    for module, name, extra in (_NEEDS[suffix], _NEEDS[".gif"]):  # captions are Pillow's
-        if importlib.util.find_spec(module) is None:
-            raise FileError(f'a {suffix} video needs {name}; install it with pip install "blockcache[{extra}]"')
+    for module, extra in (_NEEDS[suffix], _NEEDS[".gif"]):  # captions are Pillow's
+        require(module, extra, f"a {suffix} video", error=FileError)
 
 
 def write_video(path: PathLike, films: Mapping[str, Sequence[Frame]]) -> None:

@@ -1,0 +1,173 @@
+"""What a report says, as values: a document of sections, paragraphs, bullets, tables and figures.
+
+Text has light inline markup, a part of Markdown's: `code`, **strong**, *emphasis* and [words](address), not inside one
+another. A backslash takes its meaning from the mark behind it, and `plain` does that to words from elsewhere. A line break
+in a paragraph is a space to its reader. Knows nothing of terminals, of pages or of files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["plain", "code", "strong", "emphasis", "link"]
+Align: TypeAlias = Literal["left", "right"]
+
+_INSIDE = r"(?!\s)(?:\\.|[^\\*])+(?<!\s)"
+_ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
+_MARKS = re.compile(
+    r"\\(?P<escaped>[!-/:-@\[-`{-~])"
+    r"|`(?P<code>[^`]+)`"
+    rf"|\*\*(?P<strong>{_INSIDE})\*\*"
+    rf"|\*(?P<emphasis>{_INSIDE})\*"
+    r"|\[(?P<link>(?:\\.|[^\\\[\]])+)\]\((?P<address>[^()\s]+)\)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of text in one style, as its reader sees it. `address` is where a link leads."""
+
+    text: str
+    kind: Kind = "plain"
+    address: str = ""
+
+
+def plain(words: str) -> str:
+    """Text that shows `words` as they are, on one line: for names that were given by somebody else."""
+    return re.sub(r"([\\`*_\[\]<&~])", r"\\\1", " ".join(words.split()))
+
+
+def spans(text: str) -> tuple[Span, ...]:
+    """The text's inline markup, resolved."""
+    found, place = [], 0
+    for match in _MARKS.finditer(text):
+        found += [Span(text[place : match.start()]), _span(match)]
+        place = match.end()
+    return tuple(span for span in (*found, Span(text[place:])) if span.text)
+
+
+def _span(match: re.Match[str]) -> Span:
+    if match["escaped"] or match["code"]:  # a backslash in code is a backslash
+        return Span(match["escaped"]) if match["escaped"] else Span(match["code"], "code")
+    kind: Kind = "strong" if match["strong"] else "emphasis" if match["emphasis"] else "link"
+    return Span(_ESCAPED.sub(r"\1", match[kind]), kind, match["address"] or "")
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Some sentences. Without any it is an empty line."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """A list of sentences, one line each."""
+
+    items: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for item in self.items:
+            _check_line("an item of a list", item)
+
+
+@dataclass(frozen=True)
+class Column:
+    """The head of a column, and the side on which its cells stand."""
+
+    name: str
+    align: Align = "right"
+
+    def __post_init__(self) -> None:
+        _check_line("the name of a column", self.name)
+        if self.align not in ("left", "right"):
+            raise ValueError(f"a column stands on the left or on the right, got {self.align!r}")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells, a cell for each column. An empty cell is a figure that there is not."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise ValueError("a table needs at least one column")
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"a row has {len(row)} cells in a table of {len(self.columns)} columns: {row}")
+            if any("\n" in cell for cell in row):
+                raise ValueError(f"a cell is one line, got {row}")
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, caption: str = "") -> Table:
+    """A table of names and figures.
+
+    Args:
+        names: The columns' heads.
+        rows: The cells, row by row.
+        left: How many columns, from the first, hold names and so stand on the left; figures stand on the right.
+        caption: A sentence above the table, or nothing.
+    """
+    columns = tuple(Column(name, "left" if place < left else "right") for place, name in enumerate(names))
+    return Table(columns, tuple(tuple(row) for row in rows), caption)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture that lies beside the page at `path`. `alt` says what it shows to those who cannot see it."""
+
+    path: str
+    alt: str
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        _check_line("the path of a figure", self.path)
+        _check_line("what a figure shows", self.alt)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Blocks that most readers pass over, under a title that is always seen."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        _check_line("the title of what is folded", self.title)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a title; sections inside sections are one level lower."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        _check_line("the title of a section", self.title)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        _check_line("the title of a document", self.title)
+
+
+Block: TypeAlias = Paragraph | Bullets | Table | Figure | Folded | Section
+
+
+def _check_line(what: str, text: str) -> None:
+    if not text.strip() or "\n" in text:
+        raise ValueError(f"{what} is one line of text, got {text!r}")

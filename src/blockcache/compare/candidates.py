@@ -1,21 +1,22 @@
 """Candidates: methods made ready for one policy, and set going. What is compared, timed and rolled out.
 
-Knows nothing of tasks.
+Knows nothing of tasks, and of policies no more than their port.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blockcache._version import __version__
@@ -24,112 +25,133 @@ from blockcache.compare.methods import Method, MethodError, ScheduleFile, TeaCac
 from blockcache.compare.results import EAGER
 from blockcache.engines import Stats, accelerate
 from blockcache.files import PathLike
-from blockcache.measure.action_error import Predict
-from blockcache.models.dpt import DiffusionTransformerPolicy
-from blockcache.models.port import examine
+from blockcache.models.pairing import generate, takes_generator
+from blockcache.models.port import Port
+from blockcache.observations import hash_observations, parts
 from blockcache.samplers import SamplerConfig, fewer_steps
-from blockcache.schedule import Schedule
+from blockcache.schedule import Schedule, Strategy
 from blockcache.schedule.cost import generation
-from blockcache.solvers import solve
+from blockcache.solvers import fit_teacache, solve
 from blockcache.solvers.recording import Recording
-from blockcache.solvers.teacache import Rule, fit_teacache
 
 
 @dataclass(frozen=True)
 class Candidate:
     """`sampler` None is the policy's own, `engine` None is the plain policy, untouched."""
 
-    schedule: Schedule | Rule | None = None
+    strategy: Strategy | None = None
     engine: str | None = None
     sampler: SamplerConfig | None = None
 
     def __post_init__(self) -> None:
-        if self.engine is None and self.schedule is not None:
+        if self.engine is None and self.strategy is not None:
             raise MethodError("the plain policy follows no schedule; name an engine, such as auto")
 
-    def under(self, policy: DiffusionTransformerPolicy) -> DiffusionTransformerPolicy:
+    def on(self, port: Port) -> Port:
         """The policy with the candidate's sampler; weights are shared."""
-        return policy if self.sampler is None else policy.with_sampler(self.sampler)
+        return port if self.sampler is None else port.with_sampler(self.sampler)
 
-    def flops(self, policy: DiffusionTransformerPolicy, reused: float) -> int:
-        """FLOPs of one generation by formula; `reused`, as measured, counts for TeaCache only: it decides as it runs."""
-        target = examine(self.under(policy))
-        blocks, every_step, steps = target.adapter.blocks, target.adapter.every_step, len(target.timesteps)
-        if isinstance(self.schedule, Rule):
-            return round(steps * (every_step + (1 - reused) * sum(block.cost for block in blocks)))
-        return generation(blocks, every_step, steps, self.schedule)
+    def flops(self, port: Port, reused: float) -> int:
+        """FLOPs of one generation by formula; `reused`, as measured, counts where nothing is decided beforehand."""
+        own = self.on(port)
+        return generation(own.adapter.blocks, own.adapter.every_step, len(own.timesteps), self.strategy, reused)
 
-    def describe(self, policy: DiffusionTransformerPolicy) -> dict[str, Any]:
+    def describe(self, port: Port) -> dict[str, Any]:
         """All that decides the actions besides the weights, in JSON types."""
-        reuse: dict[str, Any] | None = None
-        if isinstance(self.schedule, Schedule):
-            reuse = {"updates": {name: list(steps) for name, steps in self.schedule.updates.items()}}
-        elif isinstance(self.schedule, Rule):
-            reuse = {"coefficients": list(self.schedule.coefficients), "threshold": self.schedule.threshold}
-        return {"engine": self.engine, "sampler": self.under(policy).sampler.to_dict(), "reuse": reuse}
+        reuse = None if self.strategy is None else self.strategy.describe()
+        return {"engine": self.engine, "sampler": dict(self.on(port).sampler_settings), "reuse": reuse}
 
 
 @dataclass(frozen=True, eq=False)
 class Running:
     """A candidate at work, on its own copy of the policy. The plain policy counts nothing."""
 
-    policy: DiffusionTransformerPolicy
+    port: Port
     engine: str
     stats: Callable[[], Stats | None]
 
+    def act(self, obs: Any, seed: int) -> NDArray[np.float64]:
+        """Executed actions (B, n_action_steps, A) of a batch of observations, with noise that depends on the seed alone."""
+        return self._array(generate(self._entry, self.port.given(obs), seed))
+
+    def act_on(self, obs: Any, noise: Tensor) -> NDArray[np.float64]:
+        """The same with given noise, for policies that take it."""
+        return self._array(self._entry(self.port.given(obs), noise=noise))
+
+    def timed(self, obs: Any) -> Callable[[], Any]:
+        """One generation and nothing else, to be timed: always the same noise, drawn within, where that can be."""
+        entry, given = self._entry, self.port.given(obs)
+        if takes_generator(entry):
+            return lambda: entry(given, generator=torch.Generator().manual_seed(0))
+        return partial(entry, given)
+
     @property
-    def predict_action(self) -> Predict:
-        return self.policy.predict_action
+    def _entry(self) -> Callable[..., Any]:
+        entry: Callable[..., Any] = getattr(self.port.policy, self.port.entry)
+        return entry
+
+    def _array(self, returned: Any) -> NDArray[np.float64]:
+        return np.asarray(self.port.action_of(returned).detach().cpu(), dtype=np.float64)
 
 
 @contextmanager
-def running(policy: DiffusionTransformerPolicy, candidate: Candidate) -> Iterator[Running]:
+def running(port: Port, candidate: Candidate) -> Iterator[Running]:
     """Set a candidate going on a copy of the policy, so that several can run side by side.
 
     Whatever the engine, it gets as many threads as torch has, so that figures can be compared.
     """
-    own = candidate.under(copy.deepcopy(policy))
+    own = candidate.on(port.copy())
     if candidate.engine is None:
         yield Running(own, EAGER, lambda: None)
         return
-    with accelerate(own, candidate.schedule, engine=candidate.engine, threads=torch.get_num_threads()) as fast:
+    with accelerate(own, candidate.strategy, engine=candidate.engine, threads=torch.get_num_threads()) as fast:
         yield Running(own, fast.engine, fast.stats)
 
 
 class Calibrations:
     """Recordings of one policy: one for each sampler, made when a method first needs it.
 
-    With a directory to `keep` them in, each is made once and read from there the next time.
+    port          the policy
+    observations  a batch: one generation is recorded for each sample
+    keep          a directory to keep them in: each is made once and read from there the next time
     """
 
     def __init__(
         self,
-        policy: DiffusionTransformerPolicy,
-        observations: Tensor,
+        port: Port,
+        observations: Any,
         *,
         seed: int = 0,
         keep: PathLike | None = None,
         progress: bool = True,
     ) -> None:
-        self.policy = policy
-        self.observations = observations  # (N, n_obs, obs): one generation each
+        self.port = port
+        self.observations = observations
         self.seed = seed
         self._keep = None if keep is None else Path(keep)
         self._progress = progress
-        self._made: dict[SamplerConfig, Recording] = {}
+        self._made: dict[SamplerConfig | None, Recording] = {}
 
     def candidate(self, method: Method, engine: str | None = "auto") -> Candidate:
         """Solve or read what the method follows."""
-        own = self.policy.sampler
-        sampler = own if method.sampler is None else fewer_steps(own, method.sampler.kind, method.sampler.steps)
-        return Candidate(self._schedule(method, sampler), engine, None if method.sampler is None else sampler)
+        sampler = None
+        if method.sampler is not None:
+            sampler = fewer_steps(self._own(), method.sampler.kind, method.sampler.steps)
+        return Candidate(self._strategy(method, sampler), engine, sampler)
 
-    def recording(self, sampler: SamplerConfig) -> Recording:
+    def recording(self, sampler: SamplerConfig | None = None) -> Recording:
+        """With that sampler, or the policy's own."""
+        sampler = None if sampler == self.port.sampler else sampler
         if sampler not in self._made:
-            self._made[sampler] = self._recording(self.policy.with_sampler(sampler))
+            self._made[sampler] = self._recording(Candidate(sampler=sampler).on(self.port))
         return self._made[sampler]
 
-    def _schedule(self, method: Method, sampler: SamplerConfig) -> Schedule | Rule | None:
+    def _own(self) -> SamplerConfig:
+        if self.port.sampler is None:
+            raise MethodError(f"{self.port.untabulated} cannot be exchanged for another: it is not one that we know")
+        return self.port.sampler
+
+    def _strategy(self, method: Method, sampler: SamplerConfig | None) -> Strategy | None:
         wanted = method.reuse
         if wanted is None:
             return None
@@ -141,23 +163,19 @@ class Calibrations:
             self.recording(sampler), wanted.updates, wanted.union, wanted.metric, wanted.method, wanted.objective
         )
 
-    def _recording(self, policy: DiffusionTransformerPolicy) -> Recording:
-        file = None if self._keep is None else self._keep / f"recording-{self._digest(policy)[:16]}.safetensors"
+    def _recording(self, port: Port) -> Recording:
+        file = None if self._keep is None else self._keep / f"recording-{self._digest(port)[:16]}.safetensors"
         if file is not None and file.exists():
             return Recording.load(file)
-        made = calibrate(policy, [obs[None] for obs in self.observations], seed=self.seed, progress=self._progress)
+        batches = [port.given(one) for one in parts(self.observations, 1)]
+        made = calibrate(port, batches, seed=self.seed, progress=self._progress)
         if file is not None:
             made.save(file)
         return made
 
-    def _digest(self, policy: DiffusionTransformerPolicy) -> str:
-        seen, fingerprint = hash_observations(self.observations), examine(policy).fingerprint.to_dict()
+    def _digest(self, port: Port) -> str:
+        seen, fingerprint = hash_observations(self.observations), port.fingerprint.to_dict()
         return digest({"made_by": __version__, "policy": fingerprint, "observations": seen, "seed": self.seed})
-
-
-def hash_observations(observations: Tensor) -> str:
-    array = np.ascontiguousarray(observations.numpy())
-    return digest({"shape": list(array.shape), "bytes": hashlib.sha256(array.tobytes()).hexdigest()})
 
 
 def digest(value: Mapping[str, Any]) -> str:

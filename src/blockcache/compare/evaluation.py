@@ -13,12 +13,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from blockcache._version import __version__
-from blockcache.compare.candidates import Calibrations, Candidate, digest, hash_observations, running
+from blockcache.compare.candidates import Calibrations, Candidate, digest, running
 from blockcache.compare.jobs import Backend, EvaluationError, Outcome, Store, one_by_one, run_jobs
 from blockcache.compare.methods import FULL, parse_method
 from blockcache.compare.paired import Group, OpenLoop, Setting, one_thread, play, work
@@ -38,9 +36,9 @@ from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError, action_error
 from blockcache.measure.latency import Latency, measure
 from blockcache.measure.machine import describe
-from blockcache.models.dpt import DiffusionTransformerPolicy
-from blockcache.models.port import examine
-from blockcache.solvers.teacache import Rule
+from blockcache.models.port import Port
+from blockcache.models.registry import port_of
+from blockcache.observations import batch_size, hash_observations, rows
 from blockcache.tasks import Rollout, Task, TaskSpec, make_task
 
 OPEN_LOOP = 32  # observations, at most
@@ -77,7 +75,7 @@ class Evaluation:
 
     def check_alike(self, path: PathLike) -> None:
         """Refuse a results file of another task or policy, or of another schedule under the same name."""
-        described = [(name, candidate.describe(self.setting.policy)) for name, candidate in self.candidates.items()]
+        described = [(name, candidate.describe(self.setting.port)) for name, candidate in self.candidates.items()]
         check_alike(path, self.task.name, self.fingerprint, described)
 
     def run(self, backend: Backend = one_by_one, *, progress: bool = True) -> Results:
@@ -102,13 +100,12 @@ class Evaluation:
 
     def speed(self, repeats: int, *, progress: bool = True) -> dict[str, Latency]:
         """Seconds per chunk: batch 1, one torch thread, all methods and the plain policy interleaved in one run."""
-        policy, one = self.setting.policy, self.setting.observations[:1]
+        port, one = self.setting.port, rows(self.setting.observations, 0, 1)
         with ExitStack() as stack:
             stack.enter_context(one_thread())
             timed = {}
             for name, candidate in {PLAIN: Candidate(), **self.candidates}.items():
-                fast = stack.enter_context(running(policy, candidate))
-                timed[name] = partial(_generate, fast.predict_action, one)
+                timed[name] = stack.enter_context(running(port, candidate)).timed(one)
             return measure(timed, repeats, progress=progress)
 
     def _jobs(self) -> list[Group | OpenLoop]:
@@ -118,24 +115,23 @@ class Evaluation:
         return jobs + [Group(candidate, seeds) for seeds in self.groups for candidate in self.candidates.values()]
 
     def _key(self, job: Group | OpenLoop) -> str:
-        config = self.setting.policy.config
+        port = self.setting.port
         return digest(
             {
                 "made_by": __version__,
                 "policy": self.fingerprint.to_dict(),
-                "chunk": [config.n_obs_steps, config.n_action_steps, config.horizon],
+                "chunk": [port.n_obs_steps, port.n_action_steps, port.horizon],
                 "task": asdict(self.task),
                 **job.describe(self.setting),
             }
         )
 
     def _results(self, outcome: Callable[[Group | OpenLoop], Outcome]) -> Results:
-        policy = self.setting.policy
-        scale = np.asarray(policy.normalizer.action.scale, dtype=np.float64)
+        port = self.setting.port
         reference = np.asarray(outcome(_REFERENCE)["actions"])
 
         def error(job: OpenLoop) -> ActionError:
-            return action_error(np.asarray(outcome(job)["actions"]), reference, scale)
+            return action_error(np.asarray(outcome(job)["actions"]), reference, port.action_scale)
 
         methods, records = [], []
         for name, candidate in self.candidates.items():
@@ -144,9 +140,9 @@ class Evaluation:
             methods.append(
                 MethodRun(
                     name=name,
-                    **candidate.describe(policy),
-                    shares_all_noise=candidate.under(policy).sampler == policy.sampler,
-                    flops=candidate.flops(policy, reused),
+                    **candidate.describe(port),
+                    shares_all_noise=candidate.on(port).sampler_settings == port.sampler_settings,
+                    flops=candidate.flops(port, reused),
                     reused=reused,
                     error=error(job),
                 )
@@ -160,8 +156,8 @@ class Evaluation:
                 "first_seed": self.seeds[0],
                 "rollouts": len(self.seeds),
                 "group": self.group,
-                "noise": "keyed by rollout seed, chunk and step",
-                "open_loop_observations": len(self.setting.observations),
+                "noise": f"keyed by {'rollout seed, chunk and step' if port.takes_noise else 'group and chunk'}",
+                "open_loop_observations": batch_size(self.setting.observations),
                 "calibration": dict(self.calibration),
             },
             noise_floor=error(_FLOOR),
@@ -171,10 +167,10 @@ class Evaluation:
 
 
 def prepare(
-    policy: DiffusionTransformerPolicy,
+    policy: Any,
     task: str,
     methods: Sequence[str],
-    observations: Tensor,
+    observations: Any,
     *,
     state: PathLike,
     source: str = "",
@@ -188,9 +184,15 @@ def prepare(
 ) -> Evaluation:
     """Check that everything fits, calibrate where a method needs it, and settle each method's engine.
 
-    `observations` (N, n_obs, obs): the first `generations` to calibrate on, others for the open-loop comparison. `state`
-    is the directory in which finished work is kept. `make` makes a simulator, if it is not to be found by name. The full
-    policy is always among the methods: it is what the others are compared with.
+    policy        the policy object, ours or foreign (or its port)
+    task          by name
+    methods       by name, see `methods`; the full policy is always among them: it is what the others are compared with
+    observations  a batch: the first `generations` to calibrate on, others for the open-loop comparison
+    state         the directory in which finished work is kept
+    source        where the policy came from, for the record
+    rollouts      episodes per method, from `first_seed` on (the task's first test seed), `group` of them as one batch
+    engine        for every method that it supports
+    make          makes a simulator, if it is not to be found by name
     """
     if rollouts < 1 or group < 1:
         raise EvaluationError(f"an evaluation needs at least one rollout in groups of one, got {rollouts=}, {group=}")
@@ -199,26 +201,27 @@ def prepare(
     probe = make()  # an unknown task or a missing simulator shows now
     spec = probe.spec
     probe.close()
-    _check_widths(policy, spec)
+    port = port_of(policy)
+    _check_widths(port, spec)
     start = spec.first_test_seed if first_seed is None else first_seed
     if start < 0:
         raise EvaluationError(f"seeds are 0 or more, got {start}")
-    if not 1 <= generations < len(observations):
+    if not 1 <= generations < batch_size(observations):
         raise EvaluationError(
-            f"{generations} generations to calibrate on leave nothing of {len(observations)} observations to compare "
+            f"{generations} generations to calibrate on leave nothing of {batch_size(observations)} observations to compare "
             "actions on; give more observations or fewer generations"
         )
     with one_thread():
-        calibrations = Calibrations(policy, observations[:generations], keep=state, progress=progress)
+        calibrations = Calibrations(port, rows(observations, 0, generations), keep=state, progress=progress)
         found = {name: calibrations.candidate(method, engine) for name, method in parsed.items()}
         # the onnx engine writes a graph for each method that it has not met before
         bar = tqdm(found.items(), desc="preparing", unit="method", delay=2, leave=False, disable=not progress)
-        candidates = {name: _settled(policy, candidate) for name, candidate in bar}
+        candidates = {name: _with_engine(port, candidate) for name, candidate in bar}
     return Evaluation(
         task=spec,
         source=source,
-        fingerprint=examine(policy).fingerprint,
-        setting=Setting(policy, make, observations[generations : generations + OPEN_LOOP].clone()),
+        fingerprint=port.fingerprint,
+        setting=Setting(port, make, rows(observations, generations, generations + OPEN_LOOP)),
         candidates=candidates,
         seeds=tuple(range(start, start + rollouts)),
         group=group,
@@ -236,28 +239,25 @@ def _went_well(outcome: Outcome) -> bool:
     return all(record["error"] is None for record in outcome.get("records", ()))
 
 
-def _settled(policy: DiffusionTransformerPolicy, candidate: Candidate) -> Candidate:
+def _with_engine(port: Port, candidate: Candidate) -> Candidate:
     """With the engine that really runs it instead of "auto"; a schedule that does not fit is refused here."""
-    if isinstance(candidate.schedule, Rule):
+    if candidate.strategy is not None and not candidate.strategy.static:
         return replace(candidate, engine="patched")  # whatever engine the others run on
-    with running(policy, candidate) as fast:
+    with running(port, candidate) as fast:
         return replace(candidate, engine=fast.engine)
 
 
-def _check_widths(policy: DiffusionTransformerPolicy, spec: TaskSpec) -> None:
+def _check_widths(port: Port, spec: TaskSpec) -> None:
+    seen = port.inputs.get("obs", (0,))[-1]
     for what, has, needs in (
-        ("observations", policy.obs_dim, spec.obs_dim),
-        ("actions", policy.action_dim, spec.action_dim),
+        ("observations", seen, spec.obs_dim),
+        ("actions", len(port.action_scale), spec.action_dim),
     ):
         if has != needs:
             raise TaskError(
                 f"the policy does not fit task {spec.name}: its {what} have {has} numbers, the task's {needs}; "
                 "was it trained for another task?"
             )
-
-
-def _generate(predict_action: Callable[..., Any], obs: Tensor) -> None:
-    predict_action(obs, generator=torch.Generator().manual_seed(0))
 
 
 def save_timings(path: PathLike, speed: Mapping[str, Latency], policy: Fingerprint) -> None:

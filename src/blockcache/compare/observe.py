@@ -7,23 +7,36 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from blockcache.compare.candidates import Candidate, running
 from blockcache.errors import TaskError
 from blockcache.files import PathLike, write_arrays
-from blockcache.models.pairing import generate
+from blockcache.models.registry import port_of
 from blockcache.tasks import make_task, rollout, task_spec
 
 
 def observe(
-    policy: Any, task: str, episodes: int, count: int, first_seed: int = 0, *, progress: bool = True
+    policy: Any,
+    task: str,
+    episodes: int,
+    count: int,
+    first_seed: int = 0,
+    *,
+    engine: str = "auto",
+    progress: bool = True,
 ) -> NDArray[np.float32]:
-    """(count, n_obs_steps, obs_dim): spread evenly over all decisions of some episodes, in random order.
+    """What a policy sees while it does its task: (count, n_obs_steps, obs_dim), spread evenly over all decisions of some
+    episodes, in random order. Decisions come in the order of time; shuffled, the first few stand for the whole task too.
 
-    Decisions come in the order of time; shuffled, the first few of them stand for the whole task too.
+    policy      the policy object, ours or foreign (or its port)
+    task        by name
+    episodes    how many, from `first_seed` on; test seeds are refused
+    count       observations to keep
+    engine      that drives, at full precision: states are all that is recorded
     """
+    port = port_of(policy)
     last_seed, spec = first_seed + episodes - 1, task_spec(task)
     if last_seed >= spec.first_test_seed:
         raise TaskError(f"seeds {first_seed} to {last_seed} reach into the test seeds; calibrate on lower ones")
@@ -32,17 +45,17 @@ def observe(
     def act(obs: NDArray[np.float32], chunk: int) -> NDArray[np.float64]:
         seen.append(obs.copy())
         bar.update()
-        result = generate(policy.predict_action, torch.as_tensor(obs), seed=first_seed + chunk)
-        return np.asarray(result["action"].cpu(), dtype=np.float64)
+        return fast.act(obs, first_seed + chunk)
 
-    most = math.ceil(spec.max_steps / policy.n_action_steps)
-    with tqdm(desc=f"{episodes} episodes", total=most, unit="decision", disable=not progress) as bar:
+    most = math.ceil(spec.max_steps / port.n_action_steps)
+    bar = tqdm(desc=f"{episodes} episodes", total=most, unit="decision", disable=not progress)
+    with running(port, Candidate(engine=engine)) as fast, bar:
         records = rollout(
             partial(make_task, task),
             act,
             range(first_seed, first_seed + episodes),
-            n_obs_steps=policy.n_obs_steps,
-            n_action_steps=policy.n_action_steps,
+            n_obs_steps=port.n_obs_steps,
+            n_action_steps=port.n_action_steps,
         )
     for record in records:
         if record.error is not None:
@@ -52,7 +65,7 @@ def observe(
         obs[place]
         for chunk, obs in enumerate(seen)
         for place, record in enumerate(records)
-        if chunk * policy.n_action_steps < record.steps
+        if chunk * port.n_action_steps < record.steps
     ]
     if len(decisions) < count:
         raise TaskError(

@@ -1,7 +1,7 @@
 """What one worker does: a group of rollouts run as one batch, or a method's actions open loop. One torch thread.
 
-The outcome depends on nothing but the job: noise is keyed by rollout, chunk and step, and a group is always the same
-batch, whoever runs it and whatever else runs.
+The outcome depends on nothing but the job: noise is keyed by rollout, chunk and step (by group and chunk for a policy that
+draws its own), and a group is always the same batch, whoever runs it and whatever else runs.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from blockcache.compare.candidates import Candidate, hash_observations, running
+from blockcache.compare.candidates import Candidate, Running, running
 from blockcache.compare.jobs import Outcome
 from blockcache.measure.action_error import actions
 from blockcache.measure.statistics import chunk_jump, mean_jerk
-from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.models.port import Port
+from blockcache.observations import hash_observations, parts
 from blockcache.samplers import SamplerTable, table
 from blockcache.tasks import Rollout, Task, rollout
+from blockcache.tasks.rollout import Act
 
 OPEN_LOOP_BATCH = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What all jobs of an evaluation share. `observations` (N, n_obs, obs) are those of the open-loop comparison."""
+    """What all jobs of an evaluation share. `observations` is the batch of the open-loop comparison."""
 
-    policy: DiffusionTransformerPolicy
+    port: Port
     make_task: Callable[[], Task]
-    observations: Tensor
+    observations: Any
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,12 @@ class Group:
     seeds: tuple[int, ...]
 
     def describe(self, setting: Setting) -> dict[str, Any]:
-        return {"rollouts": list(self.seeds), "method": self.candidate.describe(setting.policy)}
+        return {"rollouts": list(self.seeds), "method": self.candidate.describe(setting.port)}
 
     def run(self, setting: Setting) -> Outcome:
         started = time.perf_counter()
-        scale = np.asarray(setting.policy.normalizer.action.scale, dtype=np.float64)
         done = play(setting, self)
-        records = [_record(item, scale, setting.policy.n_action_steps) for item in done]
+        records = [_record(item, setting.port.action_scale, setting.port.n_action_steps) for item in done]
         return {"records": records, "seconds": round(time.perf_counter() - started, 3)}
 
 
@@ -64,13 +64,11 @@ class OpenLoop:
 
     def describe(self, setting: Setting) -> dict[str, Any]:
         seen = hash_observations(setting.observations)
-        return {"open_loop": seen, "seed": self.seed, "method": self.candidate.describe(setting.policy)}
+        return {"open_loop": seen, "seed": self.seed, "method": self.candidate.describe(setting.port)}
 
     def run(self, setting: Setting) -> Outcome:
-        starts = range(0, len(setting.observations), OPEN_LOOP_BATCH)
-        batches = [setting.observations[start : start + OPEN_LOOP_BATCH] for start in starts]
-        with running(setting.policy, self.candidate) as fast:
-            found = actions(fast.predict_action, batches, self.seed)
+        with running(setting.port, self.candidate) as fast:
+            found = actions(fast.act, parts(setting.observations, OPEN_LOOP_BATCH), self.seed)
             stats = fast.stats()
         return {"actions": found.tolist(), "reused": 0.0 if stats is None else stats.reused_share}
 
@@ -85,23 +83,37 @@ def play(
     setting: Setting, group: Group, on_step: Callable[[Sequence[Task]], None] | None = None
 ) -> tuple[Rollout, ...]:
     """The rollouts of a group. `on_step` sees the simulators as they go."""
-    policy, config = setting.policy, setting.policy.config
-    sampler = table(group.candidate.under(policy).sampler)
-    with running(policy, group.candidate) as fast:
-
-        def act(obs: NDArray[np.float32], chunk: int) -> NDArray[np.float64]:
-            noise = rollout_noise(group.seeds, chunk, sampler, (config.horizon, config.sample_dim))
-            result = fast.predict_action(torch.from_numpy(obs), noise=torch.from_numpy(noise))
-            return np.asarray(result["action"].cpu(), dtype=np.float64)
-
+    port = setting.port
+    with running(port, group.candidate) as fast:
+        act = _act_by_rollout(fast, group.seeds) if port.takes_noise else _act_by_group(fast, group.seeds)
         return rollout(
             setting.make_task,
             act,
             group.seeds,
-            n_obs_steps=policy.n_obs_steps,
-            n_action_steps=policy.n_action_steps,
+            n_obs_steps=port.n_obs_steps,
+            n_action_steps=port.n_action_steps,
             on_step=on_step,
         )
+
+
+def _act_by_rollout(fast: Running, seeds: Sequence[int]) -> Act:
+    """Each rollout's noise is its own, whatever batch it is in."""
+    assert fast.port.sampler is not None  # a policy that takes noise has one that we know
+    sampler, shape = table(fast.port.sampler), (fast.port.horizon, fast.port.sample_dim)
+
+    def act(obs: NDArray[np.float32], chunk: int) -> NDArray[np.float64]:
+        return fast.act_on(obs, torch.from_numpy(rollout_noise(seeds, chunk, sampler, shape)))
+
+    return act
+
+
+def _act_by_group(fast: Running, seeds: Sequence[int]) -> Act:
+    """A policy that draws its noise itself: seeded by group and chunk, so that every method gets the same."""
+
+    def act(obs: NDArray[np.float32], chunk: int) -> NDArray[np.float64]:
+        return fast.act(obs, int(np.random.SeedSequence((*seeds, chunk)).generate_state(1)[0]))
+
+    return act
 
 
 def rollout_noise(

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Predict = Callable[..., dict[str, Any]]
+Act: TypeAlias = Callable[[Any, int], NDArray[np.float64]]
+"""(a batch of observations, seed) -> executed actions (B, n_action, A); noise depends on the seed alone."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +27,10 @@ class ActionError:
     first_p95: float
 
 
-def actions(
-    predict_action: Predict, observations: Sequence[Tensor], seed: int, progress: str | None = None
-) -> NDArray[np.float64]:
-    """Executed actions of all observations, (N, n_action, A); noise depends on the seed and the observation's place."""
-    from blockcache.models.pairing import generate  # here, because results files hold errors and are read without torch
-
+def actions(act: Act, observations: Sequence[Any], seed: int, progress: str | None = None) -> NDArray[np.float64]:
+    """Executed actions of all batches, (N, n_action, A); noise depends on the seed and the batch's place."""
     batches = tqdm(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
-    found = [generate(predict_action, batch, seed + index)["action"] for index, batch in enumerate(batches)]
-    return np.concatenate([np.asarray(action.detach().cpu(), dtype=np.float64) for action in found])
+    return np.concatenate([act(batch, seed + index) for index, batch in enumerate(batches)])
 
 
 def action_error(found: NDArray[np.float64], expected: NDArray[np.float64], scale: NDArray[np.float64]) -> ActionError:

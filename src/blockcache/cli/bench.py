@@ -10,6 +10,7 @@ import click
 
 from blockcache.cli.arguments import load_schedule, refuse_sizes_beside_a_policy
 from blockcache.cores import cores
+from blockcache.files import check_writable
 
 if TYPE_CHECKING:
     from blockcache.studies.bench import Bench
@@ -33,6 +34,8 @@ def export(policy: str, schedule: str | None, output: str, actions_only: bool, o
       blockcache export pusht square_ph --actions-only -o fast.onnx
       blockcache export pusht -o full.onnx
     """
+    check_writable(output)
+
     from blockcache.engines import export_policy
     from blockcache.models.dpt import load_policy
 
@@ -78,12 +81,14 @@ def bench(
       blockcache bench --width 768 --horizon 16 --threads 2 --json bench.json --plot bench.png
       blockcache bench --policy pusht --schedule schedule.json
     """
+    for path in filter(None, (json_path, plot)):
+        check_writable(path)
+
     from rich.console import Console
 
-    from blockcache.files import write_json
     from blockcache.models.dpt import load_policy
     from blockcache.report.performance import plot_bench, require_matplotlib
-    from blockcache.studies.bench import Shape, preset_for, run_bench
+    from blockcache.studies.bench import FORMAT, Shape, preset_for, run_bench
 
     if plot:
         require_matplotlib()
@@ -114,7 +119,7 @@ def bench(
     for name, reason in result.unavailable.items():
         console.print(f"not available: {name} ({reason})")
     if json_path:
-        write_json(json_path, result.to_dict())
+        FORMAT.save(json_path, result.to_dict())
     if plot:
         plot_bench(result.to_dict(), plot)
     click.echo(
@@ -138,18 +143,21 @@ def performance(output: str, repeats: int, render_only: bool) -> None:
       blockcache performance -o docs
       blockcache performance -o docs --render-only
     """
+    check_writable(output, directory=True)
+
     from pathlib import Path
 
-    from blockcache.files import expect_format, read_json, write_bytes, write_json
-    from blockcache.report.performance import FORMAT, VERSION, page, plot_bench, plot_growth, require_matplotlib
+    from blockcache.files import make_directory, write_bytes
+    from blockcache.report.performance import FORMAT, page, plot_bench, plot_growth, require_matplotlib
 
     require_matplotlib()
     directory = Path(output)
-    source, what = directory / "performance.json", "performance file"
+    source = directory / "performance.json"
     if not render_only:
-        write_json(source, {"format": FORMAT, "version": VERSION, **_measure_everything(repeats)})
-    results = read_json(source, what)
-    expect_format(results, FORMAT, VERSION, what, source)
+        measured = _measure_everything(repeats)
+        make_directory(directory)
+        FORMAT.save(source, measured)
+    results = FORMAT.load(source)
     plot_bench(results["bench"], directory / "performance-bench.png")
     plot_growth(results["growth"], directory / "performance-growth.png")
     write_bytes(directory / "performance.md", page(results).encode())

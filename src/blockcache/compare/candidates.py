@@ -22,7 +22,7 @@ from blockcache._version import __version__
 from blockcache.attach.recorder import calibrate
 from blockcache.compare.methods import Method, MethodError, ScheduleFile, TeaCache
 from blockcache.engines import Stats, accelerate
-from blockcache.files import PathLike
+from blockcache.files import PathLike, make_directory
 from blockcache.measure.action_error import Predict
 from blockcache.models.dpt import DiffusionTransformerPolicy
 from blockcache.models.port import examine
@@ -160,6 +160,7 @@ class Calibrations:
             return Recording.load(file)
         made = calibrate(policy, [obs[None] for obs in self.observations], seed=self.seed, progress=self._progress)
         if file is not None:
+            make_directory(file.parent)
             made.save(file)
         return made
 

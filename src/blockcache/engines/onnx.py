@@ -23,17 +23,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockcache._version import __version__
 from blockcache.cores import cores
 from blockcache.engines.compiled import CompiledPolicy
 from blockcache.errors import EngineError, FileError, ObservationError
-from blockcache.files import PathLike, expect_format, parse_json, read_bytes, write_bytes
+from blockcache.files import Format, PathLike, read_bytes, write_bytes
 from blockcache.fingerprint import Fingerprint
 from blockcache.observations import Observation, check_observation
 from blockcache.schedule import Schedule
 from blockcache.schedule.plan import compile_plan
 
-FORMAT, VERSION = "blockcache.onnx", 1
+FORMAT = Format(
+    "blockcache.onnx",
+    "ONNX file",
+    {"output": str, "executed": list, "schedule": dict, "origin": dict, "fingerprint": object},
+    again="export it again",
+)
 CACHE_BYTES = 2 * 10**9
 _SINGLE = torch.empty(0, dtype=torch.float32)
 MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
@@ -67,17 +71,14 @@ def export(
     require_onnxruntime(also_onnx=True)
     from blockcache.engines.onnx_graph import build_graph
 
-    metadata = {"blockcache": json.dumps(_header(policy, schedule, fingerprint))}
+    metadata = {"blockcache": FORMAT.text(_content(policy, schedule, fingerprint), path)}
     model = build_graph(policy, compile_plan(schedule), metadata, unrolled)
     write_bytes(path, model.SerializeToString())
 
 
-def _header(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint) -> dict[str, Any]:
+def _content(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint) -> dict[str, Any]:
     """What the file was made for."""
     return {
-        "format": FORMAT,
-        "version": VERSION,
-        "made_by": f"blockcache {__version__}",
         "output": "chunk" if policy.whole else "action",
         "executed": list(policy.executed),
         "schedule": {name: list(steps) for name, steps in schedule.updates.items()},
@@ -148,8 +149,9 @@ class OnnxRunner:
         text = session.get_modelmeta().custom_metadata_map.get("blockcache")
         if text is None:
             raise FileError(f"{self.path} is not an export of blockcache: it carries no schedule and fingerprint")
-        header = parse_json(text.encode(), "ONNX file's header", self.path)
-        expect_format(header, FORMAT, VERSION, "ONNX file", self.path)
+        header = FORMAT.parse(text, self.path)
+        with FORMAT.reading(self.path):
+            Fingerprint.from_dict(header["fingerprint"])
         return header, session
 
     def _seconds(self, session: Any) -> float:
@@ -202,7 +204,7 @@ def open_cached(
 
 def _digest(policy: CompiledPolicy, schedule: Schedule, fingerprint: Fingerprint) -> str:
     """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
-    header = _header(policy, schedule, fingerprint)
+    header = {**FORMAT.header, **_content(policy, schedule, fingerprint)}
     del header["origin"]  # for the record only
     digest = hashlib.sha256(json.dumps([header, policy.norm_eps, policy.causal, _source_hash()]).encode())
     for tensor in (policy.time_tokens, policy.self_mask, policy.memory_mask):  # a foreign policy may make them in code

@@ -8,10 +8,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from blockcache.errors import FileError
-from blockcache.files import PathLike, write_bytes
+from blockcache.files import Format, PathLike, write_bytes
 from blockcache.report.markdown import table
 
-FORMAT, VERSION = "blockcache.performance", 1
+FORMAT = Format(
+    "blockcache.performance",
+    "performance file",
+    {"bench": dict, "shapes": list, "growth": dict, "footprint": dict},
+    optional=("made_by",),
+)
 
 _INK = {"eager": "#8a8a8a", "patched": "#4c78a8", "loop": "#54a24b", "onnx": "#e45756"}
 

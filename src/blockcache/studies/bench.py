@@ -22,6 +22,7 @@ from blockcache.engines import accelerate
 from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop, Memory, TabulatedMemory
 from blockcache.engines.onnx import OnnxRunner, export
+from blockcache.files import Format
 from blockcache.measure import machine
 from blockcache.measure.latency import Latency, measure
 from blockcache.models import flops
@@ -38,6 +39,13 @@ from blockcache.schedule.presets import published_schedule
 from blockcache.solvers import uniform
 from blockcache.studies.savings import DiffusersLoop, EncodedMemory, ProjectedMemory
 
+FORMAT = Format(
+    "blockcache.bench",
+    "benchmark",
+    dict.fromkeys(("shape", "schedule", "machine", "peak_gflops", "unavailable"), dict)
+    | {"repeats": int, "eager": str, "rows": list},
+    optional=("made_by",),
+)
 Call = Callable[[], dict[str, Tensor]]
 
 
@@ -99,7 +107,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """A whole run, as it is written to JSON."""
+    """A whole run; its fields are the keys of the file."""
 
     shape: dict[str, Any]
     schedule: dict[str, Any]
@@ -111,7 +119,7 @@ class Bench:
     unavailable: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"format": "blockcache.bench", "version": 1, **asdict(self)}
+        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)

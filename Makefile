@@ -29,6 +29,7 @@ test: lint
 	$(PYTHON) -m pytest
 
 bench: $(READY)
+	mkdir -p out
 	$(VENV)/bin/blockcache bench --json out/bench.json --plot out/bench.png
 
 pins: $(READY)

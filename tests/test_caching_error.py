@@ -10,6 +10,7 @@ import blockcache as bc
 from blockcache.analysis.caching_error import _residuals, caching_error
 from blockcache.errors import ObservationError
 from blockcache.models.registry import port_of
+from blockcache.studies.caching import FORMAT
 
 
 @pytest.fixture
@@ -66,6 +67,8 @@ def test_the_verb_writes_figures_and_a_page_that_says_what_made_them(blockcache,
     found, text = json.loads(Path("there/caching-error.json").read_text()), Path("there/caching-error.md").read_text()
     assert f"Made by `blockcache errors {policy_directory} -o there --generations 6`: calibrated on 6" in text
     assert "compared on 2 other observations" in text
+    assert FORMAT.load("there/caching-error.json")["rows"] == found["rows"]
+    assert found["made_by"].startswith("blockcache ")
     for row in found["rows"]:
         assert f"| {row['method']} | {row['updates']} | {row['gflop']:.2f} | {row['caching_error']:.3f} |" in text
     sentence = "8 generations to calibrate on leave nothing of 8 observations to compare on"

@@ -12,7 +12,7 @@ import blockcache as bc
 from blockcache.engines.loop import Loop
 from blockcache.models.registry import port_of
 from blockcache.schedule.plan import compile_plan
-from blockcache.studies.bench import Shape, preset_for
+from blockcache.studies.bench import FORMAT, Shape, preset_for
 from blockcache.studies.savings import EncodedMemory, ProjectedMemory
 from cli_inputs import SMALL, STEPS, synthetic
 
@@ -76,14 +76,15 @@ def test_bench_tells_the_savings_flops_as_torch_counts_them(measured):
 def test_bench_quick(blockcache, monkeypatch):
     monkeypatch.setattr("blockcache.measure.machine.peak_gflops.__defaults__", (64, 0.05))
     monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
-    out = blockcache("bench", *SMALL, "--quick", "--sampler", "dpmsolver++", "--json", "b.json", "--plot", "deep/b.png")
+    out = blockcache("bench", *SMALL, "--quick", "--sampler", "dpmsolver++", "--json", "b.json", "--plot", "b.png")
     summary = json.loads(out.splitlines()[-1])
-    rows = json.loads(Path("b.json").read_text())["rows"]
+    assert json.loads(Path("b.json").read_text())["made_by"].startswith("blockcache ")
+    rows = FORMAT.load("b.json")["rows"]
     assert list(summary) == [row["name"] for row in rows]
     assert len(rows) == 8
     assert all(set(row) == COLUMNS for row in rows)
     assert all(len(row["samples_ms"]) == 5 for row in rows)
-    assert Path("deep/b.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("b.png").read_bytes().startswith(b"\x89PNG")
     assert "over eager" in out
 
 

@@ -141,6 +141,50 @@ def test_an_unwritable_place_is_one_line(blockcache, refused, policy_directory, 
     assert Path("file").read_text() == "not a directory"
 
 
+OUTPUTS = [
+    "calibrate policy -o",
+    "solve recording.safetensors -o",
+    "export policy -o",
+    "bench --json",
+    "bench --plot",
+    "eval pusht -o",
+    "eval pusht --video",
+    "observe pusht policy -o",
+    "demonstrate metaworld-assembly -o",
+    "results suites --stored",
+]
+DIRECTORIES = ["suite main pusht -o", "errors pusht -o", "performance -o", "results suites -o"]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work_and_before_torch_is_loaded():
+    """All in one process of its own; none of what the verbs are to read is there."""
+    code = """
+import sys
+from blockcache.cli import main
+for line in sys.stdin.read().splitlines():
+    try:
+        main(line.split())
+    except SystemExit as ended:
+        assert ended.code == 2, line
+assert "torch" not in sys.modules
+"""
+    Path("file").write_text("not a directory")
+    Path("place").mkdir()
+    none, file = "the directory none does not exist; make it first", "Not a directory; nothing was changed"
+    cases = [(f"{verb} none/x.gif", f"none/x.gif: {none}") for verb in OUTPUTS]
+    cases += [(f"{verb} file/x.gif", f"file/x.gif: {file}") for verb in OUTPUTS]
+    cases += [(f"{verb} place", "place: it is not a regular file; nothing was changed") for verb in OUTPUTS]
+    cases += [(f"{verb} file", f"file: {file}") for verb in DIRECTORIES]
+    cases += [(f"{verb} none/deep/er", f"none/deep/er: {none}") for verb in DIRECTORIES]
+    train = "train pusht --data demos.npz -o"
+    cases += [(f"{train} file/policy", f"file: {file}"), (f"{train} none/deep/er/policy", f"none/deep/er: {none}")]
+    lines = "\n".join(words for words, _ in cases)
+    done = subprocess.run([sys.executable, "-c", code], input=lines, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [f"error: cannot write {sentence}" for _, sentence in cases]
+    assert sorted(os.listdir()) == ["file", "place"]
+
+
 def test_debug_gives_the_traceback():
     for words in (["--debug", "show", "nowhere"], ["show", "nowhere", "--debug"]):
         done = shell(*words)

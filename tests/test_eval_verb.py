@@ -26,11 +26,11 @@ def shell(make_policy, tmp_path, monkeypatch, toy_by_name, command):
 
 
 def test_the_verb_writes_results_timings_and_a_table(shell, tmp_path):
-    code, out, _ = shell("-m", "uniform:S=3", "-m", "ddim-3", "--engine", "patched", "-o", "deep/results.json")
+    code, out, _ = shell("-m", "uniform:S=3", "-m", "ddim-3", "--engine", "patched", "-o", "found.json")
     assert code == 0
-    found = Results.load(tmp_path / "deep" / "results.json")
+    found = Results.load(tmp_path / "found.json")
     assert [method.engine for method in found.methods] == ["patched"] * 3
-    timings = json.loads((tmp_path / "deep" / "results.timings.json").read_text())
+    timings = json.loads((tmp_path / "found.timings.json").read_text())
     assert set(timings["methods"]) == {"plain policy", "full", "uniform:S=3", "ddim-3"}
     rows = [line.split() for line in out.splitlines()]
     assert [row[0] for row in rows if row and row[0] in ("full", "uniform:S=3", "ddim-3")] == 2 * [

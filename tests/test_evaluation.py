@@ -156,12 +156,14 @@ def test_results_files_are_strict(results, tmp_path):
 
     refused("version 2", version=2)
     refused("not a results file", format="blockcache.schedule")
-    refused("unknown in Results: extra", extra=1)
+    refused("unknown keys: extra", extra=1)
     refused("unknown in Record: score", records=[{k: v for k, v in value["records"][0].items() if k != "score"}])
     refused("either a score", records=[value["records"][0] | {"score": None}])
     refused("unknown in MethodRun", methods=[value["methods"][0] | {"when": "now"}])
     refused("garbled", methods=[3])
     refused("garbled", noise_floor=None)
+    for policy in ({}, {"source": "toy", "fingerprint": {}}):
+        refused(r"the results file .*bad\.json is garbled .*fingerprint", policy=policy)
 
 
 def test_results_of_another_policy_or_schedule_are_not_overwritten(make_policy, results, tmp_path):

@@ -1,24 +1,16 @@
-"""Whole files, all or nothing. The tests may run as root, so failures are made by hand rather than by permissions."""
+"""Whole files, all or nothing, in places that are checked first. The tests may run as root, so failures are made by hand
+rather than by permissions."""
 
 import errno
-import json
 import os
+import re
 import stat
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from blockcache import files
 from blockcache.errors import FileError
-
-JSON_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-JSON_VALUE = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | JSON_TEXT,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(JSON_TEXT, inner, max_size=4),
-    max_leaves=12,
-)
 
 
 @pytest.fixture
@@ -99,9 +91,70 @@ def test_target_that_is_a_directory(tmp_path):
     assert os.listdir(tmp_path) == ["place"]
 
 
-def test_write_makes_missing_directories(tmp_path):
-    files.write_bytes(tmp_path / "a" / "b" / "c", b"x")
-    assert (tmp_path / "a" / "b" / "c").read_bytes() == b"x"
+@pytest.mark.parametrize("function", [lambda path: files.write_bytes(path, b"x"), files.check_writable])
+def test_a_missing_directory_is_not_made_in_silence(tmp_path, function):
+    sentence = f"cannot write {tmp_path}/a/b: the directory {tmp_path}/a does not exist; make it first"
+    with pytest.raises(FileError, match=re.escape(sentence)):
+        function(tmp_path / "a" / "b")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("function", [lambda path: files.write_bytes(path, b"x"), files.check_writable])
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path, function):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match=r"cannot write .*/pipe: it is not a regular file; nothing was changed"):
+        function(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_check_leaves_no_trace(old):
+    files.check_writable(old)
+    files.check_writable(old.parent / "new")
+    for name in (".", "new", "new/deeper"):
+        files.check_writable(old.parent / name, directory=True)
+    assert old.read_bytes() == b"old content"
+    assert os.listdir(old.parent) == [old.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "directory", "sentence"),
+    [
+        ("", False, "cannot write '': that is no file's name"),
+        (".", False, "cannot write '.': that is no file's name"),
+        ("place", False, "cannot write place: it is not a regular file; nothing was changed"),
+        ("thing.json/x", False, "cannot write thing.json/x: Not a directory; nothing was changed"),
+        ("x" * 300, False, "File name too long; nothing was changed"),
+        ("thing.json", True, "cannot write thing.json: Not a directory; nothing was changed"),
+        ("thing.json/x/y", True, "cannot write thing.json/x/y: Not a directory; nothing was changed"),
+        ("a/b/c", True, "cannot write a/b/c: the directory a does not exist; make it first"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(old, monkeypatch, name, directory, sentence):
+    monkeypatch.chdir(old.parent)
+    (old.parent / "place").mkdir()
+    with pytest.raises(FileError, match=re.escape(sentence)):
+        files.check_writable(name, directory=directory)
+    assert sorted(os.listdir()) == ["place", "thing.json"]
+    if directory:
+        with pytest.raises(FileError, match=f"cannot write {name}: .*; nothing was changed"):
+            files.make_directory(name)
+
+
+@pytest.mark.parametrize("directory", [False, True])
+def test_a_read_only_or_full_place_is_refused_before_the_work(old, monkeypatch, directory):
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(FileError, match=r"cannot write .*: No space left on device; nothing was changed"):
+        files.check_writable(old.parent if directory else old, directory=directory)
+
+
+def test_an_output_directory_is_made_with_one_parent_at_most(tmp_path):
+    for _ in range(2):
+        files.make_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    with pytest.raises(FileError, match=r"cannot write .*/x/y/z"):
+        files.make_directory(tmp_path / "x" / "y" / "z")
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_written_file_has_the_usual_rights(tmp_path):
@@ -121,66 +174,3 @@ def test_writers_in_threads_never_mix(tmp_path):
         thread.join()
     assert path.read_bytes() in contents
     assert os.listdir(tmp_path) == ["x"]
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (b"", "is empty"),
-        (b'{"a": 1', "is not valid JSON .* may be cut short"),
-        (b"\x80\x81\x82", "is not valid JSON"),
-        (b"hello", "is not valid JSON"),
-        (b"[1, 2]", "holds a JSON list, expected an object"),
-        (b"3", "holds a JSON int, expected an object"),
-        (b'{"a": 1, "a": 2}', "key 'a' appears twice"),
-        (b'{"x": {"b": 1, "c": 3, "b": 1}}', "key 'b' appears twice"),
-        (b'{"a": NaN}', "NaN is no JSON number"),
-        (b'{"a": -Infinity}', "-Infinity is no JSON number"),
-        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is not valid JSON"),
-    ],
-)
-def test_unreadable_json_is_refused(tmp_path, content, sentence):
-    path = tmp_path / "x.json"
-    path.write_bytes(content)
-    with pytest.raises(FileError, match=sentence) as caught:
-        files.read_json(path, "schedule")
-    assert "schedule" in str(caught.value)
-
-
-def test_reading_what_is_not_there(tmp_path):
-    with pytest.raises(FileError, match=r"no schedule at .* does not exist"):
-        files.read_json(tmp_path / "nothing.json", "schedule")
-    with pytest.raises(FileError, match="cannot read the schedule"):
-        files.read_json(tmp_path, "schedule")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}])
-def test_a_value_that_json_lacks_is_refused(old, value):
-    with pytest.raises(FileError, match="nothing was changed"):
-        files.write_json(old, {"a": value})
-    assert old.read_bytes() == b"old content"
-
-
-@given(value=st.dictionaries(JSON_TEXT, JSON_VALUE, max_size=5))
-def test_json_round_trip(tmp_path_factory, value):
-    path = tmp_path_factory.getbasetemp() / "round-trip.json"
-    files.write_json(path, value)
-    assert files.read_json(path, "thing") == value
-    assert json.loads(path.read_text()) == value
-
-
-def test_lists_of_numbers_stay_on_one_line(tmp_path):
-    files.write_json(tmp_path / "x", {"updates": {"a": [0, 1, 2]}, "empty": {}, "rows": [[1], [2]]})
-    lines = (tmp_path / "x").read_text().splitlines()
-    assert '    "a": [0, 1, 2]' in lines
-
-
-@pytest.mark.parametrize("version", [2, 0, "1", None, True, 1.0])
-def test_other_versions_are_refused(version):
-    with pytest.raises(FileError, match=r"format version .* reads version 1; use the blockcache that wrote it"):
-        files.expect_format({"format": "f", "version": version}, "f", 1, "schedule", "x.json")
-
-
-def test_other_formats_are_refused():
-    with pytest.raises(FileError, match=r"x\.json is not a schedule: its format is 'g', expected 'f'"):
-        files.expect_format({"format": "g", "version": 1}, "f", 1, "schedule", "x.json")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from blockcache.errors import ScheduleError
+from blockcache.errors import ContentError
 from blockcache.fingerprint import Fingerprint
 
 BOUND = Fingerprint(
@@ -70,5 +70,5 @@ def test_round_trip_through_json():
     ],
 )
 def test_a_garbled_fingerprint_is_refused(value):
-    with pytest.raises(ScheduleError, match="fingerprint"):
+    with pytest.raises(ContentError, match="fingerprint"):
         Fingerprint.from_dict(value)

@@ -223,10 +223,13 @@ def test_a_model_of_someone_else_is_refused(tmp_path):
     [
         ({"version": 2}, "has format version 2, this blockcache reads version 1"),
         ({"version": True}, "has format version True"),
-        ({"format": "other"}, "its format is 'other', expected 'blockcache.onnx'"),
+        ({"format": "other"}, "is not an ONNX file: its format is 'other', expected 'blockcache.onnx'"),
+        ({"colour": "red"}, "missing or unknown keys: colour"),
+        ({"schedule": []}, "needs an object under 'schedule'"),
+        ({"fingerprint": {}}, "the ONNX file .* is garbled .a fingerprint has the keys .*export it again"),
     ],
 )
-def test_a_file_of_another_version_is_refused(exported, changes, sentence):
+def test_a_file_with_another_header_is_refused(exported, changes, sentence):
     with_header(exported, **changes)
     with pytest.raises(FileError, match=sentence):
         bc.open_export(exported, threads=1)

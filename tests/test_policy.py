@@ -325,8 +325,11 @@ def test_truncated_and_missing_files_are_refused(saved, file):
 def test_other_configs_are_refused(saved, changes, error, sentence):
     config = json.loads((saved / "config.json").read_text())
     (saved / "config.json").write_text(json.dumps(config | changes))
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(error, match=sentence) as caught:
         bc.load_policy(saved)
+    assert str(saved / ("model.safetensors" if "n_emb" in changes and len(changes) == 1 else "config.json")) in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("key", ["obs_dim", "sampler"])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from blockcache import Block, Fingerprint, Recording
-from blockcache.errors import FileError, RecordingError, ScheduleError
+from blockcache import Block, Fingerprint, Recording, solve
+from blockcache.errors import FileError, RecordingError
 from blockcache.solvers.metrics import METRICS
 
 BLOCKS = (Block("layers.0.SA", "SA", 0, 10), Block("layers.0.FFN", "FFN", 1, 20))
@@ -105,13 +105,16 @@ def test_a_safetensors_file_of_something_else_is_refused(file):
         ({"blocks": []}, RecordingError, "holds blocks and generations"),
         ({"generations": 0}, RecordingError, "holds blocks and generations"),
         ({"generations": "2"}, RecordingError, "holds blocks and generations"),
-        ({"fingerprint": {}}, ScheduleError, "a fingerprint has the keys"),
+        ({"fingerprint": {}}, FileError, "the recording .* is garbled .a fingerprint has the keys"),
+        ({"origin": None}, FileError, "needs an object under 'origin', got None"),
+        ({"blocks": {}}, FileError, "needs a list under 'blocks'"),
     ],
 )
 def test_another_header_is_refused(file, header, error, sentence):
     rewrite(file, header)
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(error, match=sentence) as caught:
         Recording.load(file)
+    assert str(file) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +122,7 @@ def test_another_header_is_refused(file, header, error, sentence):
     [
         ({"scores": None}, FileError, "missing or unknown keys: scores"),
         ({"extra": np.zeros(2)}, FileError, "missing or unknown keys: extra"),
-        ({"matrices.l1": None}, FileError, "matrices.l1"),
+        (dict.fromkeys(f"matrices.{name}" for name in METRICS), RecordingError, "one metric at least, got none"),
         ({"scores": np.zeros(3)}, RecordingError, r"scores has shape \(3,\), expected \(2,\)"),
         ({"matrices.mse": np.zeros((2, 5, 4))}, RecordingError, "mse has shape"),
         ({"matrices.cosine": np.array(1.0)}, FileError, "garbled"),
@@ -132,8 +135,9 @@ def test_another_header_is_refused(file, header, error, sentence):
 )
 def test_other_tensors_are_refused(file, tensors, error, sentence):
     rewrite(file, tensors=tensors)
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(error, match=sentence) as caught:
         Recording.load(file)
+    assert str(file) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["scores", "input_change", "output_change"])
@@ -144,10 +148,36 @@ def test_nan_is_refused_when_made(name):
         recorded(**{name: array})
 
 
-@pytest.mark.parametrize("matrices", [{}, {"cosine": np.zeros((2, 5, 5))}])
-def test_all_metrics_are_needed(matrices):
-    with pytest.raises(RecordingError, match="a recording holds cosine, mse, l1, wasserstein"):
-        recorded(matrices=matrices)
+def test_one_metric_at_least_is_needed():
+    with pytest.raises(RecordingError, match="the matrices of one metric at least, got none"):
+        recorded(matrices={})
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_recording_that_lacks_a_metric_is_refused_only_to_those_who_ask_for_it(file, metric):
+    rewrite(file, tensors={f"matrices.{metric}": None})
+    loaded = Recording.load(file)
+    assert set(loaded.matrices) == set(METRICS) - {metric}
+    assert loaded.steps == 5
+    for other in loaded.matrices:
+        solve(loaded, 3, 1, other)
+    with pytest.raises(
+        RecordingError, match=f"lacks the metric {metric}, .*again with 'blockcache calibrate'"
+    ) as caught:
+        solve(loaded, 3, 1, metric)
+    assert str(caught.value).count("\n") == 0
+
+
+def test_a_recording_keeps_metrics_that_this_code_does_not_know(file):
+    newer = np.arange(50.0).reshape(2, 5, 5)
+    rewrite(file, tensors={"matrices.angle": newer})
+    Recording.load(file).save(file)
+    loaded = Recording.load(file)
+    assert set(loaded.matrices) == {*METRICS, "angle"}
+    np.testing.assert_array_equal(loaded.matrix("angle", "layers.0.FFN"), newer[1])
+    rewrite(file, tensors={"matrices.angle": np.zeros((2, 5, 4))})
+    with pytest.raises(RecordingError, match="angle has shape"):
+        Recording.load(file)
 
 
 def test_a_failed_save_keeps_the_old_file(file, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from blockcache.errors import BlockcacheError, FileError, PolicyError, TaskError
@@ -389,6 +391,31 @@ def test_state_that_is_damaged(data: Path, tmp_path: Path) -> None:
     state.write_bytes(whole.replace(b"blockcache-training-state", b"blockcache-training-skate"))
     with pytest.raises(FileError, match="is not a training state"):
         fit(data, out)
+
+
+def test_a_state_from_before_made_by_goes_on(data: Path, tmp_path: Path) -> None:
+    out = fit(data, tmp_path / "policy")
+    state = tmp_path / "policy.state.safetensors"
+    header = json.loads(header_of(state))
+    assert header.pop("made_by").startswith("blockcache ")
+    tensors = safetensors.torch.load(state.read_bytes())
+    state.write_bytes(safetensors.torch.save(tensors, metadata={"header": json.dumps(header)}))
+    before = weights(out)
+    assert weights(fit(data, out)) == before
+    for progress in ({}, header["progress"] | {"mood": "good"}):
+        garbled = {"header": json.dumps(header | {"progress": progress})}
+        state.write_bytes(safetensors.torch.save(tensors, metadata=garbled))
+        with pytest.raises(FileError, match=r"the training state .*policy\.state\.safetensors is garbled .*remove it"):
+            fit(data, out)
+
+
+def test_a_place_for_the_state_is_looked_for_before_training(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "policy.state.safetensors").mkdir()
+    with pytest.raises(FileError, match=r"cannot write .*policy\.state\.safetensors: it is not a regular file"):
+        fit(data, tmp_path / "policy", resume=False)
+    with pytest.raises(FileError, match=r"cannot write .*a/b/c"):
+        fit(data, tmp_path / "a" / "b" / "c" / "policy")
+    assert sorted(os.listdir(tmp_path)) == ["demos.npz", "policy.state.safetensors"]
 
 
 def test_diverging_training_stops(data: Path, tmp_path: Path) -> None:

@@ -16,6 +16,10 @@ class FileError(BlockcacheError):
     """A file that cannot be read, written or understood. A failed write leaves the old file whole."""
 
 
+class ContentError(BlockcacheError):
+    """A value that is not what it should be; the reader of a file turns it into a FileError that names the file."""
+
+
 class RecordingError(BlockcacheError):
     """A calibration that cannot be used, such as one that holds NaN."""
 

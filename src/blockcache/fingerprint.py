@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from blockcache.errors import ScheduleError
+from blockcache.errors import ContentError
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Fingerprint:
 
     @classmethod
     def from_dict(cls, value: Any) -> Fingerprint:
-        """Strict: exactly the known keys, each of its type or null."""
+        """Strict: exactly the known keys, each of its type or null; otherwise a ContentError."""
         kinds = {"family": str, "blocks": list, "widths": dict, "steps": int, "sampler": dict, "weights": str}
         if not isinstance(value, dict) or set(value) != set(kinds):
-            raise ScheduleError(f"a fingerprint has the keys {', '.join(kinds)}, got {_keys(value)}")
+            raise ContentError(f"a fingerprint has the keys {', '.join(kinds)}, got {_keys(value)}")
         for name, kind in kinds.items():
             if value[name] is not None and (not isinstance(value[name], kind) or isinstance(value[name], bool)):
-                raise ScheduleError(f"fingerprint field {name} must be a {kind.__name__} or null, got {value[name]!r}")
+                raise ContentError(f"fingerprint field {name} must be a {kind.__name__} or null, got {value[name]!r}")
         blocks = value["blocks"]
         if blocks is not None and not all(isinstance(name, str) for name in blocks):
-            raise ScheduleError(f"fingerprint field blocks must be a list of names or null, got {blocks!r}")
+            raise ContentError(f"fingerprint field blocks must be a list of names or null, got {blocks!r}")
         return cls(**{**value, "blocks": None if blocks is None else tuple(blocks)})
 
 

@@ -10,6 +10,7 @@ import click
 
 from blockcache.cli.arguments import load_schedule, refuse_sizes_beside_a_policy
 from blockcache.cores import cores
+from blockcache.files import check_writable
 
 
 @click.command()
@@ -30,6 +31,8 @@ def export(policy: str, schedule: str | None, output: str, actions_only: bool, o
       blockcache export pusht square_ph --actions-only -o fast.onnx
       blockcache export pusht -o full.onnx
     """
+    check_writable(output)
+
     from blockcache.engines import export_policy
     from blockcache.models.dpt import load_policy
 
@@ -75,12 +78,14 @@ def bench(
       blockcache bench --width 768 --horizon 16 --threads 2 --json bench.json --plot bench.png
       blockcache bench --policy pusht --schedule schedule.json
     """
-    from blockcache.files import write_json
+    for path in filter(None, (json_path, plot)):
+        check_writable(path)
+
     from blockcache.models.dpt import load_policy
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.performance import bench_table, not_available, plot_bench
     from blockcache.report.terminal import display
-    from blockcache.studies.bench import Shape, preset_for, run_bench
+    from blockcache.studies.bench import FORMAT, Shape, preset_for, run_bench
 
     if plot:
         require_matplotlib()
@@ -109,7 +114,7 @@ def bench(
     figures = result.to_dict()
     display(bench_table(figures["rows"]), not_available(figures))
     if json_path:
-        write_json(json_path, figures)
+        FORMAT.save(json_path, figures)
     if plot:
         plot_bench(figures, plot)
     click.echo(
@@ -133,16 +138,17 @@ def performance(output: str, repeats: int, render_only: bool) -> None:
       blockcache performance -o docs
       blockcache performance -o docs --render-only
     """
+    check_writable(output, directory=True)
+
     from pathlib import Path
 
-    from blockcache.files import expect_format, read_json, write_bytes, write_json
+    from blockcache.files import make_directory, write_bytes
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
     from blockcache.report.performance import (
         BENCH_PICTURE,
         FORMAT,
         GROWTH_PICTURE,
-        VERSION,
         page,
         plot_bench,
         plot_growth,
@@ -150,11 +156,12 @@ def performance(output: str, repeats: int, render_only: bool) -> None:
 
     require_matplotlib()
     directory = Path(output)
-    source, what = directory / "performance.json", "performance file"
+    source = directory / "performance.json"
     if not render_only:
-        write_json(source, {"format": FORMAT, "version": VERSION, **_measure_everything(repeats)})
-    results = read_json(source, what)
-    expect_format(results, FORMAT, VERSION, what, source)
+        measured = _measure_everything(repeats)
+        make_directory(directory)
+        FORMAT.save(source, measured)
+    results = FORMAT.load(source)
     plot_bench(results["bench"], directory / BENCH_PICTURE)
     plot_growth(results["growth"], directory / GROWTH_PICTURE)
     write_bytes(directory / "performance.md", render(page(results)).encode())

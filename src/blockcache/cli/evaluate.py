@@ -15,6 +15,7 @@ from blockcache.cli.rollouts import (
     rollouts_option,
     run_options,
 )
+from blockcache.files import check_writable
 
 if TYPE_CHECKING:
     from blockcache.compare.evaluation import Evaluation
@@ -80,6 +81,9 @@ def evaluate(
       blockcache eval pusht my_policy/ -m schedule.json --engine patched --video side_by_side.gif
       blockcache eval pusht -m bac --ray auto
     """
+    for path in filter(None, (output, video)):
+        check_writable(path)
+
     from blockcache.compare.evaluation import prepare, save_timings
     from blockcache.models.dpt import load_policy
     from blockcache.models.dpt.checkpoint import shipped_policy

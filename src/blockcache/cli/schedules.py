@@ -13,6 +13,7 @@ from blockcache.cli.arguments import (
     threads_option,
     typed,
 )
+from blockcache.files import check_writable
 
 _SIZE = click.IntRange(min=1)
 
@@ -40,6 +41,8 @@ def calibrate(policy: str, output: str, observations: str | None, generations: i
       blockcache calibrate pusht
       blockcache calibrate my_policy/ --observations obs.npz --generations 32 -o my_recording.safetensors
     """
+    check_writable(output)
+
     import torch
 
     from blockcache.attach.recorder import calibrate as record
@@ -73,6 +76,8 @@ def solve(recording: str, output: str, updates: int, union: int, metric: str, me
       blockcache solve recording.safetensors --updates 20 --union 5 -o safe.json
       blockcache solve recording.safetensors --method uniform -o uniform.json
     """
+    check_writable(output)
+
     from blockcache.solvers import solve as run_solver
     from blockcache.solvers.recording import Recording
 
@@ -116,22 +121,25 @@ def errors(policy: str, output: str, observations: str | None, generations: int,
     Example:
       blockcache errors pusht -o docs
     """
+    check_writable(output, directory=True)
+
     from pathlib import Path
 
     import torch
 
-    from blockcache.files import write_bytes, write_json
+    from blockcache.files import make_directory, write_bytes
     from blockcache.models.dpt import load_policy
     from blockcache.report.caching import page
     from blockcache.report.markdown import render
     from blockcache.report.terminal import display
-    from blockcache.studies.caching import caching_study
+    from blockcache.studies.caching import FORMAT, caching_study
 
     torch.set_num_threads(threads)
     loaded = load_policy(policy)
     seen = load_observations(loaded, policy, observations)
     results = caching_study(loaded, seen, generations=generations, command=typed())
-    write_json(Path(output) / "caching-error.json", results)
+    make_directory(output)
+    FORMAT.save(Path(output) / "caching-error.json", results)
     write_bytes(Path(output) / "caching-error.md", render(page(results)).encode())
     display(page(results))
 

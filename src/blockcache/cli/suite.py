@@ -16,6 +16,7 @@ from blockcache.cli.rollouts import (
     run_options,
 )
 from blockcache.errors import TaskError
+from blockcache.files import check_writable, make_directory, write_bytes
 from blockcache.studies.suites import SUITES, TIMINGS
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def suite(
       blockcache suite timing pusht
       blockcache suite main pusht --quick -o /tmp/quick
     """
+    check_writable(output, directory=True)
+
     from blockcache.compare.evaluation import save_timings
     from blockcache.models.dpt import load_policy
     from blockcache.models.port import examine
@@ -101,6 +104,7 @@ def suite(
         policy,
         engine,
     )
+    make_directory(output)
     if name == "timing":
         save_timings(Path(output) / TIMINGS, time_suites(ground, output, repeats), examine(loaded).fingerprint)
         click.echo(f"written to {Path(output) / TIMINGS}")
@@ -131,7 +135,10 @@ def results(directory: str, others: tuple[str, ...], output: str, stored: str | 
       blockcache results out/suites out/assembly-seed0 out/assembly-seed1 -o docs
       blockcache results out/suites -o docs --stored src/blockcache/assets/stored_results.json
     """
-    from blockcache.files import write_bytes
+    check_writable(output, directory=True)
+    if stored is not None:
+        check_writable(stored)
+
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
     from blockcache.report.other_policies import load_other_policies
@@ -145,6 +152,7 @@ def results(directory: str, others: tuple[str, ...], output: str, stored: str | 
     if stored is not None:
         summarise_main(collection).save(stored)
         click.echo(stored)
+    make_directory(output)
     plot_tradeoff(collection, Path(output) / PICTURE)
     write_bytes(Path(output) / "results.md", render(page(collection, directory, further)).encode())
     click.echo(f"{Path(output) / 'results.md'}")

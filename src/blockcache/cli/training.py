@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from blockcache.cli.arguments import threads_option
+from blockcache.files import check_writable
 
 
 @click.command()
@@ -27,6 +30,8 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, seed: int) 
       blockcache demonstrate metaworld-assembly -o assembly.npz
       blockcache train metaworld-assembly --data assembly.npz -o assembly --width 64 --layers 4 --lr 5e-3 --epochs 20
     """
+    check_writable(output)
+
     from blockcache.training import demonstrate as run
 
     failed = run(task, output, episodes, noise=noise, first_seed=seed)
@@ -65,6 +70,8 @@ def train(
       blockcache train pusht --data pusht_cchi_v7_lowdim.npz -o my_policy
       nice -n 19 blockcache train pusht --data demos.npz -o small --width 128 --epochs 80
     """
+    check_writable(Path(output).parent, directory=True)  # a policy takes its place as a whole
+
     from blockcache.training import TrainConfig
     from blockcache.training import train as run
 
@@ -87,6 +94,8 @@ def observe(task: str, policy: str, output: str, episodes: int, count: int, seed
     Example:
       blockcache observe pusht my_policy/ -o my_policy/observations.npz
     """
+    check_writable(output)
+
     import torch
 
     from blockcache.compare.observe import observe as run

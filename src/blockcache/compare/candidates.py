@@ -24,7 +24,7 @@ from blockcache.attach.recorder import calibrate
 from blockcache.compare.methods import Method, MethodError, ScheduleFile, TeaCache
 from blockcache.compare.results import EAGER
 from blockcache.engines import Stats, accelerate
-from blockcache.files import PathLike
+from blockcache.files import PathLike, make_directory
 from blockcache.models.pairing import generate, takes_generator
 from blockcache.models.port import Port
 from blockcache.observations import hash_observations, parts
@@ -170,6 +170,7 @@ class Calibrations:
         batches = [port.given(one) for one in parts(self.observations, 1)]
         made = calibrate(port, batches, seed=self.seed, progress=self._progress)
         if file is not None:
+            make_directory(file.parent)
             made.save(file)
         return made
 

@@ -24,6 +24,7 @@ from blockcache.compare.results import (
     GENERATIONS,
     GROUP,
     PLAIN,
+    TIMINGS_FORMAT,
     MethodRun,
     Record,
     Results,
@@ -31,7 +32,7 @@ from blockcache.compare.results import (
     check_nothing_lost,
 )
 from blockcache.errors import TaskError
-from blockcache.files import PathLike, write_json
+from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError, action_error
 from blockcache.measure.latency import Latency, measure
@@ -267,7 +268,6 @@ def save_timings(path: PathLike, speed: Mapping[str, Latency], policy: Fingerpri
         | {"seconds": latency.seconds.tolist()}
         for name, latency in speed.items()
     }
-    header = {"format": "blockcache.timings", "version": 1, "made_by": f"blockcache {__version__}"}
     setting = "seconds per chunk, batch 1, one torch thread, methods interleaved"
     about = {"policy": policy.to_dict(), "machine": describe(), "setting": setting}
-    write_json(path, {**header, **about, "methods": seconds})
+    TIMINGS_FORMAT.save(path, {**about, "methods": seconds})

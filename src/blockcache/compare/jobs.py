@@ -14,13 +14,12 @@ from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
-from blockcache._version import __version__
 from blockcache.cores import cores
 from blockcache.errors import BlockcacheError, FileError
 from blockcache.extras import installed, require
-from blockcache.files import PathLike, expect_format, read_json, write_json
+from blockcache.files import Format, PathLike, make_directory
 
-FORMAT, VERSION = "blockcache.job", 1
+FORMAT = Format("blockcache.job", "finished job", {"key": str, "outcome": dict}, again="delete it and run again")
 Outcome: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Any], Outcome]
 # (work, jobs) -> (the job's place, its outcome), in the order in which they are finished
@@ -41,16 +40,15 @@ class Store:
         path = self._path(key)
         if not path.exists():
             return None
-        value = read_json(path, "finished job")
-        expect_format(value, FORMAT, VERSION, "finished job", path)
-        if value.get("key") != key or not isinstance(value.get("outcome"), dict):
+        value = FORMAT.load(path)
+        if value["key"] != key:
             raise FileError(f"the finished job {path} is not the one that its name says; delete it and run again")
         outcome: Outcome = value["outcome"]
         return outcome
 
     def put(self, key: str, outcome: Outcome) -> None:
-        header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}", "key": key}
-        write_json(self._path(key), {**header, "outcome": outcome})
+        make_directory(self.directory)
+        FORMAT.save(self._path(key), {"key": key, "outcome": outcome})
 
     def _path(self, key: str) -> Path:
         return self.directory / f"{key[:32]}.json"

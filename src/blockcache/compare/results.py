@@ -18,14 +18,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from blockcache._version import __version__
 from blockcache.compare.jobs import EvaluationError
-from blockcache.errors import FileError
-from blockcache.files import PathLike, expect_format, read_exactly, read_json, write_json
+from blockcache.files import Format, PathLike, read_exactly
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError
 
-FORMAT, VERSION = "blockcache.results", 1
+FORMAT = Format(
+    "blockcache.results",
+    "results file",
+    {"task": dict, "policy": dict, "setting": dict, "noise_floor": dict, "methods": list, "records": list},
+    again="run the evaluation again",
+)
+TIMINGS_FORMAT = Format(
+    "blockcache.timings",
+    "timings file",
+    {"policy": dict, "machine": dict, "setting": str, "methods": dict},
+    again="time the methods again",
+)
 BASELINE = "full"
 PLAIN = "plain policy"  # among timings: the policy as it comes
 EAGER = "eager"  # among engines: torch itself, which runs the policy as it comes
@@ -87,25 +96,21 @@ class Results:
         return {record.seed: record for record in self.records if record.method == method}
 
     def save(self, path: PathLike) -> None:
-        header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}"}
-        write_json(path, {**header, **asdict(self)})
+        FORMAT.save(path, asdict(self))
 
     @classmethod
     def load(cls, path: PathLike) -> Results:
         """Strict: unknown versions and keys are refused."""
-        value = read_json(path, "results file")
-        expect_format(value, FORMAT, VERSION, "results file", path)
-        content = {key: item for key, item in value.items() if key not in ("format", "version", "made_by")}
-        try:
-            floor = read_exactly(ActionError, content.get("noise_floor"))
+        content = FORMAT.load(path)
+        with FORMAT.reading(path):
+            Fingerprint.from_dict(content["policy"]["fingerprint"])
+            floor = read_exactly(ActionError, content["noise_floor"])
             methods = tuple(
                 read_exactly(MethodRun, {**item, "error": read_exactly(ActionError, item.get("error"))})
-                for item in content.get("methods", ())
+                for item in content["methods"]
             )
-            records = tuple(read_exactly(Record, item) for item in content.get("records", ()))
+            records = tuple(read_exactly(Record, item) for item in content["records"])
             return read_exactly(cls, {**content, "noise_floor": floor, "methods": methods, "records": records})
-        except (AttributeError, TypeError, ValueError) as error:
-            raise FileError(f"the results file {path} is garbled ({error}); run the evaluation again") from error
 
 
 def check_alike(

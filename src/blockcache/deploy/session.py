@@ -15,12 +15,17 @@ from typing import Any
 import numpy as np
 
 from blockcache.cores import cores
-from blockcache.errors import EngineError, FileError, ScheduleError
+from blockcache.errors import EngineError, FileError
 from blockcache.extras import require
-from blockcache.files import expect_format, parse_json, read_bytes
+from blockcache.files import Format, read_bytes
 from blockcache.fingerprint import Fingerprint
 
-FORMAT, VERSION = "blockcache.onnx", 1
+FORMAT = Format(
+    "blockcache.onnx",
+    "ONNX file",
+    {"output": str, "executed": list, "schedule": dict, "origin": dict, "fingerprint": object},
+    again="export it again",
+)
 MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
 """ONNX Runtime has the Attention operator on the CPU since 1.23; before 1.21 it copied a weight for each of its uses."""
 
@@ -88,13 +93,10 @@ def _read_header(session: Any, path: Path) -> tuple[dict[str, Any], Fingerprint,
     text = session.get_modelmeta().custom_metadata_map.get("blockcache")
     if text is None:
         raise FileError(f"{path} is not an export of blockcache: it carries no schedule and fingerprint")
-    header = parse_json(text.encode(), "ONNX file's header", path)
-    expect_format(header, FORMAT, VERSION, "ONNX file", path)
-    try:
-        fingerprint = Fingerprint.from_dict(header.get("fingerprint"))
+    header = FORMAT.parse(text, path)
+    with FORMAT.reading(path):
+        fingerprint = Fingerprint.from_dict(header["fingerprint"])
         start, stop = map(int, header["executed"])
-    except (KeyError, TypeError, ValueError, ScheduleError) as error:
-        raise FileError(f"the header of the ONNX file {path} cannot be used ({error}); export it again") from error
     ranks = {item.name: len(item.shape) for item in (*session.get_inputs(), *session.get_outputs())}
     noise, action, pred = (ranks.pop(name, None) for name in ("noise", "action", "action_pred"))
     if (noise, action) != (4, 3) or pred not in (None, 3) or not ranks or min(ranks.values()) < 2:

@@ -13,8 +13,7 @@ import json
 import os
 from typing import Any
 
-from blockcache._version import __version__
-from blockcache.deploy.session import FORMAT, VERSION, require_onnxruntime
+from blockcache.deploy.session import FORMAT, require_onnxruntime
 from blockcache.engines.build import Build
 from blockcache.engines.cache import cache_directory, prune, source_hash
 from blockcache.engines.onnx_runner import OnnxRunner
@@ -28,17 +27,14 @@ def export(build: Build, fingerprint: Fingerprint, path: PathLike, unrolled: boo
     require_onnxruntime(also_onnx=True)
     from blockcache.engines.onnx_graph import build_graph
 
-    metadata = {"blockcache": json.dumps(_header(build, fingerprint))}
+    metadata = {"blockcache": FORMAT.text(_content(build, fingerprint), path)}
     model = build_graph(build.program, build.plan, build.sampler, metadata, unrolled)
     write_bytes(path, model.SerializeToString())
 
 
-def _header(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
+def _content(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
     """What the file was made for."""
     return {
-        "format": FORMAT,
-        "version": VERSION,
-        "made_by": f"blockcache {__version__}",
         "output": "chunk" if build.program.whole else "action",
         "executed": list(build.program.executed),
         "schedule": {name: list(steps) for name, steps in build.schedule.updates.items()},
@@ -67,7 +63,7 @@ def open_cached(build: Build, fingerprint: Fingerprint, threads: int | None) -> 
 
 def _digest(build: Build, fingerprint: Fingerprint) -> str:
     """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
-    header = _header(build, fingerprint)
+    header = {**FORMAT.header, **_content(build, fingerprint)}
     del header["origin"]  # for the record only
     text = json.dumps(
         [header, build.program.causal, build.program.signature, source_hash(inspect.getfile(type(build.program)))]

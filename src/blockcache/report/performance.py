@@ -6,11 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from blockcache.compare.results import EAGER
-from blockcache.files import PathLike
+from blockcache.files import Format, PathLike
 from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table
 from blockcache.report.figures import new_figure, save_figure
 
-FORMAT, VERSION = "blockcache.performance", 1
+FORMAT = Format(
+    "blockcache.performance",
+    "performance file",
+    {"bench": dict, "shapes": list, "growth": dict, "footprint": dict},
+    optional=("made_by",),
+)
 BENCH_PICTURE, GROWTH_PICTURE = "performance-bench.png", "performance-growth.png"
 
 _INK = {EAGER: "#8a8a8a", "patched": "#4c78a8", "loop": "#54a24b", "onnx": "#e45756"}

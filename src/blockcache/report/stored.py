@@ -9,13 +9,17 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
-from blockcache._version import __version__
 from blockcache.errors import FileError
-from blockcache.files import PathLike, expect_format, read_exactly, read_json, write_json
+from blockcache.files import Format, PathLike, read_exactly
 from blockcache.measure.statistics import Estimate
 from blockcache.report.suites import Collection
 
-FORMAT, VERSION = "blockcache.stored", 1
+FORMAT = Format(
+    "blockcache.stored",
+    "stored result",
+    {"task": str, "weights": str, "calibration": dict, "methods": list},
+    again="write it again",
+)
 
 
 @dataclass(frozen=True)
@@ -38,18 +42,13 @@ class Stored:
         return next((method for method in self.methods if method.name == name), None)
 
     def save(self, path: PathLike) -> None:
-        header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}"}
-        write_json(path, {**header, **asdict(self)})
+        FORMAT.save(path, asdict(self))
 
     @classmethod
     def load(cls, path: PathLike) -> Stored:
-        value = read_json(path, "stored result")
-        expect_format(value, FORMAT, VERSION, "stored result", path)
-        content = {key: item for key, item in value.items() if key not in ("format", "version", "made_by")}
-        try:
+        content = FORMAT.load(path)
+        with FORMAT.reading(path):
             return read_exactly(cls, {**content, "methods": tuple(_method(item) for item in content["methods"])})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FileError(f"the stored result {path} is garbled ({error}); write it again") from error
 
 
 def summarise_main(collection: Collection) -> Stored:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from blockcache.compare.methods import ScheduleFile, Solved, TeaCache, parse_method
-from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, Results
+from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, TIMINGS_FORMAT, Results
 from blockcache.compare.summary import MethodSummary, summarise
-from blockcache.errors import FileError, ScheduleError
-from blockcache.files import PathLike, expect_format, read_json
+from blockcache.errors import FileError
+from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
@@ -78,13 +78,10 @@ class Timings:
 
     @classmethod
     def load(cls, path: PathLike) -> Timings:
-        value, what = read_json(path, "timings file"), "timings file"
-        expect_format(value, "blockcache.timings", 1, what, path)
-        try:
+        value = TIMINGS_FORMAT.load(path)
+        with TIMINGS_FORMAT.reading(path):
             seconds = {name: Latency(np.asarray(item["seconds"])) for name, item in value["methods"].items()}
             return cls(Fingerprint.from_dict(value["policy"]), value["machine"], value["setting"], seconds)
-        except (AttributeError, KeyError, ScheduleError, TypeError, ValueError) as error:
-            raise FileError(f"the timings file {path} is garbled ({error}); time the suites again") from error
 
     def ms(self, method: str) -> float | None:
         return self.seconds[method].p50 * 1e3 if method in self.seconds else None

@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from blockcache._version import __version__
-from blockcache.errors import FileError, SamplerError
-from blockcache.files import PathLike, expect_format, read_json, write_json
+from blockcache.errors import SamplerError
+from blockcache.files import Format, PathLike
 from blockcache.samplers.table import Array, SamplerTable
 
-FORMAT, VERSION = "blockcache.sampler", 1
+FORMAT = Format("blockcache.sampler", "sampler", {"sampler": dict})
 DEFAULT_STEPS = 100
 
 
@@ -133,21 +132,14 @@ class SamplerConfig(ABC):
 
     def save(self, path: PathLike) -> None:
         """Write the JSON file, atomically."""
-        header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}"}
-        write_json(path, {**header, "sampler": self.to_dict()})
+        FORMAT.save(path, {"sampler": self.to_dict()})
 
     @staticmethod
     def load(path: PathLike) -> SamplerConfig:
         """Read a JSON file; unknown versions, keys and settings are refused."""
-        value = read_json(path, "sampler")
-        expect_format(value, FORMAT, VERSION, "sampler", path)
-        odd = sorted(set(value) ^ {"format", "version", "made_by", "sampler"})
-        if odd:
-            raise FileError(f"the sampler {path} has missing or unknown keys: {', '.join(odd)}")
-        try:
-            return SamplerConfig.from_dict(value["sampler"])
-        except SamplerError as error:
-            raise SamplerError(f"{path}: {error}") from error
+        content = FORMAT.load(path)
+        with FORMAT.reading(path):
+            return SamplerConfig.from_dict(content["sampler"])
 
 
 SAMPLERS: dict[str, type[SamplerConfig]] = {}  # by name, in files and on the command line

@@ -13,13 +13,14 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from blockcache._version import __version__
-from blockcache.errors import FileError, ScheduleError
-from blockcache.files import PathLike, expect_format, read_json, write_json
+from blockcache.errors import ScheduleError
+from blockcache.files import Format, PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.schedule.block import Block
 
-FORMAT, VERSION = "blockcache.schedule", 1
+FORMAT = Format(
+    "blockcache.schedule", "schedule", {"steps": object, "updates": dict, "fingerprint": object, "origin": dict}
+)
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,9 @@ class Schedule:
 
     def save(self, path: PathLike) -> None:
         """Write the JSON file, atomically."""
-        write_json(
+        FORMAT.save(
             path,
             {
-                "format": FORMAT,
-                "version": VERSION,
-                "made_by": f"blockcache {__version__}",
                 "steps": self.steps,
                 "updates": {name: list(steps) for name, steps in self.updates.items()},
                 "fingerprint": self.fingerprint.to_dict(),
@@ -109,19 +107,9 @@ class Schedule:
     @classmethod
     def load(cls, path: PathLike) -> Schedule:
         """Read a JSON file. Unknown versions and keys are refused, so no meaning is ever lost in silence."""
-        value = read_json(path, "schedule")
-        expect_format(value, FORMAT, VERSION, "schedule", path)
-        expected = {"format", "version", "made_by", "steps", "updates", "fingerprint", "origin"}
-        if set(value) != expected:
-            odd = ", ".join(sorted(set(value) ^ expected))
-            raise FileError(f"the schedule {path} has missing or unknown keys: {odd}")
-        for key in ("updates", "origin"):
-            if not isinstance(value[key], dict):
-                raise FileError(f"the schedule {path} needs an object under {key!r}, got {value[key]!r}")
-        try:
+        value = FORMAT.load(path)
+        with FORMAT.reading(path):
             return cls(value["steps"], value["updates"], Fingerprint.from_dict(value["fingerprint"]), value["origin"])
-        except ScheduleError as error:
-            raise ScheduleError(f"{path}: {error}") from error
 
 
 def check_updates(name: str, updates: Sequence[int], steps: int) -> tuple[int, ...]:

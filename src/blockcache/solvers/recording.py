@@ -5,7 +5,6 @@ A frozen value with a safetensors file format (docs/recording-format.md). Knows 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,24 +12,28 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
-from blockcache._version import __version__
-from blockcache.errors import FileError, RecordingError
-from blockcache.files import PathLike, expect_format, parse_json, read_bytes, write_bytes
+from blockcache.errors import RecordingError
+from blockcache.files import Format, PathLike, expect_keys
 from blockcache.fingerprint import Fingerprint
 from blockcache.schedule.block import Block
 from blockcache.solvers.metrics import METRICS
 
-FORMAT, VERSION = "blockcache.recording", 1
+FORMAT = Format(
+    "blockcache.recording",
+    "recording",
+    {"blocks": list, "generations": object, "fingerprint": object, "origin": dict},
+    again="calibrate again",
+)
 Array = NDArray[np.float64]
+_MATRICES, _ARRAYS = "matrices.", ("scores", "input_change", "output_change")  # names of tensors in the file
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
     """Averages over all samples of a calibration.
 
-    matrices     metric -> (blocks, K, K)
+    matrices     metric -> (blocks, K, K); one of older or newer code may have other metrics than METRICS
     scores       (blocks,) mean over all pairs of steps of the L1 norm of the difference; picks the union's blocks
     input_change, output_change  (samples, K - 1) relative change, from one step to the next, of the first block's
                  normalised input and of the whole stack's residual; what TeaCache is fitted to
@@ -46,8 +49,8 @@ class Recording:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if set(self.matrices) != set(METRICS):
-            raise RecordingError(f"a recording holds {', '.join(METRICS)}, got {', '.join(self.matrices) or 'none'}")
+        if not self.matrices:
+            raise RecordingError("a recording holds the matrices of one metric at least, got none; calibrate again")
         if not self.blocks or not isinstance(self.generations, int) or self.generations < 1:
             raise RecordingError(
                 f"a recording holds blocks and generations, got {len(self.blocks)} and {self.generations!r}"
@@ -69,7 +72,7 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        return int(self.matrices["cosine"].shape[-1])
+        return int(self.matrices[min(self.matrices)].shape[-1])
 
     @property
     def samples(self) -> int:
@@ -78,7 +81,12 @@ class Recording:
     def matrix(self, metric: str, block: str) -> Array:
         """One block's (K, K) matrix."""
         if metric not in self.matrices:
-            raise RecordingError(f"unknown metric {metric!r}, known are {', '.join(self.matrices)}")
+            known = ", ".join(self.matrices)
+            if metric not in METRICS:
+                raise RecordingError(f"unknown metric {metric!r}, known are {known}")
+            raise RecordingError(
+                f"the recording lacks the metric {metric}, it has {known}; calibrate again with 'blockcache calibrate'"
+            )
         names = [item.name for item in self.blocks]
         if block not in names:
             raise RecordingError(f"no block {block!r} in this recording, it has {names[0]} to {names[-1]}")
@@ -87,53 +95,31 @@ class Recording:
 
     def save(self, path: PathLike) -> None:
         """Write the safetensors file, atomically."""
-        header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "made_by": f"blockcache {__version__}",
+        content = {
             "blocks": [asdict(block) for block in self.blocks],
             "generations": self.generations,
             "fingerprint": self.fingerprint.to_dict(),
             "origin": dict(self.origin),
         }
-        tensors = {f"matrices.{name}": matrix for name, matrix in self.matrices.items()}
-        tensors |= {name: getattr(self, name) for name in ("scores", "input_change", "output_change")}
+        tensors = {_MATRICES + name: matrix for name, matrix in self.matrices.items()}
+        tensors |= {name: getattr(self, name) for name in _ARRAYS}
         arrays = {name: np.ascontiguousarray(array, dtype=np.float64) for name, array in tensors.items()}
-        write_bytes(path, safetensors.numpy.save(arrays, metadata={"blockcache": json.dumps(header)}))
+        FORMAT.save_tensors(path, content, arrays, safetensors.numpy.save)
 
     @classmethod
     def load(cls, path: PathLike) -> Recording:
-        """Read a file that `save` wrote; anything else is refused."""
-        data = read_bytes(path, "recording")
-        try:
-            tensors = safetensors.numpy.load(data)
-            text = _metadata(data).get("blockcache", "")
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise FileError(f"the recording {path} cannot be read ({error}); it may be cut short") from error
-        header = parse_json(text.encode() or b"{}", "recording's header", path)
-        expect_format(header, FORMAT, VERSION, "recording", path)
-        expected = {"format", "version", "made_by", "blocks", "generations", "fingerprint", "origin"}
-        arrays = {*(f"matrices.{name}" for name in METRICS), "scores", "input_change", "output_change"}
-        if set(header) != expected or set(tensors) != arrays:
-            odd = ", ".join(sorted((set(header) ^ expected) | (set(tensors) ^ arrays)))
-            raise FileError(f"the recording {path} has missing or unknown keys: {odd}; calibrate again")
-        try:
+        """Read a file that `save` wrote, or another version of blockcache with other metrics; anything else is refused."""
+        content, tensors = FORMAT.load_tensors(path, safetensors.numpy.load)
+        matrices = {
+            name.removeprefix(_MATRICES): array for name, array in tensors.items() if name.startswith(_MATRICES)
+        }
+        with FORMAT.reading(path):
+            expect_keys({name for name in tensors if not name.startswith(_MATRICES)}, _ARRAYS)
             return cls(
-                blocks=tuple(Block(**item) for item in header["blocks"]),
-                matrices={name: tensors[f"matrices.{name}"] for name in METRICS},
-                scores=tensors["scores"],
-                input_change=tensors["input_change"],
-                output_change=tensors["output_change"],
-                generations=header["generations"],
-                fingerprint=Fingerprint.from_dict(header["fingerprint"]),
-                origin=header["origin"],
+                blocks=tuple(Block(**item) for item in content["blocks"]),
+                matrices=matrices,
+                generations=content["generations"],
+                fingerprint=Fingerprint.from_dict(content["fingerprint"]),
+                origin=content["origin"],
+                **{name: tensors[name] for name in _ARRAYS},
             )
-        except (IndexError, TypeError) as error:
-            raise FileError(f"the recording {path} is garbled ({error}); calibrate again") from error
-
-
-def _metadata(data: bytes) -> dict[str, str]:
-    """The header of a safetensors file held in memory: a length of 8 bytes, then JSON."""
-    length = int.from_bytes(data[:8], "little")
-    metadata: dict[str, str] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-    return metadata

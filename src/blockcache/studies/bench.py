@@ -23,6 +23,7 @@ from blockcache.engines.compiled import compile_policy
 from blockcache.engines.loop import Loop, Memory, TabulatedMemory
 from blockcache.engines.onnx import export
 from blockcache.engines.onnx_runner import OnnxRunner
+from blockcache.files import Format
 from blockcache.measure import machine
 from blockcache.measure.latency import Latency, measure
 from blockcache.models import flops
@@ -39,6 +40,13 @@ from blockcache.schedule.presets import published_schedule
 from blockcache.solvers import uniform
 from blockcache.studies.savings import DiffusersLoop, EncodedMemory, ProjectedMemory
 
+FORMAT = Format(
+    "blockcache.bench",
+    "benchmark",
+    dict.fromkeys(("shape", "schedule", "machine", "peak_gflops", "unavailable"), dict)
+    | {"repeats": int, "eager": str, "rows": list},
+    optional=("made_by",),
+)
 Call = Callable[[], dict[str, Tensor]]
 
 
@@ -100,7 +108,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Bench:
-    """A whole run, as it is written to JSON."""
+    """A whole run; its fields are the keys of the file."""
 
     shape: dict[str, Any]
     schedule: dict[str, Any]
@@ -112,7 +120,7 @@ class Bench:
     unavailable: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"format": "blockcache.bench", "version": 1, **asdict(self)}
+        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,12 +13,21 @@ from blockcache.attach.recorder import calibrate
 from blockcache.compare.results import GENERATIONS
 from blockcache.engines import accelerate
 from blockcache.errors import ObservationError
+from blockcache.files import Format
 from blockcache.measure import machine
 from blockcache.measure.action_error import action_error, actions
 from blockcache.models.dpt import DiffusionTransformerPolicy
 from blockcache.models.port import examine
 from blockcache.schedule.cost import generation
 from blockcache.solvers import METHODS, solve
+
+FORMAT = Format(
+    "blockcache.caching",
+    "file of caching errors",
+    dict.fromkeys(("machine", "calibration", "noise_floor"), dict)
+    | {"command": str, "threads": int, "observations": int, "rows": list},
+    optional=("made_by",),
+)
 
 
 def caching_study(
@@ -31,7 +40,7 @@ def caching_study(
     batch: int = 16,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Calibrate on the first observations, compare on the others; all methods see the same noise.
+    """Calibrate on the first observations, compare on the others; all methods see the same noise. For `FORMAT.save`.
 
     `command` is what somebody typed for it, for the record.
     """
@@ -70,8 +79,6 @@ def caching_study(
                 }
             )
     return {
-        "format": "blockcache.caching",
-        "version": 1,
         "command": command,
         "machine": machine.describe(),
         "threads": torch.get_num_threads(),

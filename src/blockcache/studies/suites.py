@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 from blockcache.compare.results import Results
-from blockcache.errors import FileError
+from blockcache.errors import ContentError, FileError
 from blockcache.files import PathLike, read_exactly
 
 BASE = "bac:S=10,n=5"
@@ -66,7 +66,7 @@ def suite_of(results: Results, path: PathLike) -> Suite:
     try:
         value: dict[str, Any] = results.setting["suite"]
         return read_exactly(Suite, {**value, "cells": tuple(read_exactly(Cell, cell) for cell in value["cells"])})
-    except (KeyError, TypeError, ValueError) as error:
+    except (ContentError, KeyError, TypeError) as error:
         raise FileError(
             f"the results file {path} is not a suite's ({error}); suites are run by 'blockcache suite'"
         ) from error

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from blockcache.files import PathLike
+from blockcache.files import PathLike, check_writable, make_directory
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.dpt.checkpoint import check_replaceable
 from blockcache.training.config import TrainConfig, TrainingError
@@ -69,6 +69,8 @@ def _go_on(run: TrainingRun, target: Path, state: Path, show: bool) -> None:
             save_policy(run.result(), target)
         return
     check_replaceable(target)  # now, and not after an hour of training
+    make_directory(target.parent)
+    check_writable(state)
     interval = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar; a log file needs few
     with tqdm(
         total=run.total,

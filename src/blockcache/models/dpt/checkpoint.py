@@ -15,13 +15,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from blockcache._version import __version__
 from blockcache.errors import FileError, PolicyError
-from blockcache.files import PathLike, expect_format, read_bytes, read_json, write_bytes, write_json
+from blockcache.files import Format, PathLike, make_directory, read_bytes, reading, write_bytes
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FORMAT, VERSION = "blockcache.policy", 1
+# keys None: the family's config checks them; no header: directories made by hand from public weights have none
+FORMAT = Format("blockcache.policy", "policy config", None, optional=("format", "version", "made_by"))
 
 
 def shipped_policies() -> tuple[str, ...]:
@@ -58,12 +58,9 @@ def shipped_policy(name: str) -> Path:
 def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
     """A shipped policy by name, or a policy directory. It comes in eval mode, float32, on the CPU."""
     directory = policy_directory(source)
-    settings = read_json(directory / CONFIG, "policy config")
-    if "format" in settings or "version" in settings:  # directories made by hand from public weights say neither
-        expect_format(settings, FORMAT, VERSION, "policy config", directory / CONFIG)
-    config = DPTConfig.from_dict(
-        {key: settings[key] for key in settings if key not in ("format", "version", "made_by")}
-    )
+    settings = FORMAT.load(directory / CONFIG)
+    with FORMAT.reading(directory / CONFIG):
+        config = DPTConfig.from_dict(settings)
     data = read_bytes(directory / WEIGHTS, "policy weights")
     try:
         tensors = safetensors.torch.load(data)
@@ -72,7 +69,8 @@ def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
             f"cannot read the weights {directory / WEIGHTS} ({error}); the file may be cut short"
         ) from error
     policy = DiffusionTransformerPolicy(config)
-    load_tensors(policy, tensors)
+    with reading("policy weights", directory / WEIGHTS):
+        load_tensors(policy, tensors)
     return policy.eval()
 
 
@@ -88,16 +86,15 @@ def save_policy(policy: DiffusionTransformerPolicy, directory: PathLike) -> None
         )
     target = Path(directory).resolve()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
-    header = {"format": FORMAT, "version": VERSION, "made_by": f"blockcache {__version__}"}
     try:
         check_replaceable(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(target.parent)
         fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     except OSError as error:
         raise FileError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
     try:
         write_bytes(fresh / WEIGHTS, safetensors.torch.save(tensors, metadata={"format": "pt"}))
-        write_json(fresh / CONFIG, {**header, **policy.config.to_dict()})
+        FORMAT.save(fresh / CONFIG, policy.config.to_dict())
         fresh.chmod(0o755)
         _swap(fresh, target)
     except (OSError, FileError) as error:  # either may name the temporary place, which says nothing to the user

@@ -22,6 +22,7 @@ from blockcache.report.document import (
     plain,
     spans,
     table,
+    table_of,
 )
 from blockcache.report.markdown import render
 from blockcache.report.terminal import display
@@ -102,6 +103,12 @@ def test_what_could_not_be_shown_is_refused_when_it_is_made(make, message):
 def test_names_stand_on_the_left_and_figures_on_the_right():
     made = table(["method", "engine", "ms"], [["full", "onnx", "3"]], left=2)
     assert [column.align for column in made.columns] == ["left", "left", "right"]
+
+
+def test_records_become_rows():
+    made = table_of({"name": ("who", "{}"), "ms": ("seconds", "{:.1f}x")}, [{"who": "a", "seconds": 2, "other": 3}])
+    assert made == table(["name", "ms"], [["a", "2.0x"]])
+    assert table_of({"ms": ("ms", "{:.0f}")}, [{"ms": None}]).rows == (("",),)
 
 
 # ---- Markdown

@@ -136,7 +136,7 @@ class Calibrations:
         """Solve or read what the method follows."""
         sampler = None
         if method.sampler is not None:
-            sampler = fewer_steps(self._own(), method.sampler.kind, method.sampler.steps)
+            sampler = self.sampler(method.sampler.kind, method.sampler.steps)
         return Candidate(self._strategy(method, sampler), engine, sampler)
 
     def recording(self, sampler: SamplerConfig | None = None) -> Recording:
@@ -146,10 +146,11 @@ class Calibrations:
             self._made[sampler] = self._recording(Candidate(sampler=sampler).on(self.port))
         return self._made[sampler]
 
-    def _own(self) -> SamplerConfig:
+    def sampler(self, kind: str, steps: int) -> SamplerConfig:
+        """A sampler of that kind with so many steps, in place of the policy's own."""
         if self.port.sampler is None:
             raise MethodError(f"{self.port.untabulated} cannot be exchanged for another: it is not one that we know")
-        return self.port.sampler
+        return fewer_steps(self.port.sampler, kind, steps)
 
     def _strategy(self, method: Method, sampler: SamplerConfig | None) -> Strategy | None:
         wanted = method.reuse

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blockcache.report.document import Document, Paragraph, Section, plain, table
+from blockcache.report.document import Document, Paragraph, Section, plain, table, table_of
 
-_FIGURES = {  # column -> field
-    "caching error": "caching_error",
-    "update-induced": "update_induced",
-    "reuse-induced": "reuse_induced",
-    "action error": "action_error",
-    "first action P95": "first_action_p95",
+_COLUMNS = {
+    "method": ("method", "{}"),
+    "S": ("updates", "{}"),
+    "GFLOP": ("gflop", "{:.2f}"),
+    "caching error": ("caching_error", "{:.3f}"),
+    "update-induced": ("update_induced", "{:.3f}"),
+    "reuse-induced": ("reuse_induced", "{:.3f}"),
+    "action error": ("action_error", "{:.3f}"),
+    "first action P95": ("first_action_p95", "{:.3f}"),
 }
 
 
@@ -35,18 +38,13 @@ def page(results: Mapping[str, Any]) -> Document:
                 "the executed slice, in normalised units, and the 95th percentile of the first action's. Two full runs with different\n"
                 f"noise differ by {floor['action_error']:.3f} (first action, 95th percentile: {floor['first_action_p95']:.3f})."
             ),
-            table(["method", "S", "GFLOP", *_FIGURES], [_row(row) for row in rows]),
+            table_of(_COLUMNS, rows),
             Section(
                 "Per block at S = 10",
                 (table(["block", *(row["method"] for row in middle)], [_block(name, middle) for name in blocks]),),
             ),
         ),
     )
-
-
-def _row(row: Mapping[str, Any]) -> list[str]:
-    figures = [f"{row[field]:.3f}" for field in _FIGURES.values()]
-    return [row["method"], str(row["updates"]), f"{row['gflop']:.2f}", *figures]
 
 
 def _block(name: str, rows: list[Mapping[str, Any]]) -> list[str]:

@@ -8,9 +8,9 @@ in a paragraph is a space to its reader. Knows nothing of terminals, of pages or
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["plain", "code", "strong", "emphasis", "link"]
 Align: TypeAlias = Literal["left", "right"]
@@ -117,6 +117,12 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1,
     """
     columns = tuple(Column(name, "left" if place < left else "right") for place, name in enumerate(names))
     return Table(columns, tuple(tuple(row) for row in rows), caption)
+
+
+def table_of(columns: Mapping[str, tuple[str, str]], rows: Iterable[Mapping[str, Any]]) -> Table:
+    """A table of records: `columns` gives for each head a field and the form of its figures; None is no figure."""
+    cells = [["" if row[name] is None else form.format(row[name]) for name, form in columns.values()] for row in rows]
+    return table(list(columns), cells)
 
 
 @dataclass(frozen=True)

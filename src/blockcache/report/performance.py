@@ -7,7 +7,7 @@ from typing import Any
 
 from blockcache.compare.results import EAGER
 from blockcache.files import Format, PathLike
-from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table
+from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table, table_of
 from blockcache.report.figures import new_figure, save_figure
 
 FORMAT = Format(
@@ -19,8 +19,36 @@ FORMAT = Format(
 BENCH_PICTURE, GROWTH_PICTURE = "performance-bench.png", "performance-growth.png"
 
 _INK = {EAGER: "#8a8a8a", "patched": "#4c78a8", "loop": "#54a24b", "onnx": "#e45756"}
-_BENCH = "candidate, p50 ms, p95, p99, chunk Hz, action Hz, over eager, over full, GFLOP, GFLOP/s, of peak, difference"
-_FOOTPRINT = "shape, weights MB, file MB, export s, load s, peak memory / weights, p50 ms, p99 / p50, memory growth MB"
+_BENCH = {
+    "candidate": ("name", "{}"),
+    "p50 ms": ("p50_ms", "{:.1f}"),
+    "p95": ("p95_ms", "{:.1f}"),
+    "p99": ("p99_ms", "{:.1f}"),
+    "chunk Hz": ("chunk_hz", "{:.1f}"),
+    "action Hz": ("action_hz", "{:.0f}"),
+    "over eager": ("speedup", "{:.1f}x"),
+    "over full": ("over_full", "{:.1f}x"),
+    "GFLOP": ("gflop", "{:.2f}"),
+    "GFLOP/s": ("gflops", "{:.1f}"),
+    "of peak": ("of_peak", "{:.0%}"),
+    "difference": ("max_difference", "{:.0e}"),
+}
+_SAVINGS = {
+    "saving": ("saving", "{}"),
+    **{name: _BENCH[name] for name in ("p50 ms", "over eager", "GFLOP", "difference")},
+    "over eager": ("speedup", "{:.2f}x"),
+}
+_FOOTPRINT = {
+    "shape": ("shape", "{}"),
+    "weights MB": ("weights_mb", "{:.1f}"),
+    "file MB": ("file_mb", "{:.1f}"),
+    "export s": ("export_s", "{:.1f}"),
+    "load s": ("load_s", "{:.2f}"),
+    "peak memory / weights": ("peak_over_weights", "{:.2f}"),
+    "p50 ms": ("p50_ms", "{:.1f}"),
+    "p99 / p50": ("p99_over_p50", "{:.2f}"),
+    "memory growth MB": ("growth_mb", "{:.1f}"),
+}
 
 
 def plot_bench(bench: Mapping[str, Any], path: PathLike) -> None:
@@ -71,6 +99,8 @@ def page(results: Mapping[str, Any]) -> Document:
     stated = ", ".join(
         f"{name}: {foot['calls']} calls, {foot['generations']} generations" for name, foot in feet.items()
     )
+    savings = [{**row, "saving": row["name"].removeprefix("savings: ")} for row in bench["rows"] if _is_saving(row)]
+    footprints = [{**row, "shape": name, "p99_over_p50": row["p99_ms"] / row["p50_ms"]} for name, row in feet.items()]
     return Document(
         "Performance",
         (
@@ -91,10 +121,7 @@ def page(results: Mapping[str, Any]) -> Document:
                     Paragraph(
                         "Full precision in the loop engine. Each line adds one saving to the line above; all give the same actions."
                     ),
-                    table(
-                        ["saving", "p50 ms", "over eager", "GFLOP", "difference"],
-                        [_savings_row(row) for row in bench["rows"] if _is_saving(row)],
-                    ),
+                    table_of(_SAVINGS, savings),
                 ),
             ),
             Section(
@@ -123,7 +150,7 @@ def page(results: Mapping[str, Any]) -> Document:
             Section(
                 "Files, memory, long runs",
                 (
-                    table(_FOOTPRINT.split(", "), [_footprint_row(name, row) for name, row in feet.items()]),
+                    table_of(_FOOTPRINT, footprints),
                     Paragraph(
                         "Each in a process of its own, one thread; *p99 / p50* over the stated calls, growth of memory over the stated generations:\n"
                         f"{stated}."
@@ -147,7 +174,7 @@ def page(results: Mapping[str, Any]) -> Document:
 
 def bench_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """Candidates of a benchmark, from the `rows` of its JSON."""
-    return table(_BENCH.split(", "), [_bench_row(row) for row in rows])
+    return table_of(_BENCH, rows)
 
 
 def not_available(bench: Mapping[str, Any]) -> Paragraph:
@@ -196,51 +223,9 @@ def _is_saving(row: Mapping[str, Any]) -> bool:
     return str(row["name"]).startswith("savings")
 
 
-def _bench_row(row: Mapping[str, Any]) -> list[str]:
-    return [
-        row["name"],
-        f"{row['p50_ms']:.1f}",
-        f"{row['p95_ms']:.1f}",
-        f"{row['p99_ms']:.1f}",
-        f"{row['chunk_hz']:.1f}",
-        f"{row['action_hz']:.0f}",
-        f"{row['speedup']:.1f}x",
-        "" if row["over_full"] is None else f"{row['over_full']:.1f}x",
-        f"{row['gflop']:.2f}",
-        f"{row['gflops']:.1f}",
-        f"{row['of_peak']:.0%}",
-        "" if row["max_difference"] is None else f"{row['max_difference']:.0e}",
-    ]
-
-
-def _savings_row(row: Mapping[str, Any]) -> list[str]:
-    name = row["name"].removeprefix("savings: ")
-    return [
-        name,
-        f"{row['p50_ms']:.1f}",
-        f"{row['speedup']:.2f}x",
-        f"{row['gflop']:.2f}",
-        f"{row['max_difference']:.0e}",
-    ]
-
-
 def _shape_row(row: Mapping[str, Any]) -> list[str]:
     times = [f"{row['ms'][name]:.1f}" for name in ("patched", "loop", "onnx_1", "onnx_n")]
     return [row["name"], *times, f"{max(row['difference'].values()):.0e}"]
-
-
-def _footprint_row(name: str, row: Mapping[str, Any]) -> list[str]:
-    return [
-        name,
-        f"{row['weights_mb']:.1f}",
-        f"{row['file_mb']:.1f}",
-        f"{row['export_s']:.1f}",
-        f"{row['load_s']:.2f}",
-        f"{row['peak_over_weights']:.2f}",
-        f"{row['p50_ms']:.1f}",
-        f"{row['p99_ms'] / row['p50_ms']:.2f}",
-        f"{row['growth_mb']:.1f}",
-    ]
 
 
 def _limits(bench: Mapping[str, Any]) -> tuple[str, ...]:

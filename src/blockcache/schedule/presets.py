@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from blockcache.errors import ScheduleError
 from blockcache.fingerprint import Fingerprint
+from blockcache.schedule.block import FEED_FORWARD, Block, kind_from_name
 from blockcache.schedule.schedule import Schedule
 from blockcache.schedule.union import bubbling_union
 
@@ -44,6 +46,25 @@ def published_schedule(name: str, union: bool = True) -> Schedule:
     }
     origin |= {"method": "bac", "union": 5, "misprints_corrected": corrected}
     return Schedule(STEPS, updates, Fingerprint(family="dp-t"), origin)
+
+
+def stretched_schedule(name: str, blocks: Sequence[Block], steps: int) -> Schedule:
+    """A printed schedule, stretched to other blocks and another number of steps, to have something of its kind to time.
+
+    A block gets the steps of a printed one of its kind (or of the feed-forward blocks) at the same depth.
+    """
+    printed = published_schedule(name)
+    by_kind: dict[str, list[Sequence[int]]] = {}
+    for row, updates in printed.updates.items():
+        by_kind.setdefault(kind_from_name(row), []).append(updates)
+    places = {block.kind: [other.name for other in blocks if other.kind == block.kind] for block in blocks}
+    rows = {}
+    for block in blocks:
+        same, own = by_kind.get(block.kind, by_kind[FEED_FORWARD]), places[block.kind]
+        source = same[own.index(block.name) * len(same) // len(own)]
+        rows[block.name] = sorted({step * steps // STEPS for step in source})
+    stretched = tuple(rows) != printed.blocks or steps != STEPS
+    return Schedule(steps, rows, origin={"method": "bac", "source": f"paper, {name}", "stretched": stretched})
 
 
 @cache

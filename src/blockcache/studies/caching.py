@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from blockcache.analysis import caching_error
 from blockcache.attach.recorder import calibrate
+from blockcache.compare.candidates import Candidate, running
 from blockcache.compare.results import GENERATIONS
-from blockcache.engines import accelerate
 from blockcache.errors import ObservationError
 from blockcache.files import Format
 from blockcache.measure import machine
 from blockcache.measure.action_error import action_error, actions
-from blockcache.models.dpt import DiffusionTransformerPolicy
-from blockcache.models.port import examine
+from blockcache.models.port import Port
+from blockcache.observations import parts, rows
 from blockcache.schedule.cost import generation
 from blockcache.solvers import METHODS, solve
 
@@ -31,8 +29,8 @@ FORMAT = Format(
 
 
 def caching_study(
-    policy: DiffusionTransformerPolicy,
-    observations: Tensor,
+    port: Port,
+    observations: Any,
     *,
     command: str,
     generations: int = GENERATIONS,
@@ -40,32 +38,35 @@ def caching_study(
     batch: int = 16,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Calibrate on the first observations, compare on the others; all methods see the same noise. For `FORMAT.save`.
+    """Calibrate on the first observations, compare on the others; all methods see the same noise.
 
-    `command` is what somebody typed for it, for the record.
+    observations  a batch; the first `generations` are calibrated on
+    command       what somebody typed for it, for the record
+    updates       the numbers of update steps to compare
+    batch         observations run at once
     """
-    if not 1 <= generations < len(observations):
+    total = batch_size(observations)
+    if not 1 <= generations < total:
         raise ObservationError(
-            f"{generations} generations to calibrate on leave nothing of {len(observations)} observations to compare on; "
+            f"{generations} generations to calibrate on leave nothing of {total} observations to compare on; "
             "give more observations or fewer generations"
         )
-    recording = calibrate(policy, [one[None] for one in observations[:generations]], progress=progress)
-    held = observations[generations:]
-    batches = [held[start : start + batch] for start in range(0, len(held), batch)]
-    scale = np.asarray(policy.normalizer.action.scale, dtype=np.float64)
-    note = "full precision" if progress else None
-    full = actions(policy.predict_action, batches, seed=0, progress=note)
-    floor = action_error(actions(policy.predict_action, batches, seed=10_000, progress=note), full, scale)
-    adapter = examine(policy).adapter
-    rows = []
+    seen = [port.given(one) for one in parts(rows(observations, 0, generations), 1)]
+    recording = calibrate(port, seen, progress=progress)
+    batches = parts(rows(observations, generations, total), batch)
+    scale, adapter, note = port.action_scale, port.adapter, "full precision" if progress else None
+    with running(port, Candidate()) as plain:
+        full = actions(plain.act, batches, seed=0, progress=note)
+        floor = action_error(actions(plain.act, batches, seed=10_000, progress=note), full, scale)
+    found = []
     for count in updates:
         for method in reversed(METHODS):
             schedule = solve(recording, updates=count, union=5, method=method)
             name = f"{method}, S = {count}"
-            caching = caching_error(policy, schedule, batches, progress=name if progress else None)
-            with accelerate(policy, schedule, engine="loop") as fast:
-                error = action_error(actions(fast.predict_action, batches, seed=0), full, scale)
-            rows.append(
+            caching = caching_error(port, schedule, batches, progress=name if progress else None)
+            with running(port, Candidate(schedule, "loop")) as fast:
+                error = action_error(actions(fast.act, batches, seed=0), full, scale)
+            found.append(
                 {
                     "method": method,
                     "updates": count,
@@ -83,7 +84,7 @@ def caching_study(
         "machine": machine.describe(),
         "threads": torch.get_num_threads(),
         "calibration": {"generations": recording.generations, "seconds": recording.origin["seconds"]},
-        "observations": len(held),
+        "observations": total - generations,
         "noise_floor": {"action_error": floor.mean, "first_action_p95": floor.first_p95},
-        "rows": rows,
+        "rows": found,
     }

@@ -22,9 +22,11 @@ from tqdm import tqdm
 from blockcache.engines import accelerate, export_policy
 from blockcache.measure.latency import measure
 from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.models.dpt.shape import Shape
+from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule
+from blockcache.schedule.presets import stretched_schedule
 from blockcache.solvers import uniform
-from blockcache.studies.bench import Shape, preset_for
 
 SHAPES: dict[str, Shape] = {
     "width 128": Shape(width=128),
@@ -37,6 +39,11 @@ SHAPES: dict[str, Shape] = {
 }
 
 
+def printed_for(shape: Shape) -> Schedule:
+    """The paper's square_ph schedule, stretched to the shape."""
+    return stretched_schedule("square_ph", port_of(shape.policy()).adapter.blocks, shape.steps)
+
+
 def compare_shapes(threads: int, repeats: int, shapes: dict[str, Shape] = SHAPES) -> list[dict[str, Any]]:
     """Each engine under the (stretched) printed schedule: milliseconds, and the largest difference to patched.
 
@@ -45,7 +52,7 @@ def compare_shapes(threads: int, repeats: int, shapes: dict[str, Shape] = SHAPES
     rows = []
     torch.set_num_threads(threads)
     for name, shape in tqdm(shapes.items(), "other shapes", unit="shape"):
-        policy, schedule = shape.policy(), preset_for(shape)
+        policy, schedule = shape.policy(), printed_for(shape)
         obs = torch.randn(shape.batch, shape.n_obs_steps, shape.obs_dim, generator=torch.Generator().manual_seed(0))
         with ExitStack() as stack:
             calls: dict[str, Callable[[], dict[str, Tensor]]] = {}
@@ -93,7 +100,7 @@ def _grow(cases: dict[int, tuple[Shape, int]], repeats: int) -> list[dict[str, f
         computed = {}
         for key, (shape, updates) in cases.items():
             policy = shape.policy()
-            names = preset_for(shape).blocks
+            names = printed_for(shape).blocks
             schedule = Schedule(shape.steps, dict.fromkeys(names, uniform(shape.steps, updates)))
             computed[key] = schedule.computed
             stack.enter_context(accelerate(policy, schedule, "onnx", threads=1))
@@ -104,7 +111,7 @@ def _grow(cases: dict[int, tuple[Shape, int]], repeats: int) -> list[dict[str, f
 
 def footprint(shape: Shape, calls: int, generations: int) -> dict[str, Any]:
     """Export, then load and run in a process without torch, as on a robot: seconds, megabytes, steadiness, growth."""
-    policy, schedule = shape.policy(), preset_for(shape)
+    policy, schedule = shape.policy(), printed_for(shape)
     weights = sum(parameter.numel() * 4 for parameter in policy.parameters())
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "policy.onnx"

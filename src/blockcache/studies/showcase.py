@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
 from tqdm import tqdm
 
 from blockcache.compare.evaluation import prepare
@@ -18,7 +17,8 @@ from blockcache.compare.jobs import Backend, Outcome, Work, one_by_one
 from blockcache.compare.results import Results
 from blockcache.files import PathLike
 from blockcache.measure.latency import Latency
-from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.models.port import Port
+from blockcache.observations import rows
 from blockcache.tasks import Task
 
 METHODS = ("ddim-10", "ddpm-16", "uniform:S=10", "bac:S=10,n=5")  # and the full policy
@@ -34,9 +34,9 @@ class Showcase:
 
 
 def showcase(
-    policy: DiffusionTransformerPolicy,
+    port: Port,
     task: str,
-    observations: Tensor,
+    observations: Any,
     seconds: float,
     *,
     state: PathLike,
@@ -53,10 +53,10 @@ def showcase(
     """Compare the methods with the full policy for about so many seconds, at least one group of rollouts each."""
     started = clock()
     evaluation = prepare(
-        policy,
+        port,
         task,
         methods,
-        observations[: generations + 1],  # actions are compared elsewhere
+        rows(observations, 0, generations + 1),  # actions are compared elsewhere
         state=state,
         source=source,
         rollouts=MOST,

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.evaluation import Evaluation, prepare
@@ -23,8 +22,9 @@ from blockcache.compare.paired import one_thread
 from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, Results, check_nothing_lost
 from blockcache.files import PathLike
 from blockcache.measure.latency import Latency
-from blockcache.models.dpt import DiffusionTransformerPolicy
-from blockcache.samplers import fewer_steps, table
+from blockcache.models.port import Port
+from blockcache.observations import rows
+from blockcache.samplers import table
 from blockcache.solvers.teacache import Rule
 from blockcache.studies.suites import SUITES, Cell, Equal, Suite, settle, suite_of
 from blockcache.tasks import Task, TaskSpec, make_task
@@ -59,9 +59,9 @@ QUICK = Amount(rollouts=2, main_rollouts=4, group=2, generations=4, max_steps=24
 class Ground:
     """What all suites of one directory share; `state` keeps what is finished. See `evaluation.prepare`."""
 
-    policy: DiffusionTransformerPolicy
+    port: Port
     task: str
-    observations: Tensor
+    observations: Any
     state: PathLike
     amount: Amount = Amount()
     source: str = ""
@@ -74,10 +74,10 @@ class Ground:
         if self.amount.max_steps is not None:
             make = partial(Shortened, make, self.amount.max_steps)
         return prepare(
-            self.policy,
+            self.port,
             self.task,
             methods,
-            self.observations if not self.amount.quick else self.observations[: self.amount.generations + 4],
+            self.observations if not self.amount.quick else rows(self.observations, 0, self.amount.generations + 4),
             state=self.state,
             source=self.source,
             rollouts=rollouts,
@@ -91,8 +91,8 @@ class Ground:
     def settle(self, names: Iterable[str]) -> list[Suite]:
         """Suites by name, their methods chosen. The calibration is the one that `prepare` will find in the store."""
         self.evaluation((), 1)  # refuses what does not fit before anything takes long
-        seen = self.observations[: self.amount.generations]
-        equal = equal_flops(Calibrations(self.policy, seen, keep=self.state, progress=self.progress))
+        seen = rows(self.observations, 0, self.amount.generations)
+        equal = equal_flops(Calibrations(self.port, seen, keep=self.state, progress=self.progress))
         return [settle(name, equal, self.amount.quick) for name in names]
 
 
@@ -158,26 +158,26 @@ def equal_flops(calibrations: Calibrations) -> Equal:
     spacing 17 of 100 steps start at timestep 80 and 16 at 90, and a rival shall not lose by that. Otherwise the nearest
     counts, of two equally near ones the larger.
     """
-    policy = calibrations.policy
-    steps = policy.num_inference_steps
+    port = calibrations.port
+    steps = len(port.timesteps)
 
     @cache
     def flops(method: str, reused: float = 0.0) -> int:
         with one_thread():
-            return calibrations.candidate(parse_method(method)).flops(policy, reused)
+            return calibrations.candidate(parse_method(method)).flops(port, reused)
 
     def equal(kind: str, method: str) -> str:
         wanted = flops(method)
         if kind == "teacache":
             full, least = flops("teacache", 0.0), flops("teacache", 1.0)
-            rule = calibrations.candidate(parse_method("teacache")).schedule
+            rule = calibrations.candidate(parse_method("teacache")).strategy
             assert isinstance(rule, Rule)
-            changes = calibrations.recording(policy.sampler).input_change
+            changes = calibrations.recording().input_change
             return str(TeaCache(teacache_threshold(rule, changes, (full - wanted) / (full - least))))
         if kind in ("ddim", "ddpm"):
             one = flops(f"{kind}-1")
             near = [count for count in range(1, steps + 1) if abs(count * one - wanted) <= NEAR * wanted]
-            begins = {n: int(table(fewer_steps(policy.sampler, kind, n)).timesteps[0]) for n in near}
+            begins = {n: int(table(calibrations.sampler(kind, n)).timesteps[0]) for n in near}
             near = [count for count in near if begins[count] == max(begins.values())] or list(range(1, steps + 1))
             return f"{kind}-{min(near, key=lambda count: (abs(count * one - wanted), -count))}"
         # every block is computed at S steps, wherever they are

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import Any
 
 from blockcache.compare.candidates import Candidate, running
 from blockcache.compare.results import EAGER, PLAIN
 from blockcache.measure.action_error import ActionError, action_error, actions
 from blockcache.measure.latency import Latency, measure
-from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.models.port import Port
+from blockcache.observations import parts, rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,44 +36,40 @@ class Tradeoff:
 
 
 def tradeoff(
-    policy: DiffusionTransformerPolicy,
+    port: Port,
     methods: Mapping[str, Candidate],
-    observations: Tensor,
+    observations: Any,
     *,
     repeats: int = 10,
     batch: int = 16,
     seed: int = 0,
     progress: bool = True,
 ) -> Tradeoff:
-    """Compare the methods. `observations` (N, n_obs, obs) are all used for accuracy, the first one for speed.
+    """Compare methods with the full policy, open loop.
 
-    Noise is the same for every method; a method with fewer steps shares the initial noise only.
+    methods       candidates by name
+    observations  a batch: all are used for accuracy, `batch` at a time, the first one for speed
+    repeats       interleaved rounds
+    seed          of the noise, the same for every method; one with fewer steps shares the initial noise only
     """
-    one = observations[:1]
-    batches = [observations[start : start + batch] for start in range(0, len(observations), batch)]
-    scale = np.asarray(policy.normalizer.action.scale, dtype=np.float64)
+    one, batches = rows(observations, 0, 1), parts(observations, batch)
     with ExitStack() as stack:
-        started = {name: stack.enter_context(running(policy, candidate)) for name, candidate in methods.items()}
-        timed = {
-            name: lambda predict=predict: predict(one, generator=torch.Generator().manual_seed(seed))
-            for name, predict in {
-                PLAIN: policy.predict_action,
-                **{name: fast.predict_action for name, fast in started.items()},
-            }.items()
-        }
-        latency = measure(timed, repeats, progress=progress)
+        everything = {PLAIN: Candidate(), **methods}
+        started = {name: stack.enter_context(running(port, candidate)) for name, candidate in everything.items()}
+        latency = measure({name: fast.timed(one) for name, fast in started.items()}, repeats, progress=progress)
         note = "comparing actions" if progress else None
-        full = actions(policy.predict_action, batches, seed, note)
-        other = actions(policy.predict_action, batches, seed + 10_000, note)
+        plain = started.pop(PLAIN)
+        full = actions(plain.act, batches, seed, note)
+        floor = action_error(actions(plain.act, batches, seed + 10_000, note), full, port.action_scale)
         errors = {
-            name: action_error(actions(fast.predict_action, batches, seed, note), full, scale)
+            name: action_error(actions(fast.act, batches, seed, note), full, port.action_scale)
             for name, fast in started.items()
         }
-    rows = [MethodTradeoff("full precision", EAGER, latency[PLAIN], 1.0, Candidate().flops(policy, 0.0), 0.0, None)]
+    found = [MethodTradeoff("full precision", EAGER, latency[PLAIN], 1.0, Candidate().flops(port, 0.0), 0.0, None)]
     for name, fast in started.items():
         stats = fast.stats()
         reused = 0.0 if stats is None else stats.reused_share
-        flops = methods[name].flops(policy, reused)
+        flops = methods[name].flops(port, reused)
         speedup = latency[name].over(latency[PLAIN])
-        rows.append(MethodTradeoff(name, fast.engine, latency[name], speedup, flops, reused, errors[name]))
-    return Tradeoff(tuple(rows), action_error(other, full, scale))
+        found.append(MethodTradeoff(name, fast.engine, latency[name], speedup, flops, reused, errors[name]))
+    return Tradeoff(tuple(found), floor)

@@ -1,0 +1,45 @@
+"""A DP-T policy with random weights, by its sizes: speed does not depend on the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
+from blockcache.samplers import SamplerConfig
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A policy to measure. The defaults are the paper's: 15.74 GFLOP in full."""
+
+    width: int = 256
+    layers: int = 8
+    heads: int = 4
+    horizon: int = 10
+    n_obs_steps: int = 2
+    obs_dim: int = 66
+    action_dim: int = 2
+    n_action_steps: int = 8
+    sampler: str = "ddpm"
+    steps: int = 100
+    batch: int = 1
+
+    def policy(self) -> DiffusionTransformerPolicy:
+        """Random weights, always the same ones."""
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return DiffusionTransformerPolicy(
+                DPTConfig(
+                    obs_dim=self.obs_dim,
+                    action_dim=self.action_dim,
+                    horizon=self.horizon,
+                    n_obs_steps=self.n_obs_steps,
+                    n_action_steps=self.n_action_steps,
+                    n_layer=self.layers,
+                    n_head=self.heads,
+                    n_emb=self.width,
+                    sampler=SamplerConfig.from_dict({"type": self.sampler, "num_inference_steps": self.steps}),
+                )
+            ).eval()

@@ -239,7 +239,7 @@ class PolicyContract:
             with accelerate(policy, schedule, engine) as fast:
                 assert fast.stats().notes == ()
 
-    def _run(self, port: Port, batch: int, seed: int = 0) -> Tensor:
+    def _run(self, port: Port, batch: int, seed: int = 0) -> Any:
         return self._generate(port, self.observation(batch), seed)
 
     def _generate(self, port: Port, obs: Any, seed: int) -> Any:

@@ -15,7 +15,7 @@ from blockcache.files import Format
 from blockcache.measure import machine
 from blockcache.measure.action_error import action_error, actions
 from blockcache.models.port import Port
-from blockcache.observations import parts, rows
+from blockcache.observations import batch_size, parts, rows
 from blockcache.schedule.cost import generation
 from blockcache.solvers import METHODS, solve
 

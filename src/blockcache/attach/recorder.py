@@ -40,9 +40,13 @@ def calibrate(
     seed: int = 0,
     progress: bool = True,
 ) -> Recording:
-    """Record one generation for each batch of observations (at most `generations` of them).
+    """Record how each block's output changes over the steps. The policy runs unchanged and comes back unchanged.
 
-    The policy runs unchanged and comes back unchanged. Noise depends on `seed` alone.
+    policy        the policy object, ours or foreign (or its port)
+    observations  batches as the policy takes them: one generation is recorded for each
+    generations   at most so many of them
+    seed          the noise depends on it alone
+    progress      whether to show a bar
     """
     if generations is not None and generations < 1:
         raise RecordingError(f"calibration needs at least one generation, got generations={generations}")

@@ -227,7 +227,12 @@ def export_policy(
 
 
 def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:
-    """Open an ONNX file that blockcache wrote; one that was made for another than the given policy is refused."""
+    """Open an ONNX file that blockcache wrote, to run it on torch tensors (`blockcache.deploy` needs no torch).
+
+    path     the file
+    policy   if given, a file that was made for another one is refused
+    threads  without it the faster of one thread and all cores is found out
+    """
     runner = OnnxRunner(path, threads)
     if policy is not None:
         port = port_of(policy)

@@ -56,7 +56,11 @@ class Rule:
 
 
 def fit_teacache(recording: Recording, threshold: float) -> Rule:
-    """Fit the polynomial to a calibration."""
+    """TeaCache's rule for a policy.
+
+    recording  a calibration; the polynomial is fitted to its changes
+    threshold  the estimated change of the output at which the stack is computed anew: 0 computes every step
+    """
     distinct = np.unique(recording.input_change).size
     if distinct <= DEGREE:
         raise RecordingError(f"TeaCache needs more than {DEGREE} different recorded changes, got {distinct}")

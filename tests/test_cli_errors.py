@@ -51,7 +51,7 @@ def cut_short(path):
         ("export nowhere", "no policy 'nowhere'"),
         ("bench --width 10", "n_emb must be even"),
         ("bench --horizon 4", "the executed slice ends at 9, behind the horizon 4"),
-        ("bench --sampler euler", "sampler setting type"),
+        ("bench --sampler heun", "sampler setting type"),
         ("bench --steps 101", "num_inference_steps"),
         ("bench --batch 0", "Invalid value for '--batch'"),
         ("demo --policy nowhere", "no policy 'nowhere'"),

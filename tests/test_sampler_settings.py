@@ -267,7 +267,7 @@ def test_a_sampler_goes_through_a_file(config, tmp_path):
         ({"version": 2}, FileError, "format version 2"),
         ({"colour": "red"}, FileError, "unknown keys: colour"),
         ({"sampler": {"type": "ddpm", "timesteps": [120]}}, SamplerError, "sampler.json: .* timesteps: .* got 120"),
-        ({"sampler": None}, SamplerError, "sampler.json: .* at least a 'type'"),
+        ({"sampler": None}, FileError, "sampler.json .* under 'sampler', got None"),
     ],
 )
 def test_another_file_is_refused_with_its_path(change, error, expected, tmp_path):

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from blockcache.attach.generation import attach
+from blockcache.attach.generation import LayerCall, attach
 from blockcache.engines.accelerate import check_fit
 from blockcache.errors import ObservationError
-from blockcache.models.adapter import Layer
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
@@ -88,18 +87,13 @@ class _NotingGeneration:
     def __init__(self, schedule: Schedule) -> None:
         self.reuse: Reuse[Tensor] = Reuse(compile_plan(schedule))
         self.used: dict[str, list[Tensor]] = {name: [] for name in schedule.blocks}
-        self.step = -1
 
-    def layer(
-        self, step: int, index: int, layer: Layer, original: Callable[..., Tensor], *args: Any, **kwargs: Any
-    ) -> Tensor:
-        self.step = step
-        return layer.forward(self._route, *args, **kwargs)
+    def layer(self, call: LayerCall) -> Tensor:
+        def route(name: str, compute: Callable[[], Tensor]) -> Tensor:
+            self.used[name].append(self.reuse.block(call.step, name, compute))
+            return self.used[name][-1]
 
-    def _route(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        residual = self.reuse.block(self.step, name, compute)
-        self.used[name].append(residual)
-        return residual
+        return call.routed(route)
 
     def finish(self) -> None:
         pass

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,19 +20,40 @@ from torch import Tensor
 
 from blockcache.attach.patching import Patches
 from blockcache.errors import StepError
-from blockcache.models.adapter import Layer
+from blockcache.models.adapter import Layer, Route
 from blockcache.models.port import Port
 from blockcache.observations import check_finite
+
+
+@dataclass(slots=True, eq=False)
+class LayerCall:
+    """One layer of the stack is called at one step. The residual stream is the first of `args`."""
+
+    step: int
+    index: int
+    layer: Layer
+    original: Callable[..., Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def stream(self) -> Tensor:
+        stream: Tensor = self.args[0]
+        return stream
+
+    def plain(self) -> Tensor:
+        """As the module itself does it."""
+        return self.original(*self.args, **self.kwargs)
+
+    def routed(self, route: Route) -> Tensor:
+        """Block by block: what each adds is whatever `route` returns for it."""
+        return self.layer.forward(route, *self.args, **self.kwargs)
 
 
 class Generation(Protocol):
     """Decides what each layer does in one generation, and holds all state of that generation."""
 
-    def layer(
-        self, step: int, index: int, layer: Layer, original: Callable[..., Tensor], *args: Any, **kwargs: Any
-    ) -> Tensor:
-        """Run one layer of the stack at one step."""
-        ...
+    def layer(self, call: LayerCall) -> Tensor: ...
 
     def finish(self) -> None:
         """The generation came to its end without an error."""
@@ -101,7 +123,7 @@ def attach(port: Port, begin: Callable[[], Generation]) -> Patches:
                     return forward(*args, **kwargs)
                 if not args:  # a denoiser may hand its layers everything by name
                     args = (kwargs.pop(layer.stream),)
-                return scope.generation.layer(scope.step, index, layer, forward, *args, **kwargs)
+                return scope.generation.layer(LayerCall(scope.step, index, layer, forward, args, kwargs))
 
             return call
 

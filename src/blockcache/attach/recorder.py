@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from blockcache.attach.generation import attach
+from blockcache.attach.generation import LayerCall, attach
 from blockcache.errors import ObservationError, RecordingError
-from blockcache.models.adapter import Layer
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
@@ -162,21 +161,12 @@ class _RecordingGeneration:
         self._before: dict[str, Tensor] = {}
         self._entered: Tensor
 
-    def layer(
-        self,
-        step: int,
-        index: int,
-        layer: Layer,
-        original: Callable[..., Tensor],
-        x: Tensor,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Tensor:
-        if index == 0:
-            self._entered = x
-            self._note("input", layer.first_input(x), self.input_change)
-        out = layer.forward(self._route, x, *args, **kwargs)
-        if index == self.last:
+    def layer(self, call: LayerCall) -> Tensor:
+        if call.index == 0:
+            self._entered = call.stream
+            self._note("input", call.layer.first_input(call.stream), self.input_change)
+        out = call.routed(self._route)
+        if call.index == self.last:
             self._note("output", out - self._entered, self.output_change)
         return out
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from blockcache.attach.generation import attach
+from blockcache.attach.generation import LayerCall, attach
 from blockcache.attach.patching import Patches
 from blockcache.attach.recorder import relative_change
 from blockcache.engines.stats import Counts
-from blockcache.models.adapter import Layer
 from blockcache.models.port import Port
 from blockcache.schedule import Plan, Reuse, Schedule, Strategy, compile_plan
 from blockcache.solvers.teacache import Rule
@@ -32,23 +30,19 @@ class _ScheduledGeneration:
     def __init__(self, plan: Plan, counts: Counts) -> None:
         self.reuse: Reuse[Tensor] = Reuse(plan)
         self.counts = counts
-        self.step = -1
         self.computed: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
 
-    def layer(
-        self, step: int, index: int, layer: Layer, original: Callable[..., Tensor], *args: Any, **kwargs: Any
-    ) -> Tensor:
-        self.step = step
-        return layer.forward(self._route, *args, **kwargs)
+    def layer(self, call: LayerCall) -> Tensor:
+        def route(name: str, compute: Callable[[], Tensor]) -> Tensor:
+            def counted() -> Tensor:
+                self.computed[name] += 1
+                return compute()
 
-    def _route(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        def counted() -> Tensor:
-            self.computed[name] += 1
-            return compute()
+            self.asked[name] += 1
+            return self.reuse.block(call.step, name, counted)
 
-        self.asked[name] += 1
-        return self.reuse.block(self.step, name, counted)
+        return call.routed(route)
 
     def finish(self) -> None:
         self.counts.add(self.computed, self.asked - self.computed)
@@ -70,30 +64,19 @@ class _RuleGeneration:
         self.entered: Tensor
         self.computed = self.reused = 0
 
-    def layer(
-        self,
-        step: int,
-        index: int,
-        layer: Layer,
-        original: Callable[..., Tensor],
-        x: Tensor,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Tensor:
-        if index == 0:
-            self._decide(step, layer.first_input(x))
-            self.entered = x
-        any_computed = bool(self.compute.any())
-        out = original(x, *args, **kwargs) if any_computed else x
-        if index < self.last:
+    def layer(self, call: LayerCall) -> Tensor:
+        if call.index == 0:
+            self._decide(call.step, call.layer.first_input(call.stream))
+            self.entered = call.stream
+        out = call.plain() if bool(self.compute.any()) else call.stream
+        if call.index < self.last:
             return out
         if self.residual is None:
             self.residual = out - self.entered
             return out
         chosen = self.compute[:, None, None]
-        fresh = out - self.entered
         reused = self.entered + self.residual
-        self.residual = torch.where(chosen, fresh, self.residual)
+        self.residual = torch.where(chosen, out - self.entered, self.residual)
         return torch.where(chosen, out, reused)
 
     def _decide(self, step: int, value: Tensor) -> None:

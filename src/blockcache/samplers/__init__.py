@@ -1,6 +1,7 @@
 """Samplers: settings, tables of coefficients, and the one step. Knows nothing of models."""
 
 from blockcache.samplers.base import SAMPLERS, SamplerConfig, table
+from blockcache.samplers.coefficients import Coefficients, SamplerTable
 from blockcache.samplers.ddim import DDIM
 from blockcache.samplers.ddpm import DDPM
 from blockcache.samplers.diffusers import from_diffusers, to_diffusers
@@ -10,7 +11,6 @@ from blockcache.samplers.euler import Euler
 from blockcache.samplers.fewer_steps import fewer_steps
 from blockcache.samplers.sde_dpmsolver import SDEDPMSolver
 from blockcache.samplers.step import Arithmetic, NumpyArithmetic, step
-from blockcache.samplers.table import Coefficients, SamplerTable
 
 __all__ = [
     "DDIM",

@@ -18,7 +18,7 @@ import numpy as np
 
 from blockcache.errors import SamplerError
 from blockcache.files import Format, PathLike
-from blockcache.samplers.table import Array, SamplerTable
+from blockcache.samplers.coefficients import Array, SamplerTable
 
 FORMAT = Format("blockcache.sampler", "sampler", {"sampler": dict})
 DEFAULT_STEPS = 100

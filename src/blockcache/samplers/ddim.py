@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from blockcache.samplers.base import DiffusersForm, number
+from blockcache.samplers.coefficients import SamplerTable
 from blockcache.samplers.diffusion import SWITCH, Diffusion
-from blockcache.samplers.table import SamplerTable
 
 
 @dataclass(frozen=True, kw_only=True)

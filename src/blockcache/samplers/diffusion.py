@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.samplers.base import SamplerConfig, number, one_of
-from blockcache.samplers.table import Array, SamplerTable, make_table
+from blockcache.samplers.coefficients import Array, SamplerTable, make_table
 
 Singles: TypeAlias = npt.NDArray[np.float32]
 

@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from blockcache.samplers.base import DiffusersForm, one_of
+from blockcache.samplers.coefficients import Array, SamplerTable
 from blockcache.samplers.diffusion import SPACINGS, SWITCH, Diffusion, Singles
-from blockcache.samplers.table import Array, SamplerTable
 
 CLIPPING = ("clip_sample", "clip_sample_range")
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from blockcache.samplers.base import SamplerConfig
-from blockcache.samplers.table import Array, SamplerTable, make_table
+from blockcache.samplers.coefficients import Array, SamplerTable, make_table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from blockcache.samplers.base import DiffusersForm
+from blockcache.samplers.coefficients import SamplerTable
 from blockcache.samplers.dpmsolver import CLIPPING, DPMSolver
-from blockcache.samplers.table import SamplerTable
 
 
 @dataclass(frozen=True, kw_only=True)

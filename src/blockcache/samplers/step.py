@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from blockcache.errors import SamplerError
-from blockcache.samplers.table import Array, Coefficient, Coefficients
+from blockcache.samplers.coefficients import Array, Coefficient, Coefficients
 
 T = TypeVar("T")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -81,7 +82,12 @@ class SamplerTable:
 
     def at(self, k: int) -> Coefficients:
         """The coefficients of step k as Python floats."""
-        return Coefficients(**{name: float(getattr(self, name)[k]) for name in COLUMNS}, clip=self.clip)
+        return self._rows[k]
+
+    @cached_property
+    def _rows(self) -> tuple[Coefficients, ...]:
+        columns = [getattr(self, name).tolist() for name in COLUMNS]
+        return tuple(Coefficients(*row, clip=self.clip) for row in zip(*columns, strict=True))
 
 
 def make_table(

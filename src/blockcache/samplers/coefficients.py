@@ -87,7 +87,9 @@ class SamplerTable:
     @cached_property
     def _rows(self) -> tuple[Coefficients, ...]:
         columns = [getattr(self, name).tolist() for name in COLUMNS]
-        return tuple(Coefficients(*row, self.clip) for row in zip(*columns, strict=True))
+        return tuple(
+            Coefficients(**dict(zip(COLUMNS, row, strict=True)), clip=self.clip) for row in zip(*columns, strict=True)
+        )
 
 
 def make_table(

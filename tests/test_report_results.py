@@ -25,7 +25,7 @@ from blockcache.report.results import page as document
 from blockcache.report.stored import Stored, shipped, summarise_main
 from blockcache.report.suites import Collection, SuiteResults, family, label
 from blockcache.report.tradeoff import plot_tradeoff, points
-from blockcache.studies.suites import SUITES, TIMINGS, Cell, settle, suite_of
+from blockcache.studies.suites import SUITES, TIMINGS, Cell, suite_by_name, suite_of
 
 STEPS = 100
 OWN = {"type": "ddpm", "num_train_timesteps": 100, "num_inference_steps": STEPS, "beta_schedule": "squaredcos_cap_v2"}
@@ -59,7 +59,7 @@ def method_run(name):
 
 def make_suite(name, lost, rollouts=40, main_rollouts=60, quick=False, weights="w" * 64, spread=0.04, task="pusht"):
     """A suite's results in which each method loses `lost(name)` on average, `spread` more or less in each pair."""
-    suite = settle(name, equal, quick)
+    suite = suite_by_name(name, equal, quick)
     main = {cell.method for cell in suite.cells if cell.main} | {"full"}
     names = list(dict.fromkeys(("full", *suite.methods)))
     records = []

@@ -16,24 +16,24 @@ from blockcache.samplers import DDPM
 from blockcache.solvers.teacache import Rule
 from blockcache.studies.suite_runs import (
     QUICK,
-    Amount,
-    Ground,
+    RolloutCounts,
     Shortened,
+    SuiteSetting,
     equal_flops,
     prepare_suite,
     teacache_threshold,
     time_suites,
 )
-from blockcache.studies.suites import BASE, SUITES, settle, suite_of
+from blockcache.studies.suites import BASE, SUITES, suite_by_name, suite_of
 from toy_task import Toy, observations
 
 OWN = DDPM(num_inference_steps=24)  # enough for S = 20
-LITTLE = Amount(rollouts=2, main_rollouts=4, group=2, generations=3)
+LITTLE = RolloutCounts(rollouts=2, main_rollouts=4, group=2, generations=3)
 
 
 def ground(policy, state, amount=LITTLE, make=Toy, **others):
     settings = {"source": "tiny", "engine": "loop", "progress": False} | others
-    return Ground(policy, "toy", observations(), state, amount, make=make, **settings)
+    return SuiteSetting(policy, "toy", observations(), state, amount, make=make, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def fake_equal(kind, method):
 
 
 def test_one_factor_is_changed_at_a_time():
-    suites = {name: set(settle(name, fake_equal).methods) for name in SUITES}
+    suites = {name: set(suite_by_name(name, fake_equal).methods) for name in SUITES}
     assert suites["n-and-s"] == {f"bac:S={s},n=5" for s in (3, 5, 7, 10, 20)} | {
         f"bac:S=10,n={n}" for n in (0, 1, 3, 5, 8)
     }
@@ -76,16 +76,16 @@ def test_the_comparisons_that_count_get_many_rollouts():
     def equal(kind, method):  # tells the two budgets apart
         return fake_equal(kind, method).replace("7", "8" if "S=20" in method else "7")
 
-    many = {cell.method for cell in settle("main", equal).cells if cell.main}
+    many = {cell.method for cell in suite_by_name("main", equal).cells if cell.main}
     assert {"full", BASE, "bac:S=20,n=5", "uniform:S=7", "uniform:S=8", "ddim-7", "ddim-8"} <= many
-    assert not any(cell.main for name in SUITES[1:] for cell in settle(name, fake_equal).cells)
-    assert (Amount().rollouts, Amount().main_rollouts) == (50, 250)
+    assert not any(cell.main for name in SUITES[1:] for cell in suite_by_name(name, fake_equal).cells)
+    assert (RolloutCounts().rollouts, RolloutCounts().main_rollouts) == (50, 250)
 
 
 def test_printed_rows_exist():
     from blockcache.report.published import printed_table
 
-    places = [cell.printed for name in SUITES for cell in settle(name, fake_equal).cells if cell.printed]
+    places = [cell.printed for name in SUITES for cell in suite_by_name(name, fake_equal).cells if cell.printed]
     assert len(places) > 15
     for place in places:
         table, row = place.split("/", 1)
@@ -182,7 +182,7 @@ def test_what_one_suite_ran_another_does_not_run_again(policy, main):
 
 
 def test_more_rollouts_build_on_those_that_are_there(policy, main):
-    more = ground(policy, main / "state", Amount(rollouts=4, main_rollouts=4, group=2, generations=3))
+    more = ground(policy, main / "state", RolloutCounts(rollouts=4, main_rollouts=4, group=2, generations=3))
     results = prepare_suite(more, "main").run(progress=False)
     old = Results.load(main / "main.json")
     assert all(len(results.of(method.name)) == 4 for method in results.methods)
@@ -191,7 +191,7 @@ def test_more_rollouts_build_on_those_that_are_there(policy, main):
 
 
 def test_a_quick_run_is_short_marked_and_never_written_over_real_results(policy, main, tmp_path):
-    short = Amount(rollouts=1, main_rollouts=1, group=1, generations=3, max_steps=2)
+    short = RolloutCounts(rollouts=1, main_rollouts=1, group=1, generations=3, max_steps=2)
     run = prepare_suite(ground(policy, tmp_path / "state", short), "metrics")
     results = run.run(progress=False)
     assert {record.steps for record in results.records} == {2}
@@ -203,11 +203,11 @@ def test_a_quick_run_is_short_marked_and_never_written_over_real_results(policy,
     real = prepare_suite(ground(policy, tmp_path / "state"), "metrics")
     real.check_output(tmp_path / "metrics.json")  # worth nothing, so it may go
     assert QUICK.quick
-    assert not Amount().quick
+    assert not RolloutCounts().quick
 
 
 def test_a_smaller_run_does_not_take_the_place_of_a_larger_one(policy, main):
-    less = Amount(rollouts=2, main_rollouts=2, group=2, generations=3)
+    less = RolloutCounts(rollouts=2, main_rollouts=2, group=2, generations=3)
     with pytest.raises(EvaluationError, match=r"rollouts that would be lost \(of full, .*write to another file"):
         prepare_suite(ground(policy, main / "state", less), "main").check_output(main / "main.json")
 
@@ -228,13 +228,13 @@ def test_a_shortened_task_is_the_same_but_shorter():
 
 def test_timing_covers_every_method_of_every_suite(policy, main):
     speed = time_suites(ground(policy, main / "state"), main, repeats=1)
-    methods = {name for suite in ground(policy, main / "state").settle(SUITES) for name in suite.methods}
+    methods = {name for suite in ground(policy, main / "state").suites(SUITES) for name in suite.methods}
     assert set(speed) == methods | {"full", "plain policy"}
 
 
 def test_timing_another_schedule_than_the_suites_ran_is_refused(policy, main, monkeypatch):
     monkeypatch.setattr("blockcache.studies.suite_runs.SUITES", ("metrics", "main"))
-    other = Amount(rollouts=2, main_rollouts=4, group=2, generations=1)  # another calibration
+    other = RolloutCounts(rollouts=2, main_rollouts=4, group=2, generations=1)  # another calibration
     with pytest.raises(EvaluationError, match=r"another schedule, sampler or engine under the name bac:S=10,n=5"):
         time_suites(ground(policy, main / "state", other), main, repeats=1)
 

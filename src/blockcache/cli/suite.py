@@ -83,7 +83,7 @@ def suite(
     from blockcache.models.dpt import load_policy
     from blockcache.models.port import examine
     from blockcache.report.suites import SuiteResults
-    from blockcache.studies.suite_runs import QUICK, Amount, Ground, prepare_suite, time_suites
+    from blockcache.studies.suite_runs import QUICK, RolloutCounts, SuiteSetting, prepare_suite, time_suites
 
     if quick and name == "timing":
         raise click.UsageError("timing has no quick form; ask for fewer --repeats")
@@ -95,12 +95,12 @@ def suite(
     if chosen is None:
         raise TaskError(f"the policy {policy} does not say which task it was trained for; name it with --task")
     state, path = Path(output) / "state", Path(output) / f"{name}.json"
-    ground = Ground(
+    ground = SuiteSetting(
         loaded,
         chosen,
         load_observations(loaded, policy, observations),
         state,
-        QUICK if quick else Amount(rollouts, main_rollouts, group, generations),
+        QUICK if quick else RolloutCounts(rollouts, main_rollouts, group, generations),
         policy,
         engine,
     )

@@ -183,7 +183,7 @@ def prepare(
     make: Callable[[], Task] | None = None,
     progress: bool = True,
 ) -> Evaluation:
-    """Check that everything fits, calibrate where a method needs it, and settle each method's engine.
+    """Check that everything fits, calibrate where a method needs it, and choose each method's engine.
 
     policy        the policy object, ours or foreign (or its port)
     task          by name

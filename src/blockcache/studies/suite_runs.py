@@ -26,7 +26,7 @@ from blockcache.models.port import Port
 from blockcache.observations import rows
 from blockcache.samplers import table
 from blockcache.solvers.teacache import Rule
-from blockcache.studies.suites import SUITES, Cell, Equal, Suite, settle, suite_of
+from blockcache.studies.suites import SUITES, Cell, Equal, Suite, suite_by_name, suite_of
 from blockcache.tasks import Task, TaskSpec, make_task
 from blockcache.tasks.base import Array
 
@@ -34,7 +34,7 @@ NEAR = 0.05  # a rival within this share of the FLOPs counts as equal
 
 
 @dataclass(frozen=True)
-class Amount:
+class RolloutCounts:
     """How much is run: rollouts of a method and of the main ones, how many of them as one batch, and what to calibrate
     on. Episodes that are cut short (`max_steps`) show that everything works, and nothing else."""
 
@@ -52,18 +52,18 @@ class Amount:
         return max(self.rollouts, self.main_rollouts) if cell.main else self.rollouts
 
 
-QUICK = Amount(rollouts=2, main_rollouts=4, group=2, generations=4, max_steps=24)
+QUICK = RolloutCounts(rollouts=2, main_rollouts=4, group=2, generations=4, max_steps=24)
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
+class SuiteSetting:
     """What all suites of one directory share; `state` keeps what is finished. See `evaluation.prepare`."""
 
     port: Port
     task: str
     observations: Any
     state: PathLike
-    amount: Amount = Amount()
+    counts: RolloutCounts = RolloutCounts()
     source: str = ""
     engine: str = "auto"
     make: Callable[[], Task] | None = None
@@ -71,29 +71,29 @@ class Ground:
 
     def evaluation(self, methods: Sequence[str], rollouts: int) -> Evaluation:
         make = partial(make_task, self.task) if self.make is None else self.make
-        if self.amount.max_steps is not None:
-            make = partial(Shortened, make, self.amount.max_steps)
+        if self.counts.max_steps is not None:
+            make = partial(Shortened, make, self.counts.max_steps)
         return prepare(
             self.port,
             self.task,
             methods,
-            self.observations if not self.amount.quick else rows(self.observations, 0, self.amount.generations + 4),
+            self.observations if not self.counts.quick else rows(self.observations, 0, self.counts.generations + 4),
             state=self.state,
             source=self.source,
             rollouts=rollouts,
-            group=self.amount.group,
+            group=self.counts.group,
             engine=self.engine,
-            generations=self.amount.generations,
+            generations=self.counts.generations,
             make=make,
             progress=self.progress,
         )
 
-    def settle(self, names: Iterable[str]) -> list[Suite]:
+    def suites(self, names: Iterable[str]) -> list[Suite]:
         """Suites by name, their methods chosen. The calibration is the one that `prepare` will find in the store."""
         self.evaluation((), 1)  # refuses what does not fit before anything takes long
-        seen = rows(self.observations, 0, self.amount.generations)
+        seen = rows(self.observations, 0, self.counts.generations)
         equal = equal_flops(Calibrations(self.port, seen, keep=self.state, progress=self.progress))
-        return [settle(name, equal, self.amount.quick) for name in names]
+        return [suite_by_name(name, equal, self.counts.quick) for name in names]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,27 +128,27 @@ class SuiteRun:
         )
 
 
-def prepare_suite(ground: Ground, name: str) -> SuiteRun:
+def prepare_suite(setting: SuiteSetting, name: str) -> SuiteRun:
     """Calibrate, choose what is to be chosen by its FLOPs, and prepare the rollouts."""
-    (suite,) = ground.settle([name])
+    (suite,) = setting.suites([name])
     counts = {
-        cell.method: max(ground.amount.of(other) for other in suite.cells if other.method == cell.method)
+        cell.method: max(setting.counts.of(other) for other in suite.cells if other.method == cell.method)
         for cell in suite.cells
     }
     methods = {count: [name for name in counts if counts[name] == count] for count in sorted(set(counts.values()))}
-    return SuiteRun(suite, tuple(ground.evaluation(methods[count], count) for count in reversed(methods)))
+    return SuiteRun(suite, tuple(setting.evaluation(methods[count], count) for count in reversed(methods)))
 
 
-def time_suites(ground: Ground, directory: PathLike, repeats: int = 20) -> dict[str, Latency]:
+def time_suites(setting: SuiteSetting, directory: PathLike, repeats: int = 20) -> dict[str, Latency]:
     """Seconds per chunk of all methods of all suites, in one interleaved run, so that any two can be compared.
 
     What is timed must be what the suites in the directory ran: another schedule under the same name is refused.
     """
-    methods = dict.fromkeys(method for suite in ground.settle(SUITES) for method in suite.methods)
-    evaluation = ground.evaluation(tuple(methods), 1)
+    methods = dict.fromkeys(method for suite in setting.suites(SUITES) for method in suite.methods)
+    evaluation = setting.evaluation(tuple(methods), 1)
     for name in SUITES:
         evaluation.check_alike(Path(directory) / f"{name}.json")
-    return evaluation.speed(repeats, progress=ground.progress)
+    return evaluation.speed(repeats, progress=setting.progress)
 
 
 def equal_flops(calibrations: Calibrations) -> Equal:

@@ -32,7 +32,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite whose methods are settled: what a suite's file says of itself, under `setting.suite`."""
+    """A suite whose methods are chosen: what a suite's file says of itself, under `setting.suite`."""
 
     name: str
     about: str
@@ -56,7 +56,7 @@ class Suite:
         return {**asdict(self), "cells": [asdict(cell) for cell in self.cells]}
 
 
-def settle(name: str, equal: Equal, quick: bool = False) -> Suite:
+def suite_by_name(name: str, equal: Equal, quick: bool = False) -> Suite:
     """The suite of that name, with every method that is chosen by its FLOPs found by `equal`."""
     return replace(_SUITES[name](equal), quick=quick)
 

@@ -37,7 +37,7 @@ class TestTransformerCondition(TestDecoder):
 
 class TestEncoderOnly(TestDecoder):
     engines = ("patched",)
-    tolerance = 1e-6  # torch's fused encoder layer is off in ours only
+    tolerance = 1e-5  # torch's fused encoder layer is off in ours only; test_patched has smaller weights and 1e-6
 
     def policy(self):
         return tiny_policy(**FORMS["encoder-only"])

@@ -16,11 +16,9 @@ from onnx import TensorProto, helper
 import blockcache as bc
 from blockcache.deploy import History, open_export
 from blockcache.errors import EngineError, FileError, ObservationError
-from blockcache.studies.bench import Shape
+from blockcache.models.dpt.shape import Shape
 from blockcache.studies.scaling import footprint
-from blockcache.tasks import rollout
 from engine_comparison import BLOCKS, SAMPLERS
-from toy_task import Toy
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +51,8 @@ def two_inputs(path, changes=None):
     graph = helper.make_graph(nodes, "toy", inputs, [tensor("action", "batch", 1, 3)], [axes, zero])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
     fingerprint = bc.Fingerprint(family="toy").to_dict()
-    header = {"format": "blockcache.onnx", "version": 1, "executed": [0, 1], "fingerprint": fingerprint}
+    header = {"format": "blockcache.onnx", "version": 1, "made_by": "hand", "executed": [0, 1]}
+    header |= {"output": "action", "schedule": {}, "origin": {}, "fingerprint": fingerprint}
     helper.set_model_props(model, {"blockcache": json.dumps(header | (changes or {}))})
     onnx.save(model, path)
     return path
@@ -230,9 +229,9 @@ def test_several_inputs_go_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"fingerprint": None}, r"the header of the ONNX file .*toy.onnx cannot be used \(a fingerprint has the keys"),
-        ({"executed": [1]}, "toy.onnx cannot be used"),
-        ({"executed": None}, "toy.onnx cannot be used"),
+        ({"fingerprint": None}, r"the ONNX file .*toy.onnx is garbled \(a fingerprint has the keys"),
+        ({"executed": [1]}, r"toy.onnx is garbled \(not enough values to unpack.*export it again"),
+        ({"executed": None}, r"toy.onnx is garbled \(it needs a list under 'executed', got None"),
         ({"version": 2}, "has format version 2"),
     ],
     ids=str,
@@ -297,71 +296,3 @@ def test_the_torch_face_takes_what_torch_has(exported, path, observe):
     expected = exported.predict_action(obs.detach().float().numpy(), noise=noise.numpy())["action"]
     for form in (obs, {"obs": obs.double()}, obs.detach().float().numpy()):
         np.testing.assert_array_equal(runner.predict_action(form, noise=noise)["action"], expected)
-
-
-# -- the history
-
-
-class OneBuffer(Toy):
-    """Observes into the same array every time, as drivers do."""
-
-    def __init__(self):
-        super().__init__()
-        self.buffer = np.empty(5)
-
-    def observe(self):
-        self.buffer[:] = super().observe()
-        return self.buffer
-
-
-@pytest.mark.parametrize("n_obs_steps", [1, 2, 3, 5])
-@pytest.mark.parametrize("n_action_steps", [1, 2, 4])
-def test_a_history_is_what_rollouts_feed(n_obs_steps, n_action_steps):
-    act = lambda observed, chunk: np.sin(observed[:, -1:, :3] + np.arange(n_action_steps)[:, None] + chunk)  # noqa: E731
-    fed = []
-    rollout(
-        Toy,
-        lambda observed, chunk: (fed.append(observed), act(observed, chunk))[1],
-        [3],
-        n_obs_steps=n_obs_steps,
-        n_action_steps=n_action_steps,
-    )
-    task, history = OneBuffer(), History(n_obs_steps)
-    history.push(np.zeros(2))
-    history.reset()
-    seen = history.push(task.reset(3))
-    for chunk, expected in enumerate(fed):
-        assert (seen.dtype, seen.shape) == (expected.dtype, (1, n_obs_steps, 5))
-        np.testing.assert_array_equal(seen, expected)
-        for action in act(seen, chunk)[0]:
-            if not task.done:
-                task.step(action)
-                seen = history.push(task.observe())
-    assert task.done
-
-
-def test_a_history_of_named_arrays():
-    history = History(3)
-    first = history.push({"arm": [1, 2], "camera": np.zeros((4, 4, 3), dtype=np.uint8)})
-    assert {name: array.shape for name, array in first.items()} == {"arm": (1, 3, 2), "camera": (1, 3, 4, 4, 3)}
-    second = history.push({"camera": np.full((4, 4, 3), 255), "arm": [3, 4]})
-    np.testing.assert_array_equal(second["arm"], [[[1, 2], [1, 2], [3, 4]]])
-    np.testing.assert_array_equal(first["arm"], [[[1, 2]] * 3])
-    assert second["camera"].dtype == np.float32
-    assert second["camera"][0, :, 0, 0, 0].tolist() == [0, 0, 255]
-
-
-def test_what_a_history_refuses_leaves_it_as_it_was():
-    history = History(2)
-    history.push([1.0])
-    for wrong, sentence in (
-        ([np.nan], "the observation 'obs' holds NaN or infinity; check the sensor"),
-        (["a"], "the observation 'obs' is not an array of numbers"),
-        ([1.0, 2.0], r"has the shapes {'obs': \(2,\)}, expected {'obs': \(1,\)} as before; call reset"),
-        ({"arm": [1.0]}, r"has the shapes {'arm': \(1,\)}, expected"),
-    ):
-        with pytest.raises(ObservationError, match=sentence):
-            history.push(wrong)
-    np.testing.assert_array_equal(history.push([2.0]), [[[1], [2]]])
-    with pytest.raises(ObservationError, match="one observation at least, got n_obs_steps=0"):
-        History(0)

@@ -182,7 +182,7 @@ def test_results_of_another_policy_or_schedule_are_not_overwritten(make_policy, 
     schedule = tmp_path / "mine.json"
     for steps in (3, 2):  # the same name, but the file has changed in between
         calibrated = ready(make_policy(), tmp_path / "state", methods=(f"uniform:S={steps}",))
-        calibrated.candidates[f"uniform:S={steps}"].schedule.save(schedule)
+        calibrated.candidates[f"uniform:S={steps}"].strategy.save(schedule)
         run = ready(make_policy(), tmp_path / "state", methods=(str(schedule),), rollouts=1, group=1)
         if steps == 3:
             run.run(progress=False).save(path := tmp_path / "file.json")

@@ -6,22 +6,23 @@ counted here, node by node, from the shapes that flow through it.
 """
 
 import math
+from dataclasses import replace
 
 import onnx
 import pytest
 import torch
-from blockcache.engines.compiled import compile_policy
 from onnx import numpy_helper, shape_inference
 from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
+from blockcache.engines.build import build
 from blockcache.engines.loop import Loop
-from blockcache.models.dpt.flops import DPTShape, whole_loop
+from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_step, folded_once
+from blockcache.models.flops import attention, linear
 from blockcache.models.registry import port_of
 from blockcache.samplers import SAMPLERS
 from blockcache.schedule.cost import generation
-from blockcache.schedule.plan import compile_plan
-from blockcache.studies.savings import DiffusersLoop, EncodedMemory, ProjectedMemory
+from blockcache.studies.savings import DiffusersLoop
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
@@ -57,7 +58,7 @@ def names(policy):
 
 
 def observe(policy, batch=1):
-    return torch.randn(batch, policy.n_obs_steps, policy.obs_dim)
+    return {"obs": torch.randn(batch, policy.n_obs_steps, policy.obs_dim)}
 
 
 def counted(call):
@@ -66,65 +67,88 @@ def counted(call):
     return counter.get_total_flops()
 
 
-def loop(policy, schedule=None, tokens=None, memory=None):
-    matrices = compile_policy(port_of(policy), "loop")
-    followed = schedule or bc.Schedule.every_step(STEPS, names(policy))
-    return Loop(matrices if tokens is None else matrices.cut(tokens), compile_plan(followed), memory)
+def built(policy, schedule=None):
+    return build(port_of(policy), schedule or bc.Schedule.every_step(STEPS, names(policy)), "loop")
+
+
+def loop(made):
+    return Loop(made.program, made.plan, made.sampler)
+
+
+def formula(made, schedule=None):
+    """What the program says of itself."""
+    program = made.program
+    return program.once + generation(program.blocks, program.every_step, STEPS, schedule)
+
+
+def by_sizes(shape, heads, steps, tokens=None):
+    """The formula behind it, at full precision: tokens behind the executed slice cost nothing of the loop."""
+    cut = shape if tokens is None else replace(shape, tokens=tokens)
+    return folded_once(shape) + generation(folded_blocks(cut, heads), folded_every_step(cut), steps)
 
 
 # -- the loop
 
 
 def test_the_loop_at_full_precision_is_what_torch_counts(policy):
-    runner, noise = loop(policy), policy.draw_noise(1)
-    real = counted(lambda: runner(observe(policy), noise))
-    assert real == whole_loop(shape_of(policy), STEPS)
-    shape = shape_of(policy)
+    made, noise, shape = built(policy), policy.draw_noise(1), shape_of(policy)
+    real = counted(lambda: loop(made)(observe(policy), noise))
+    assert real == formula(made) == by_sizes(shape, policy.config.n_head, STEPS)
     assert real < generation(shape.blocks, shape.every_step, STEPS)
 
 
 def test_the_loop_under_a_schedule_is_what_torch_counts(policy, random_updates):
     schedule = bc.Schedule(STEPS, random_updates(names(policy), STEPS))
-    runner, noise = loop(policy, schedule), policy.draw_noise(1)
-    assert counted(lambda: runner(observe(policy), noise)) == whole_loop(shape_of(policy), STEPS, schedule)
+    made, noise = built(policy, schedule), policy.draw_noise(1)
+    assert counted(lambda: loop(made)(observe(policy), noise)) == formula(made, schedule) < formula(made)
 
 
 def test_the_loop_without_what_is_not_executed_is_what_torch_counts(policy, random_updates):
-    stop = policy.config.executed.stop
     for schedule in (None, bc.Schedule(STEPS, random_updates(names(policy), STEPS))):
-        runner, noise = loop(policy, schedule, stop), policy.draw_noise(1)
-        real = counted(lambda runner=runner, noise=noise: runner(observe(policy), noise))
-        assert real == whole_loop(shape_of(policy), STEPS, schedule, tokens=stop)
+        whole, noise = built(policy, schedule), policy.draw_noise(1)
+        made = whole.actions_only()
+        real = counted(lambda made=made, noise=noise: loop(made)(observe(policy), noise))
+        assert real == formula(made, schedule) < formula(whole, schedule)
 
 
 def test_a_batch_costs_as_many_times_more(policy):
-    runner, noise = loop(policy), policy.draw_noise(3)
-    assert counted(lambda: runner(observe(policy, 3), noise)) == 3 * whole_loop(shape_of(policy), STEPS)
+    made, noise = built(policy), policy.draw_noise(3)
+    assert counted(lambda: loop(made)(observe(policy, 3), noise)) == 3 * formula(made)
 
 
 def test_through_accelerate_it_is_the_same(policy, random_updates):
     schedule = bc.Schedule(STEPS, random_updates(names(policy), STEPS))
     with bc.accelerate(policy, schedule, engine="loop", output="action"):
         real = counted(lambda: policy.predict_action(observe(policy)))
-    assert real == whole_loop(shape_of(policy), STEPS, schedule, tokens=policy.config.executed.stop)
+    assert real == formula(built(policy, schedule).actions_only(), schedule)
 
 
 def test_each_saving_saves(policy):
     """The lines of the benchmark, from what the plain policy does down to the loop engine."""
     shape, noise, obs = shape_of(policy), policy.draw_noise(1), observe(policy)
-    plain, saved = generation(shape.blocks, shape.every_step, STEPS), whole_loop(shape, STEPS)
+    made = built(policy)
+    plain = generation(shape.blocks, shape.every_step, STEPS)
+    rungs = [replace(made, program=program) for program in made.program.without_savings().values()]
     runners = [
-        DiffusersLoop(loop(policy, memory=EncodedMemory), policy.sampler),
-        DiffusersLoop(loop(policy, memory=ProjectedMemory), policy.sampler),
-        DiffusersLoop(loop(policy), policy.sampler),
-        loop(policy),
-        loop(policy, tokens=policy.config.executed.stop),
+        *(DiffusersLoop(loop(rung), policy.sampler) for rung in rungs),
+        loop(made),
+        loop(made.actions_only()),
     ]
     costs = [counted(lambda runner=runner: runner(obs, noise)) for runner in runners]
+    assert costs == [formula(rung) for rung in (*rungs, made, made.actions_only())]
     # the first embeds the observations once already, which the plain policy does at every step
     embedding = 2 * policy.n_obs_steps * policy.obs_dim * policy.config.n_emb
     assert costs[0] == plain - (STEPS - 1) * embedding
-    assert costs[0] > costs[1] > costs[2] == costs[3] == saved > costs[4]
+    assert costs[0] > costs[1] > costs[2] == costs[3] > costs[4]
+
+
+def test_executed_actions_only_saves_with_every_saving(policy, random_updates):
+    schedule, noise = bc.Schedule(STEPS, random_updates(names(policy), STEPS)), policy.draw_noise(1)
+    made = built(policy, schedule)
+    for program in made.program.without_savings().values():
+        cut = replace(made, program=program).actions_only()
+        real = counted(lambda cut=cut: loop(cut)(observe(policy), noise))
+        assert real == formula(cut, schedule) < formula(replace(made, program=program), schedule)
 
 
 # -- the ONNX graph
@@ -160,40 +184,41 @@ def cost(node, shapes):
 def test_the_unrolled_graph_is_what_its_nodes_say(policy, random_updates, tmp_path):
     """`blank`, a product with zeros that carries the batch size, is counted off: it is no work of the policy's."""
     schedule = bc.Schedule(STEPS, random_updates(names(policy), STEPS))
-    for output, tokens in (("chunk", policy.horizon), ("action", policy.config.executed.stop)):
+    whole = built(policy, schedule)
+    for output, made in (("chunk", whole), ("action", whole.actions_only())):
         bc.export_policy(policy, schedule, tmp_path / "policy.onnx", output)
         real = count_graph(onnx.load(tmp_path / "policy.onnx"), 1)
-        blank = 2 * tokens * policy.action_dim * policy.config.n_emb
-        formula = whole_loop(shape_of(policy), STEPS, schedule, tokens, folded_heads=policy.config.n_head)
-        assert real - blank == formula
+        blank = 2 * made.program.tokens * policy.action_dim * policy.config.n_emb
+        assert real - blank == formula(made, schedule)
 
 
 def test_folding_pays_where_keys_are_few():
-    reference = DPTShape()
-    assert whole_loop(reference, 100, folded_heads=4) < whole_loop(reference, 100)
-    many = DPTShape(width=32, cond_tokens=33)
-    assert whole_loop(many, 100, folded_heads=4) > whole_loop(many, 100)
+    for shape, pays in ((DPTShape(), True), (DPTShape(width=32, cond_tokens=33), False)):
+        folded = next(block.cost for block in folded_blocks(shape, heads=4) if block.kind == "CA")
+        # keys and values are projected once either way
+        once = linear(shape.cond_tokens, shape.width, 2 * shape.width)
+        assert (folded < attention(shape.tokens, shape.cond_tokens, shape.width) - once) is pays
 
 
 def test_exact_savings_at_the_reference_shape():
     """Issue 3: without the tokens behind the executed slice 10 % at T = 10 and 44 % at T = 16, of the blocks' cost."""
     for tokens, share in ((10, 0.10), (16, 0.44)):
         shape = DPTShape(tokens=tokens)
-        saved = 1 - whole_loop(shape, 100, tokens=9) / whole_loop(shape, 100)
+        saved = 1 - by_sizes(shape, 4, 100, tokens=9) / by_sizes(shape, 4, 100)
         assert saved == pytest.approx(share, abs=0.005)
 
 
 def test_fewer_steps_cost_less_in_proportion():
-    shape = DPTShape()
-    once = 2 * whole_loop(shape, 1) - whole_loop(shape, 2)
-    assert whole_loop(shape, 100) - once == 100 * (whole_loop(shape, 1) - once)
-    assert once > 0
+    costs = {steps: by_sizes(DPTShape(), 4, steps) for steps in (1, 2, 100)}
+    once = 2 * costs[1] - costs[2]
+    assert costs[100] - once == 100 * (costs[1] - once)
+    assert once == folded_once(DPTShape()) > 0
 
 
 def test_other_samplers_cost_the_same_per_step(make_policy):
     costs = set()
     for kind in ("ddpm", "ddim", "dpmsolver++"):
         policy = make_policy(sampler=SAMPLERS[kind](num_inference_steps=STEPS))
-        runner, noise = loop(policy), policy.draw_noise(1)
-        costs.add(counted(lambda runner=runner, policy=policy, noise=noise: runner(observe(policy), noise)))
-    assert costs == {whole_loop(shape_of(policy), STEPS)}
+        made, noise = built(policy), policy.draw_noise(1)
+        costs.add(counted(lambda made=made, policy=policy, noise=noise: loop(made)(observe(policy), noise)))
+    assert costs == {formula(made)}

@@ -1,5 +1,6 @@
 """Methods by name, and what becomes of them for a policy."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from blockcache.compare.methods import (
     parse_method,
 )
 from blockcache.errors import FileError, SamplerError, ScheduleError
+from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, fewer_steps
 from blockcache.schedule import Schedule
 from blockcache.solvers import METHODS, solve
@@ -114,14 +116,14 @@ def test_anything_else_is_refused_with_one_sentence(text, message):
 def ready(make_policy):
     policy = make_policy()
     obs = torch.randn(4, 2, 5, generator=torch.Generator().manual_seed(0))
-    return Calibrations(policy, obs, progress=False)
+    return Calibrations(port_of(policy), obs, progress=False)
 
 
 def test_solved_methods_are_what_the_solver_gives(ready):
     for text in ("uniform:S=3", "unified:S=3", "blockwise:S=3,metric=l1", "bac:S=3,n=2,objective=consecutive"):
         method = parse_method(text).reuse
         expected = solve(
-            ready.recording(ready.policy.sampler),
+            ready.recording(ready.port.sampler),
             method.updates,
             method.union,
             method.metric,
@@ -129,9 +131,9 @@ def test_solved_methods_are_what_the_solver_gives(ready):
             method.objective,
         )
         found = ready.candidate(parse_method(text))
-        assert found.schedule == expected
+        assert found.strategy == expected
         assert (found.engine, found.sampler) == ("auto", None)
-        assert found.schedule.origin["method"] == method.method
+        assert found.strategy.origin["method"] == method.method
 
 
 def test_fewer_steps_keep_what_makes_it_the_same_diffusion():
@@ -145,7 +147,7 @@ def test_fewer_steps_keep_what_makes_it_the_same_diffusion():
 def test_full_and_fewer_steps_follow_no_schedule(ready):
     assert ready.candidate(FULL, "loop") == Candidate(None, "loop", None)
     found = ready.candidate(parse_method("ddim-3"), None)
-    assert found.schedule is None
+    assert found.strategy is None
     assert found.sampler == DDIM(num_inference_steps=3)
 
 
@@ -153,11 +155,11 @@ def test_full_and_fewer_steps_follow_no_schedule(ready):
 def test_every_diffusion_sampler_runs_in_every_engine(ready, observe, name):
     found, noise = [], None
     for engine in (None, "patched", "loop"):
-        with running(ready.policy, ready.candidate(parse_method(name), engine)) as fast:
-            noise = fast.policy.draw_noise(1, torch.Generator().manual_seed(0)) if noise is None else noise
-            found.append(fast.predict_action(observe(), noise=noise)["action"])
-    assert torch.equal(found[0], found[1])
-    assert torch.allclose(found[0], found[2], atol=1e-4)
+        with running(ready.port, ready.candidate(parse_method(name), engine)) as fast:
+            noise = fast.port.policy.draw_noise(1, torch.Generator().manual_seed(0)) if noise is None else noise
+            found.append(fast.act_on(observe(), noise))
+    assert np.array_equal(found[0], found[1])
+    assert np.allclose(found[0], found[2], atol=1e-4)
 
 
 def test_a_diffusion_policy_cannot_follow_a_flow(ready):
@@ -167,84 +169,84 @@ def test_a_diffusion_policy_cannot_follow_a_flow(ready):
 
 def test_a_method_on_another_sampler_is_calibrated_with_that_sampler(ready, observe):
     found = ready.candidate(parse_method("ddim-4+bac:S=2,n=1"))
-    assert found.schedule.steps == 4
-    assert found.schedule.fingerprint.sampler["type"] == "ddim"
-    with running(ready.policy, found) as fast:
-        assert fast.predict_action(observe())["action"].shape == (1, 4, 3)
-        assert fast.policy.num_inference_steps == 4
+    assert found.strategy.steps == 4
+    assert found.strategy.fingerprint.sampler["type"] == "ddim"
+    with running(ready.port, found) as fast:
+        assert fast.act(observe(), 0).shape == (1, 4, 3)
+        assert fast.port.policy.num_inference_steps == 4
     other = ready.candidate(parse_method("bac:S=2,n=1"))
     with (
         pytest.raises(ScheduleError, match="does not fit"),
-        running(ready.policy, Candidate(other.schedule, "auto", found.sampler)),
+        running(ready.port, Candidate(other.strategy, "auto", found.sampler)),
     ):
         pass
 
 
 def test_teacache_is_fitted_to_the_calibration_and_counts_what_it_computed(ready, observe):
     found = ready.candidate(parse_method("teacache:threshold=1e9"))
-    assert found.schedule == fit_teacache(ready.recording(ready.policy.sampler), 1e9)
-    with running(ready.policy, found) as fast:
-        fast.predict_action(observe())
+    assert found.strategy == fit_teacache(ready.recording(ready.port.sampler), 1e9)
+    with running(ready.port, found) as fast:
+        fast.act(observe(), 0)
         assert fast.engine == "patched"
         reused = fast.stats().reused_share
     assert reused == pytest.approx(4 / 6)  # the first and the last of six steps
-    full = Candidate().flops(ready.policy, 0.0)
-    assert found.flops(ready.policy, 0.0) == full
-    assert found.flops(ready.policy, reused) < full
-    assert isinstance(found.schedule, Rule)
+    full = Candidate().flops(ready.port, 0.0)
+    assert found.flops(ready.port, 0.0) == full
+    assert found.flops(ready.port, reused) < full
+    assert isinstance(found.strategy, Rule)
 
 
 def test_a_schedule_file_is_read(ready, tmp_path):
-    schedule = ready.candidate(parse_method("uniform:S=2")).schedule
+    schedule = ready.candidate(parse_method("uniform:S=2")).strategy
     schedule.save(tmp_path / "mine.json")
-    assert ready.candidate(parse_method(str(tmp_path / "mine.json"))).schedule == schedule
+    assert ready.candidate(parse_method(str(tmp_path / "mine.json"))).strategy == schedule
     with pytest.raises(FileError, match="does not exist"):
         ready.candidate(parse_method("nowhere.json"))
 
 
 def test_calibrations_are_kept_and_told_apart(ready, make_policy, tmp_path):
-    def schedule(policy, obs):
-        made = Calibrations(policy, obs, keep=tmp_path, progress=False)
-        return made.candidate(parse_method("bac:S=3,n=1")).schedule
+    def schedule(port, obs):
+        made = Calibrations(port, obs, keep=tmp_path, progress=False)
+        return made.candidate(parse_method("bac:S=3,n=1")).strategy
 
-    first = schedule(ready.policy, ready.observations)
+    first = schedule(ready.port, ready.observations)
     (file,) = tmp_path.iterdir()
     written = file.stat().st_mtime_ns
-    assert schedule(ready.policy, ready.observations) == first
+    assert schedule(ready.port, ready.observations) == first
     assert file.stat().st_mtime_ns == written
-    schedule(make_policy(seed=1), ready.observations)
-    schedule(ready.policy, ready.observations[:2])
+    schedule(port_of(make_policy(seed=1)), ready.observations)
+    schedule(ready.port, ready.observations[:2])
     assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_candidates_run_side_by_side_on_copies(ready, observe, run):
-    before = run(ready.policy, observe())
-    schedule = ready.candidate(parse_method("uniform:S=2")).schedule
+    before = run(ready.port.policy, observe())
+    schedule = ready.candidate(parse_method("uniform:S=2")).strategy
     with (
-        running(ready.policy, Candidate(schedule, "patched")) as one,
-        running(ready.policy, Candidate(None, "loop")) as two,
+        running(ready.port, Candidate(schedule, "patched")) as one,
+        running(ready.port, Candidate(None, "loop")) as two,
     ):
-        assert not torch.allclose(run(one.policy, observe()), before, atol=1e-3)
-        assert torch.allclose(run(two.policy, observe()), before, atol=1e-4)
-        assert torch.equal(run(ready.policy, observe()), before)
+        assert not torch.allclose(run(one.port.policy, observe()), before, atol=1e-3)
+        assert torch.allclose(run(two.port.policy, observe()), before, atol=1e-4)
+        assert torch.equal(run(ready.port.policy, observe()), before)
         assert (one.engine, two.engine) == ("patched", "loop")
 
 
 def test_flops_follow_schedule_and_steps(ready):
-    policy = ready.policy
-    full = Candidate().flops(policy, 0.0)
-    blocks = ready.recording(policy.sampler).blocks
+    port = ready.port
+    full = Candidate().flops(port, 0.0)
+    blocks = ready.recording(port.sampler).blocks
     every = Schedule.every_step(6, [block.name for block in blocks])
-    assert Candidate(every, "auto").flops(policy, 0.5) == full
-    assert ready.candidate(parse_method("ddim-3")).flops(policy, 0.0) == full // 2
+    assert Candidate(every, "auto").flops(port, 0.5) == full
+    assert ready.candidate(parse_method("ddim-3")).flops(port, 0.0) == full // 2
     saved = 4 * sum(block.cost for block in blocks)
-    assert ready.candidate(parse_method("uniform:S=2")).flops(policy, 0.0) == full - saved
+    assert ready.candidate(parse_method("uniform:S=2")).flops(port, 0.0) == full - saved
 
 
 def test_what_makes_no_sense_is_refused(ready):
     with pytest.raises(MethodError, match="name an engine"):
-        Candidate(ready.candidate(parse_method("uniform:S=2")).schedule, None)
+        Candidate(ready.candidate(parse_method("uniform:S=2")).strategy, None)
     with pytest.raises(SamplerError, match="num_inference_steps"):
-        fewer_steps(ready.policy.sampler, "ddim", 1000)
+        fewer_steps(ready.port.sampler, "ddim", 1000)
     with pytest.raises(ScheduleError, match="from 1 to the number of steps 6"):
         ready.candidate(parse_method("bac:S=7"))

@@ -70,7 +70,8 @@ def test_replaying_a_plan_gives_what_the_schedule_means(schedule):
 def test_computes_are_exactly_the_updates(schedule):
     plan = compile_plan(schedule)
     for step in range(schedule.steps):
-        assert plan.due(step) == {name for name, updates in schedule.updates.items() if step in updates}
+        due = {schedule.blocks[place] for place in plan.due(step)}
+        assert due == {name for name, updates in schedule.updates.items() if step in updates}
 
 
 @given(schedules())

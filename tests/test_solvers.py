@@ -234,10 +234,10 @@ def test_the_misprints_are_what_their_notes_say():
     assert set(corrected) == behind | set(hang["acs"]["layers.1.FFN"])
 
 
-def recorded(steps=12, seed=0):
+def recorded(steps=12, seed=0, layers=3):
     blocks = tuple(
         Block(f"layers.{layer}.{kind}", kind, 3 * layer + order, 1)
-        for layer in range(3)
+        for layer in range(layers)
         for order, kind in enumerate(("SA", "CA", "FFN"))
     )
     rng = np.random.default_rng(seed)
@@ -245,7 +245,7 @@ def recorded(steps=12, seed=0):
     return Recording(
         blocks=blocks,
         matrices={name: np.stack([metric(feature) for feature in features]) for name, metric in METRICS.items()},
-        scores=np.array([1.0, 9, 2, 8, 3, 7, 4, 6, 5]),
+        scores=np.array([1.0, 9, 2, 8, 3, 7, 4, 6, 5])[: len(blocks)],
         input_change=np.zeros((4, steps - 1)),
         output_change=np.zeros((4, steps - 1)),
         generations=4,
@@ -268,12 +268,19 @@ def test_solve_bac_is_blockwise_and_union():
     recording = recorded()
     plain = solve(recording, updates=4, method="blockwise").updates
     assert most_changing(recording, 3) == ("layers.0.CA", "layers.1.SA", "layers.1.FFN")
-    for count in range(11):
+    assert len(recording.blocks) == 9
+    for count in range(10):
         schedule = solve(recording, updates=4, union=count)
         assert schedule.updates == bubbling_union(plain, most_changing(recording, count), recording.blocks)
     assert solve(recording, updates=4, union=0).updates == plain
     one = solve(recording, updates=4, union=1)
     assert [name for name in plain if one.updates[name] != plain[name]] == ["layers.0.CA"]
+    assert solve(recording, updates=4).origin["union"] == 5
+
+
+def test_a_union_nobody_asked_for_is_over_no_more_blocks_than_there_are():
+    few = recorded(layers=1)
+    assert (len(few.blocks), solve(few, updates=4).origin["union"]) == (3, 3)
 
 
 def test_solve_unified_is_the_first_block_for_all():
@@ -314,6 +321,7 @@ def test_solve_binds_what_was_calibrated(method):
         ({"union": -1}, "union must be 0 or a positive number"),
         ({"union": 2.0}, "union must be"),
         ({"union": True}, "union must be"),
+        ({"union": 10}, "union is over 10 blocks, but there are only 9; ask for fewer"),
     ],
 )
 def test_solve_refuses(wrong, sentence):

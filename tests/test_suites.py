@@ -4,7 +4,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
 from blockcache.compare.candidates import Calibrations, running
 from blockcache.compare.jobs import EvaluationError
@@ -12,6 +11,7 @@ from blockcache.compare.methods import parse_method
 from blockcache.compare.results import Results
 from blockcache.errors import FileError
 from blockcache.models.dpt import save_policy
+from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
 from blockcache.solvers.teacache import Rule
 from blockcache.studies.suite_runs import (
@@ -33,12 +33,12 @@ LITTLE = RolloutCounts(rollouts=2, main_rollouts=4, group=2, generations=3)
 
 def ground(policy, state, amount=LITTLE, make=Toy, **others):
     settings = {"source": "tiny", "engine": "loop", "progress": False} | others
-    return SuiteSetting(policy, "toy", observations(), state, amount, make=make, **settings)
+    return SuiteSetting(port_of(policy), "toy", observations(), state, amount, make=make, **settings)
 
 
 @pytest.fixture(scope="module")
 def policy(make_policy):
-    return make_policy(sampler=OWN)
+    return make_policy(sampler=OWN, n_layer=3)  # enough blocks for n = 8
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +96,11 @@ def test_printed_rows_exist():
 
 
 def test_rivals_have_the_nearest_flops(policy):
-    calibrations = Calibrations(policy, observations(3), progress=False)
+    calibrations = Calibrations(port_of(policy), observations(3), progress=False)
     equal = equal_flops(calibrations)
 
     def flops(name):
-        return calibrations.candidate(parse_method(name)).flops(policy, 0.0)
+        return calibrations.candidate(parse_method(name)).flops(calibrations.port, 0.0)
 
     for method in (BASE, "bac:S=3,n=5"):
         wanted = flops(method)
@@ -113,7 +113,7 @@ def test_rivals_have_the_nearest_flops(policy):
 
 
 def test_of_equal_samplers_the_one_that_starts_at_the_most_noise_is_taken(make_policy):
-    calibrations = Calibrations(make_policy(sampler=DDPM(num_inference_steps=100)), observations(2))
+    calibrations = Calibrations(port_of(make_policy(sampler=DDPM(num_inference_steps=100))), observations(2))
     equal = equal_flops(calibrations)
     assert equal("ddim", "ddpm-34") == "ddim-33"  # 34 steps start at timestep 66, 33 at 96
     assert equal("ddpm", "ddim-17") == "ddpm-17"  # 16 starts later, but is more than 5 % cheaper
@@ -129,14 +129,14 @@ def test_the_threshold_follows_from_the_wanted_share():
 
 
 def test_teacache_comes_near_the_wanted_flops(policy):
-    calibrations = Calibrations(policy, observations(4), progress=False)
+    calibrations = Calibrations(port_of(policy), observations(4), progress=False)
     name = equal_flops(calibrations)("teacache", BASE)
     candidate = calibrations.candidate(parse_method(name))
-    with running(policy, candidate) as fast:
+    with running(calibrations.port, candidate) as fast:
         for one in observations(8):
-            fast.predict_action(one[None], generator=torch.Generator().manual_seed(0))
-        found = candidate.flops(policy, fast.stats().reused_share)
-    wanted = calibrations.candidate(parse_method(BASE)).flops(policy, 0.0)
+            fast.act(one[None], 0)
+        found = candidate.flops(calibrations.port, fast.stats().reused_share)
+    wanted = calibrations.candidate(parse_method(BASE)).flops(calibrations.port, 0.0)
     assert found == pytest.approx(wanted, rel=0.25)
 
 

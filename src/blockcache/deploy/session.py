@@ -6,6 +6,7 @@ in and out.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ def _read_header(session: Any, path: Path) -> tuple[dict[str, Any], Fingerprint,
     text = session.get_modelmeta().custom_metadata_map.get("blockcache")
     if text is None:
         raise FileError(f"{path} is not an export of blockcache: it carries no schedule and fingerprint")
-    header = FORMAT.parse(text, path)
+    header = {**FORMAT.parse(text, path), "made_by": json.loads(text)["made_by"]}
     with FORMAT.reading(path):
         fingerprint = Fingerprint.from_dict(header["fingerprint"])
         start, stop = map(int, header["executed"])

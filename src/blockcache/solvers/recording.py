@@ -72,7 +72,8 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        return int(self.matrices[min(self.matrices)].shape[-1])
+        trusted = next((name for name in METRICS if name in self.matrices), min(self.matrices))
+        return int(self.matrices[trusted].shape[-1])
 
     @property
     def samples(self) -> int:

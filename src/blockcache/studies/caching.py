@@ -61,7 +61,7 @@ def caching_study(
     found = []
     for count in updates:
         for method in reversed(METHODS):
-            schedule = solve(recording, updates=count, union=5, method=method)
+            schedule = solve(recording, updates=count, method=method)
             name = f"{method}, S = {count}"
             caching = caching_error(port, schedule, batches, progress=name if progress else None)
             with running(port, Candidate(schedule, "loop")) as fast:

@@ -290,7 +290,7 @@ def _signature(eps: float, *tensors: Tensor | None) -> str:
     """Of numbers that are in no fingerprint: a foreign policy may make them in code."""
     digest = hashlib.sha256(repr(eps).encode())
     for tensor in tensors:
-        digest.update(b"none" if tensor is None else tensor.cpu().numpy().tobytes())
+        digest.update(b"none" if tensor is None else tensor.double().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

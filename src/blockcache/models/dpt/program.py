@@ -36,7 +36,7 @@ class DPTProgram(Program):
     heads: int
     norm_eps: float
     self_masked: bool
-    savings: Callable[[DPTProgram], Mapping[str, Program]]
+    savings: Callable[[DPTProgram], Mapping[str, DPTProgram]]
 
     @property
     def layers(self) -> int:
@@ -144,5 +144,5 @@ class DPTProgram(Program):
             weights={**self.weights, **{name: tensor.contiguous() for name, tensor in kept.items()}},
         )
 
-    def without_savings(self) -> Mapping[str, Program]:
+    def without_savings(self) -> Mapping[str, DPTProgram]:
         return self.savings(self)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.flops import attention, feed_forward, linear
-from blockcache.models.program import Ops, Program, Table, Value
+from blockcache.models.program import Ops, Table, Value
 from blockcache.schedule.block import CROSS_ATTENTION
 
 
@@ -27,9 +27,10 @@ class _Conditions:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlainProgram(DPTProgram):
     """Cross-attention as written: condition tokens are projected to keys and values at every use, and encoded at every
-    step, or once per generation with `encode_once`."""
+    step, or once per generation with `encode_once`. `folded` is the program with all its savings."""
 
     encode_once: bool
+    folded: DPTProgram
 
     def conditions(self, ops: Ops, obs: Mapping[str, Value]) -> Any:
         observed = self.embed(ops, obs)
@@ -50,10 +51,14 @@ class PlainProgram(DPTProgram):
         attended = ops.attention(query, keys, values, self.heads, "cross_mask")
         return self._linear(ops, layer, "cross", ops.reshape(attended, (-1, self.width)))
 
+    def cut(self, tokens: int) -> DPTProgram:
+        each_step, once, _ = self.folded.cut(tokens).without_savings().values()
+        return once if self.encode_once else each_step
+
 
 def without_savings(
     program: DPTProgram, weights: Mapping[str, Tensor], tables: Mapping[str, Table]
-) -> dict[str, Program]:
+) -> dict[str, DPTProgram]:
     """The ladder: the names say what each variant adds to the one before; the last is the program itself."""
     shape, slots = program.shape, program.slots
     first = program.like.new_zeros(1, slots, 1)
@@ -67,7 +72,7 @@ def without_savings(
     cross = attention(shape.tokens, slots, shape.width)
     blocks = tuple(replace(block, cost=cross) if block.kind == CROSS_ATTENTION else block for block in program.blocks)
     kept = {item.name: getattr(program, item.name) for item in fields(program)}
-    kept |= {"weights": own, "tables": tables, "blocks": blocks}
+    kept |= {"weights": own, "tables": tables, "blocks": blocks, "folded": program}
     embed = linear(slots - 1, shape.cond_dim, shape.width)
     encoder = feed_forward(slots, shape.width, 4 * shape.width)
     observed = feed_forward(slots - 1, shape.width, 4 * shape.width)

@@ -4,15 +4,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import blockcache as bc
-from blockcache.cli import bench, demo, evaluate, schedules, suite, training
+from blockcache import cli
+from blockcache.cli.arguments import POLICY
 from blockcache.samplers import DDPM
 from cli_inputs import STEPS
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
-VERBS = [command.name for module in (demo, schedules, bench, evaluate, suite, training) for command in module.COMMANDS]
+GROUPS = {"": cli.cli, "policy": cli.policy, "paper": cli.paper}
+VERBS = [f"{name} {verb}".strip() for name, group in GROUPS.items() for verb in group.verbs]
 
 
 # -- help
@@ -21,7 +24,7 @@ VERBS = [command.name for module in (demo, schedules, bench, evaluate, suite, tr
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("option", ["--help", "-h"])
 def test_help_has_an_example(blockcache, verb, option):
-    text = blockcache(verb, option)
+    text = blockcache(*verb.split(), option)
     assert text.startswith(f"Usage: blockcache {verb}")
     assert "Example" in text
     assert f"  blockcache {verb} " in text or f"  blockcache {verb}\n" in text
@@ -31,11 +34,43 @@ def test_help_has_an_example(blockcache, verb, option):
 def test_without_a_verb_there_is_help(blockcache, words):
     text = blockcache(*words)
     assert "blockcache demo" in text
-    assert all(f"\n  {verb} " in text for verb in VERBS)
+    assert all(f"\n  {name} " in text for name in (*cli.cli.verbs, "policy", "paper"))
 
 
-def test_the_issue_s_verbs_are_there():
-    assert {"demo", "calibrate", "solve", "show", "flops", "export", "bench", "performance", "eval"} <= set(VERBS)
+@pytest.mark.parametrize("group", ["policy", "paper"])
+@pytest.mark.parametrize("words", [["--help"], ["-h"], []], ids=str)
+def test_a_group_lists_its_verbs_with_a_line_each(blockcache, group, words):
+    text = blockcache(group, *words)
+    assert all(
+        f"\n  {verb} " in text and line.split(":")[0][:40] in text for verb, (_, line) in GROUPS[group].verbs.items()
+    )
+
+
+def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
+    assert list(cli.cli.verbs) == ["demo", "calibrate", "solve", "show", "export", "bench", "eval"]
+    assert list(cli.policy.verbs) == ["demonstrate", "train", "observe"]
+    assert list(cli.paper.verbs) == ["suite", "timing", "results", "performance", "errors", "flops"]
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if " " in verb])
+def test_a_verb_that_moved_says_where_it_is_now(refused, verb):
+    if verb != "paper timing":
+        assert f"is now 'blockcache {verb}'; its --help" in refused(verb.split()[1], "pusht")
+    assert "'blockcache suite timing' is now 'blockcache paper timing'" in refused("suite", "timing", "pusht")
+
+
+def test_one_word_means_one_thing_in_every_verb():
+    """POLICY is one kind of argument and never an option beside it; --seed is of noise and training."""
+    context, seen = click.Context(cli.cli), {}
+    for verb in VERBS:
+        *group, name = verb.split()
+        for parameter in GROUPS["".join(group)].get_command(context, name).params:
+            seen.setdefault(parameter.name, {})[verb] = parameter
+    assert {type(parameter.type) for parameter in seen["policy"].values()} == {type(POLICY)}
+    assert {verb for verb, found in seen["policy"].items() if isinstance(found, click.Option)} == {"paper flops"}
+    assert set(seen["seed"]) == {"calibrate", "policy train"}
+    assert set(seen["first_seed"]) == {"eval", "policy demonstrate", "policy observe"}
+    assert not any("docs" in str(found.default) for found in seen["output"].values())
 
 
 def test_version(blockcache):
@@ -43,14 +78,14 @@ def test_version(blockcache):
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["show", "square_ph"], ["flops", "square_ph"], ["solve", "--help"]], ids=str
+    "words", [["--help"], ["show", "square_ph"], ["paper", "flops", "square_ph"], ["eval", "--help"]], ids=str
 )
 def test_what_needs_no_torch_does_not_load_it(words):
     """Torch takes seconds. Even `import blockcache` does without it until something of it is used."""
     code = (
         "import sys, blockcache, blockcache.cli\n"
         "blockcache.cli.main(sys.argv[1:])\n"
-        "heavy = {'torch', 'diffusers', 'onnx', 'onnxruntime', 'matplotlib'} & set(sys.modules)\n"
+        "heavy = {'torch', 'diffusers', 'onnx', 'onnxruntime', 'matplotlib', 'scipy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
@@ -95,7 +130,7 @@ def test_from_a_policy_to_a_file_for_the_robot(blockcache, policy_directory):
     assert plan[0].startswith("step   0: layers.0.SA layers.0.CA layers.0.FFN layers.1.SA")
     assert len(plan) == STEPS
 
-    table = blockcache("flops", "schedule.json", "--policy", policy_directory)
+    table = blockcache("paper", "flops", "schedule.json", "--policy", policy_directory)
     assert "full precision" in table
     assert f"{schedule.reused_share:.1%}" in table
 
@@ -130,13 +165,13 @@ def test_twelve_schedules_are_printed():
 
 
 def test_flops_of_the_paper_s_shape(blockcache):
-    text = blockcache("flops", "square_ph", "kitchen")
+    text = blockcache("paper", "flops", "square_ph", "kitchen")
     assert "15.739" in text
-    assert blockcache("flops", "--width", 16) != blockcache("flops")
+    assert blockcache("paper", "flops", "--width", 16) != blockcache("paper", "flops")
 
 
 def test_demo_on_a_policy_of_one_s_own(blockcache, policy_directory):
-    text = blockcache("demo", "--policy", policy_directory, "--generations", 2, "--repeats", 1)
+    text = blockcache("demo", policy_directory, "--generations", 2, "--repeats", 1)
     lines = text.splitlines()
     assert "20 DDPM steps" in lines[0]
     assert "calibrated on 2 generations" in text

@@ -1,4 +1,4 @@
-"""The command line: verbs and their errors. Everything heavy is imported inside the verb that needs it."""
+"""The command line: which verbs there are, and how errors end. A verb's module is imported when the verb is called."""
 
 from __future__ import annotations
 
@@ -8,10 +8,46 @@ from collections.abc import Sequence
 import click
 
 from blockcache._version import __version__
+from blockcache.cli.lazy import LazyGroup
 from blockcache.errors import BlockcacheError
 
+policy = LazyGroup(
+    "policy",
+    help="On the way to a policy and its calibration: demonstrations, training, observations.",
+    verbs={
+        "demonstrate": ("training:demonstrate", "Let a simulator's own expert show a task, to train on."),
+        "train": ("training:train", "Train a DP-T policy from demonstrations."),
+        "observe": ("training:observe", "Let a policy do its task and keep what it saw, to calibrate on."),
+    },
+)
+paper = LazyGroup(
+    "paper",
+    help="The paper's comparisons and measurements, and the pages made from them.",
+    verbs={
+        "suite": ("suites:suite", "One of the paper's comparisons, in closed loop."),
+        "timing": ("suites:timing", "Milliseconds of all the suites' methods, in one interleaved run."),
+        "results": ("suites:results", "The page of results, from the suites' files."),
+        "performance": ("studies:performance", "Everything that the page on performance shows, and the page."),
+        "errors": ("studies:errors", "Caching error per block and action error of every method, and the page."),
+        "flops": ("studies:flops", "FLOPs of one generation, in full and under schedules."),
+    },
+)
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    commands=[policy, paper],
+    verbs={
+        "demo": ("demo:demo", "The whole flow on a policy in a few minutes: what is gained, what it costs."),
+        "calibrate": ("schedules:calibrate", "Watch a policy once, and record how its blocks' outputs change."),
+        "solve": ("schedules:solve", "From a recording to a schedule: when each block is computed."),
+        "show": ("schedules:show", "Draw a schedule in the terminal."),
+        "export": ("engines:export", "Write a policy under a schedule as one ONNX file, for the robot."),
+        "bench": ("engines:bench", "Time every engine beside what users run today."),
+        "eval": ("evaluate:evaluate", "Does the robot still do its job? Paired rollouts of several methods."),
+    },
+)
 @click.version_option(__version__, prog_name="blockcache")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks (works in any place).")
 def cli() -> None:
@@ -24,30 +60,16 @@ def cli() -> None:
     With a policy of your own:
       blockcache calibrate my_policy/ --observations obs.npz -o recording.safetensors
       blockcache solve recording.safetensors --updates 10 --union 5 -o schedule.json
-      blockcache show schedule.json
+      blockcache export my_module:make_policy schedule.json -o policy.onnx
     """
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a verb. Errors end as one line and exit code 2, an interrupt with 130."""
-    from blockcache.cli import bench, demo, evaluate, schedules, suite, training
-
-    for verbs in (demo, schedules, bench, evaluate, suite, training):
-        for command in verbs.COMMANDS:
-            cli.add_command(command)
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        words = [item for item in arguments if item != "--debug"] or ["--help"]
-        cli.main(words, prog_name="blockcache", standalone_mode=False)
-    except BlockcacheError as error:
-        if debug:
-            raise
-        _fail(str(error))
-    except click.ClickException as error:
-        if debug:
-            raise
-        _fail(error.format_message())
+        cli.main([item for item in arguments if item != "--debug"], prog_name="blockcache", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         sys.exit(130)
@@ -57,9 +79,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        _fail(f"{type(error).__name__}: {error} (this should not happen; run again with --debug)")
+        _fail(error)
 
 
-def _fail(message: str) -> None:
+def _fail(error: Exception) -> None:
+    message = f"{type(error).__name__}: {error} (this should not happen; run again with --debug)"
+    if isinstance(error, BlockcacheError):
+        message = str(error)
+    elif isinstance(error, click.ClickException):
+        message = error.format_message()
     click.echo(f"error: {' '.join(message.split())}", err=True)
     sys.exit(2)

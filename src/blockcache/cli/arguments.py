@@ -1,24 +1,79 @@
-"""Arguments that several verbs share: policies, schedules and observations by name or file."""
+"""Arguments that several verbs share. What can be wrong with them is found when they are read, before anything heavy is
+imported: nobody waits for torch to be told of a typing error."""
 
 from __future__ import annotations
 
 import shlex
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import numpy as np
 
-from blockcache.errors import FileError, ObservationError
+from blockcache.compare.results import GENERATIONS
+from blockcache.errors import FileError, ObservationError, TaskError
+from blockcache.files import check_writable
+from blockcache.models.places import OBSERVATIONS, check_source, is_entry, policy_directory, read_config
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from blockcache.models.dpt import DiffusionTransformerPolicy
+    from blockcache.models.port import Port
     from blockcache.schedule import Schedule
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+class Checked(click.ParamType):  # type: ignore[type-arg]
+    """A text that `read` makes a value of, or refuses with one sentence."""
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self._read(value) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """A policy as somebody named it. It is loaded when its `port` is first asked for."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        check_source(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @cached_property
+    def port(self) -> Port:
+        from blockcache.models.sources import open_port
+
+        return open_port(self.name)
+
+    def task(self, named: str | None) -> str:
+        """The task that somebody named, or else the one that the policy says it was trained for."""
+        said = named or (self.port.task if is_entry(self.name) else read_config(self.name).get("task"))
+        if said is None:
+            raise TaskError(f"the policy {self} does not say which task it was trained for; name it with --task")
+        return _known_task(said)
+
+    def observations(self, path: str | None) -> Any:
+        """A batch from that file, or else from the one beside the policy: an array, or several by the policy's names.
+
+        The file is read before the policy is loaded.
+        """
+        beside = None if path or is_entry(self.name) else policy_directory(self.name) / OBSERVATIONS
+        file = Path(path) if path else beside
+        if file is None or (file == beside and not file.exists()):
+            raise FileError(f"the policy {self} brings no observations; give some with --observations FILE.npz")
+        arrays = _read_arrays(file)
+        found = {name: _fitting(arrays, name, shape, file) for name, shape in self.port.inputs.items()}
+        return found["obs"] if set(found) == {"obs"} else found
 
 
 def load_schedule(source: str) -> Schedule:
@@ -33,49 +88,17 @@ def load_schedule(source: str) -> Schedule:
     return Schedule.load(source)
 
 
-def load_observations(policy: DiffusionTransformerPolicy, source: str, path: str | None) -> Tensor:
-    """(N, n_obs_steps, obs_dim) from a .npz or .npy file, or those that ship with the policy."""
-    import torch
-
-    file = Path(path) if path else observations_of(source)
-    if file is None:
-        raise FileError(f"the policy {source} brings no observations; give some with --observations FILE.npz")
-    try:
-        loaded = np.load(file, allow_pickle=False)
-        array = loaded if isinstance(loaded, np.ndarray) else loaded["obs"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise FileError(
-            f"cannot read observations from {file}: {error}; expected a .npz file with an array 'obs' of shape "
-            f"(N, {policy.n_obs_steps}, {policy.obs_dim})"
-        ) from error
-    if array.ndim != 3 or array.shape[1:] != (policy.n_obs_steps, policy.obs_dim) or not len(array):
-        raise ObservationError(
-            f"observations in {file} have shape {array.shape}, expected (N, {policy.n_obs_steps}, {policy.obs_dim})"
-        )
-    if array.dtype.kind not in "fiu":
-        raise ObservationError(f"observations in {file} are no numbers but {array.dtype}")
-    return torch.as_tensor(array, dtype=torch.float32)
-
-
-def observations_of(source: str) -> Path | None:
-    """The observations that lie beside a policy's weights, if any."""
-    from blockcache.models.dpt.checkpoint import policy_directory
-
-    file = policy_directory(source) / "observations.npz"
-    return file if file.exists() else None
-
-
 def typed() -> str:
     """The running verb with what was given to it, as one would type it again."""
     context = click.get_current_context()
-    words = ["blockcache", context.info_name or ""]
+    words = []
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if isinstance(option, click.Argument):
             words.append(str(value))
         elif given([option.name or ""]):
             words += [option.opts[0], str(value)]
-    return shlex.join(words)
+    return f"{context.command_path} {shlex.join(words)}"
 
 
 def given(names: Iterable[str]) -> list[str]:
@@ -89,9 +112,84 @@ def given(names: Iterable[str]) -> list[str]:
 def refuse_sizes_beside_a_policy(sizes: Iterable[str]) -> None:
     """A policy brings its own shape."""
     if options := given(sorted(sizes)):
-        raise click.UsageError(f"{', '.join(options)} and --policy exclude one another: a policy has its own shape")
+        raise click.UsageError(f"{', '.join(options)} and a policy exclude one another: a policy has its own shape")
 
 
-threads_option = click.option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads for torch."
+def _known_task(name: str) -> str:
+    from blockcache.tasks import task_spec
+
+    return task_spec(name).name
+
+
+def _writable_file(path: str) -> str:
+    check_writable(path)
+    return path
+
+
+def _writable_directory(path: str) -> Path:
+    check_writable(path, directory=True)
+    return Path(path)
+
+
+def _read_arrays(file: Path) -> Mapping[str, Any]:
+    import numpy as np
+
+    try:
+        loaded = np.load(file, allow_pickle=False)
+        return {"obs": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise FileError(
+            f"cannot read observations from {file}: {error}; expected a .npz file with an array 'obs', or several by the "
+            "names that the policy has for them"
+        ) from error
+
+
+def _fitting(arrays: Mapping[str, Any], name: str, shape: tuple[int, ...], file: Path) -> Any:
+    """One of the policy's inputs, (N, *shape) float32."""
+    import numpy as np
+
+    expected = f"(N, {', '.join(map(str, shape))})"
+    if name not in arrays:
+        raise FileError(
+            f"cannot read observations from {file}: expected an array {name!r} of shape {expected}, got "
+            f"{', '.join(arrays) or 'no array'}"
+        )
+    array = arrays[name]
+    if array.dtype.kind not in "fiu":
+        raise ObservationError(f"the observations {name!r} in {file} are no numbers but {array.dtype}")
+    if array.shape[1:] != tuple(shape) or not len(array):
+        raise ObservationError(f"the observations {name!r} in {file} have shape {array.shape}, expected {expected}")
+    if not np.isfinite(array).all():
+        raise ObservationError(f"the observations {name!r} in {file} hold NaN or infinity; leave those out")
+    return np.asarray(array, dtype=np.float32)
+
+
+POLICY = Checked("policy", PolicySource)
+TASK = Checked("task", _known_task)
+OUTPUT = Checked("file", _writable_file)
+OUTPUT_DIRECTORY = Checked("directory", _writable_directory)
+COUNT = click.IntRange(min=1)
+ENGINE = click.Choice(["auto", "onnx", "loop", "patched"])
+
+
+def policy_argument(**settings: Any) -> Callable[[Verb], Verb]:
+    """POLICY, and in the verb's help what may stand there. `settings` are those of click.argument."""
+
+    def add(verb: Verb) -> Verb:
+        first, _, rest = str(verb.__doc__).partition("\n\n")
+        kinds = "POLICY is a shipped policy by name, a policy directory, or a Python entry module:function that returns one."
+        verb.__doc__ = f"{first}\n\n    {kinds}\n\n{rest}"
+        return click.argument("policy", type=POLICY, **settings)(verb)
+
+    return add
+
+
+observations_option = click.option(
+    "--observations",
+    metavar="FILE",
+    help="A .npz with an array 'obs' (N, ...), or several by the policy's names. Default: those beside the policy.",
 )
+generations_option = click.option(
+    "--generations", type=COUNT, default=GENERATIONS, show_default=True, help="Observations to calibrate on."
+)
+threads_option = click.option("--threads", type=COUNT, default=1, show_default=True, help="Threads for torch.")

@@ -1,27 +1,32 @@
-"""The verb `demo`: the whole flow on the policy that ships with the package, in a few minutes."""
+"""The verb `demo`: the whole flow on one policy, in a few minutes."""
 
 from __future__ import annotations
 
 import tempfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from blockcache.cli.arguments import load_observations
+from blockcache.cli.arguments import (
+    COUNT,
+    PolicySource,
+    generations_option,
+    observations_option,
+    policy_argument,
+    threads_option,
+)
 from blockcache.errors import ObservationError, TaskError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from blockcache.compare.candidates import Calibrations
-    from blockcache.models.dpt import DiffusionTransformerPolicy
 
 
 @click.command()
-@click.option("--policy", "source", default="pusht", show_default=True, help="A policy directory or a shipped policy.")
-@click.option("--generations", type=click.IntRange(min=1), default=16, show_default=True, help="To calibrate on.")
-@click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Timed calls per method.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads for torch.")
+@policy_argument(default="pusht")
+@observations_option
+@generations_option
+@click.option("--repeats", type=COUNT, default=7, show_default=True, help="Timed calls per method.")
+@threads_option
 @click.option(
     "--seconds",
     type=click.IntRange(min=0),
@@ -29,8 +34,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="For rollouts in the simulator; 0 leaves them out.",
 )
-def demo(source: str, generations: int, repeats: int, threads: int, seconds: int) -> None:
-    """Calibrate, solve and accelerate the shipped Push-T policy, and compare what comes out.
+def demo(
+    policy: PolicySource, observations: str | None, generations: int, repeats: int, threads: int, seconds: int
+) -> None:
+    """Calibrate, solve and accelerate POLICY (default: the shipped Push-T policy), and compare what comes out.
 
     First open loop: speed, and how far the actions are from the full policy's. Then closed loop: how well the task is
     done, in as many rollouts as the time allows.
@@ -40,32 +47,32 @@ def demo(source: str, generations: int, repeats: int, threads: int, seconds: int
       blockcache demo
       blockcache demo --seconds 600
       blockcache demo --seconds 0
-      blockcache demo --policy my_policy/ --generations 16
+      blockcache demo my_policy/ --generations 32
     """
+    seen = policy.observations(observations)
+
     import torch
 
     from blockcache.compare.candidates import Calibrations
-    from blockcache.models.dpt import load_policy
+    from blockcache.observations import batch_size, rows
 
     torch.set_num_threads(threads)
-    policy = load_policy(source)
-    config = policy.config
+    port, total = policy.port, batch_size(seen)
+    weights = sum(parameter.numel() for parameter in port.adapter.denoiser.parameters())
     click.echo(
-        f"{source}: {config.n_layer} layers x {config.n_emb}, {policy.num_inference_steps} "
-        f"{policy.sampler.type.upper()} steps, {sum(p.numel() for p in policy.model.parameters()) / 1e6:.2f} M parameters"
+        f"{policy}: {len(port.adapter.layers)} layers x {port.adapter.widths.get('width', '?')}, {len(port.timesteps)} "
+        f"{port.sampler_settings['type'].upper()} steps, {weights / 1e6:.2f} M parameters"
     )
-    observations = load_observations(policy, source, None)
-    if len(observations) <= generations:
-        raise ObservationError(
-            f"the policy brings {len(observations)} observations; {generations} to calibrate on leave none to compare on"
-        )
+    if total <= generations:
+        raise ObservationError(f"of {total} observations, {generations} to calibrate on leave none to compare on")
     with tempfile.TemporaryDirectory() as kept:  # one calibration for both comparisons
-        _open_loop(Calibrations(policy, observations[:generations], keep=kept), observations, repeats)
+        calibrations = Calibrations(port, rows(seen, 0, generations), keep=kept)
+        _open_loop(calibrations, rows(seen, generations, generations + 32), repeats)
         if seconds:
-            _closed_loop(policy, source, observations, generations, seconds, kept)
+            _closed_loop(policy, seen, generations, seconds, kept)
 
 
-def _open_loop(calibrations: Calibrations, observations: Tensor, repeats: int) -> None:
+def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> None:
     import torch
 
     from blockcache.compare.methods import parse_method
@@ -73,8 +80,7 @@ def _open_loop(calibrations: Calibrations, observations: Tensor, repeats: int) -
     from blockcache.report.terminal import display
     from blockcache.studies.tradeoff import tradeoff
 
-    policy, generations, threads = calibrations.policy, len(calibrations.observations), torch.get_num_threads()
-    recording = calibrations.recording(policy.sampler)
+    recording = calibrations.recording()
     click.echo(f"calibrated on {recording.generations} generations in {recording.origin['seconds']:.0f} s\n")
     methods = {
         "DDIM, 16 steps": calibrations.candidate(parse_method("ddim-16"), engine=None),
@@ -84,18 +90,11 @@ def _open_loop(calibrations: Calibrations, observations: Tensor, repeats: int) -
         "BAC, S = 20, n = 5 ": calibrations.candidate(parse_method("bac:S=20,n=5")),
         "full precision ": calibrations.candidate(parse_method("full")),
     }
-    result = tradeoff(policy, methods, observations[generations : generations + 32], repeats=repeats)
-    display(*open_loop_blocks(result, repeats, threads))
+    result = tradeoff(calibrations.port, methods, observations, repeats=repeats)
+    display(*open_loop_blocks(result, repeats, torch.get_num_threads()))
 
 
-def _closed_loop(
-    policy: DiffusionTransformerPolicy,
-    source: str,
-    observations: Tensor,
-    generations: int,
-    seconds: int,
-    kept: str,
-) -> None:
+def _closed_loop(policy: PolicySource, observations: Any, generations: int, seconds: int, kept: str) -> None:
     from blockcache.compare.jobs import local_workers
     from blockcache.report.evaluation import closed_loop_blocks
     from blockcache.report.stored import shipped
@@ -104,18 +103,19 @@ def _closed_loop(
     from blockcache.tasks import make_task
 
     try:
-        if policy.config.task is None:
+        task = policy.port.task
+        if task is None:
             raise TaskError("the policy does not say which task it was trained for")
-        make_task(policy.config.task).close()  # a missing simulator shows now
+        make_task(task).close()  # a missing simulator shows now
         click.echo(f"\nNow in the simulator, for about {seconds} s:")
         found = showcase(
-            policy,
-            policy.config.task,
+            policy.port,
+            task,
             observations,
             seconds,
             state=kept,
             generations=generations,
-            source=source,
+            source=str(policy),
             backend=local_workers(),
         )
     except TaskError as error:
@@ -126,6 +126,3 @@ def _closed_loop(
     fits = stored is not None and (stored.task, stored.weights) == (found.results.task["name"], weights)
     click.echo()
     display(*closed_loop_blocks(found.results, found.speed, stored if fits else None))
-
-
-COMMANDS = (demo,)

@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blockcache.cli.arguments import load_observations
-from blockcache.cli.rollouts import (
-    chosen_backend,
-    exit_if_failed,
-    resumable,
-    rollouts_option,
-    run_options,
-)
-from blockcache.files import check_writable
+from blockcache.cli.arguments import OUTPUT, Checked, PolicySource, policy_argument
+from blockcache.cli.rollouts import chosen_backend, exit_if_failed, resumable, run_options
+from blockcache.compare.methods import NAMES, ScheduleFile, parse_method
 
 if TYPE_CHECKING:
     from blockcache.compare.evaluation import Evaluation
@@ -23,31 +17,41 @@ if TYPE_CHECKING:
     from blockcache.tasks.video import Frame
 
 
-@click.command("eval")
-@click.argument("task")
-@click.argument("policy", required=False)
+def _method(text: str) -> str:
+    from blockcache.schedule import Schedule
+
+    method = parse_method(text)
+    if isinstance(method.reuse, ScheduleFile):
+        Schedule.load(method.reuse.path)
+    return text
+
+
+@click.command("eval", epilog=f"\b\nMethods:\n{NAMES}")
+@policy_argument()
 @click.option(
     "-m",
     "--method",
     "methods",
+    type=Checked("method", _method),
     multiple=True,
     default=("bac:S=10,n=5",),
     show_default=True,
     help="What to compare with the full policy; may be given often.",
 )
-@click.option("-o", "--output", default="results.json", show_default=True, help="Where to write the results.")
-@rollouts_option
-@click.option("--seed", type=click.IntRange(min=0), help="First environment seed. Default: the task's first test seed.")
+@click.option("-o", "--output", type=OUTPUT, default="results.json", show_default=True, help="The results.")
+@click.option(
+    "--first-seed", type=click.IntRange(min=0), help="First environment seed. Default: the task's first test seed."
+)
 @run_options
 @click.option("--repeats", type=click.IntRange(min=0), default=5, show_default=True, help="Timed chunks per method.")
-@click.option("--video", metavar="FILE", help="A .gif or .mp4 of the first episode: full beside the last method.")
+@click.option("--video", type=OUTPUT, help="A .gif or .mp4 of the first episode: full beside the last method.")
 def evaluate(
-    task: str,
-    policy: str | None,
+    policy: PolicySource,
     methods: tuple[str, ...],
     output: str,
+    first_seed: int | None,
+    task: str | None,
     rollouts: int,
-    seed: int | None,
     group: int,
     engine: str,
     workers: int | None,
@@ -57,19 +61,7 @@ def evaluate(
     repeats: int,
     video: str | None,
 ) -> None:
-    """Let POLICY do TASK under several methods: the same episodes, the same noise, compared pair by pair.
-
-    POLICY is a policy directory or the name of a shipped one; without it, the shipped one for the task.
-
-    \b
-    Methods:
-      full                          everything computed; always among the methods
-      uniform:S=10  unified:S=10    schedules, solved from a calibration on the policy's observations;
-      blockwise:S=10  bac:S=10,n=5  also metric=cosine|mse|l1|wasserstein, objective=anchor|consecutive
-      teacache:threshold=0.1        decides while it runs
-      ddim-16  sde-dpmsolver++-8    fewer denoising steps instead, by any sampler's name
-      ddim-40+bac:S=5,n=3           both, calibrated with that sampler
-      schedule.json                 a schedule file
+    """Let POLICY do its task under several methods: the same episodes, the same noise, compared pair by pair.
 
     Finished groups of rollouts are kept beside the results: interrupted or killed, the same command goes on from there
     and writes the same file. The exit code is 1 if a simulator failed in some rollout.
@@ -78,37 +70,31 @@ def evaluate(
     Examples:
       blockcache eval pusht
       blockcache eval pusht -m bac:S=10,n=5 -m uniform:S=16 -m ddim-16 --rollouts 250 -o pusht.json
-      blockcache eval pusht my_policy/ -m schedule.json --engine patched --video side_by_side.gif
-      blockcache eval pusht -m bac --ray auto
+      blockcache eval my_policy/ -m schedule.json --engine patched --video side_by_side.gif
+      blockcache eval my_module:make_policy --task pusht --observations obs.npz -m bac --ray auto
     """
-    for path in filter(None, (output, video)):
-        check_writable(path)
-
-    from blockcache.compare.evaluation import prepare, save_timings
-    from blockcache.models.dpt import load_policy
-    from blockcache.models.dpt.checkpoint import shipped_policy
-    from blockcache.report.evaluation import evaluation_blocks
-    from blockcache.report.terminal import display
-    from blockcache.tasks import task_spec
     from blockcache.tasks.video import check_video
 
     backend = chosen_backend(workers, ray)
     if video is not None:
         check_video(video)
-    task_spec(task)  # an unknown one is refused as such, not as a policy
-    source = str(shipped_policy(task)) if policy is None else policy
-    loaded = load_policy(source)
+    chosen, seen = policy.task(task), policy.observations(observations)
+
+    from blockcache.compare.evaluation import prepare, save_timings
+    from blockcache.report.evaluation import evaluation_blocks
+    from blockcache.report.terminal import display
+
     state = Path(output).with_suffix(".state")
     with resumable(state):
         evaluation = prepare(
-            loaded,
-            task,
+            policy.port,
+            chosen,
             methods,
-            load_observations(loaded, source, observations),
+            seen,
             state=state,
-            source=policy or task,
+            source=str(policy),
             rollouts=rollouts,
-            first_seed=seed,
+            first_seed=first_seed,
             group=group,
             engine=engine,
             generations=generations,
@@ -146,6 +132,3 @@ def _watch(evaluation: Evaluation, name: str) -> tuple[str, list[Frame]]:
 
         done = evaluation.play(name, evaluation.seeds[0], watch)
     return f"{name}: {'failed' if done.score is None else f'{done.score:.2f}'}", film
-
-
-COMMANDS = (evaluate,)

@@ -5,33 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from blockcache.compare.results import GENERATIONS, GROUP
+from blockcache.cli.arguments import COUNT, ENGINE, TASK, Verb, generations_option, observations_option
+from blockcache.compare.results import GROUP
 
 if TYPE_CHECKING:
     from blockcache.compare.jobs import Backend
     from blockcache.compare.results import Results
 
 FAILED, INTERRUPTED = 1, 130  # exit codes
-POSITIVE = click.IntRange(min=1)
-Verb = TypeVar("Verb", bound=Callable[..., Any])
 
-rollouts_option = click.option("--rollouts", type=POSITIVE, default=50, show_default=True, help="Per method.")
+task_option = click.option("--task", type=TASK, help="Default: the one that the policy says it was trained for.")
+engine_option = click.option("--engine", type=ENGINE, default="auto", show_default=True)
 
 
 def run_options(verb: Verb) -> Verb:
-    """How rollouts are run and what is calibrated on: --group to --generations, in the order of the help."""
-    engines = click.Choice(["auto", "patched", "loop", "onnx"])
+    """How rollouts are run and what is calibrated on, in the order of the help."""
     options: list[Callable[[Verb], Verb]] = [
-        click.option("--group", type=POSITIVE, default=GROUP, show_default=True, help="Rollouts run as one batch."),
-        click.option("--engine", type=engines, default="auto", show_default=True),
-        click.option("--workers", type=POSITIVE, help="Processes on this machine. Default: one for each core."),
+        task_option,
+        click.option("--rollouts", type=COUNT, default=50, show_default=True, help="Per method."),
+        click.option("--group", type=COUNT, default=GROUP, show_default=True, help="Rollouts run as one batch."),
+        engine_option,
+        click.option("--workers", type=COUNT, help="Processes on this machine. Default: one for each core."),
         click.option("--ray", metavar="ADDRESS", help="Use a Ray cluster instead; 'local' starts one here."),
-        click.option("--observations", metavar="FILE", help="To calibrate on, a .npz. Default: the policy's own."),
-        click.option("--generations", type=POSITIVE, default=GENERATIONS, show_default=True, help="To calibrate on."),
+        observations_option,
+        generations_option,
     ]
     for option in reversed(options):  # as decorators are: the lowest first
         verb = option(verb)

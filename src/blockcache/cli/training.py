@@ -1,4 +1,4 @@
-"""The verbs on the way to a policy and its calibration: demonstrate, train, observe."""
+"""The group `policy`: on the way to a policy and its calibration."""
 
 from __future__ import annotations
 
@@ -6,13 +6,34 @@ from pathlib import Path
 
 import click
 
-from blockcache.cli.arguments import threads_option
+from blockcache.cli.arguments import COUNT, OUTPUT, TASK, Checked, PolicySource, policy_argument, threads_option
+from blockcache.cli.rollouts import task_option
+from blockcache.errors import FileError
 from blockcache.files import check_writable
+
+first_seed_option = click.option(
+    "--first-seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="First environment seed; test seeds are refused.",
+)
+
+
+def _demonstrations(path: str) -> str:
+    if not Path(path).is_file():
+        raise FileError(f"no demonstrations at {path}: the file does not exist")
+    return path
+
+
+def _policy_to_write(path: str) -> str:
+    check_writable(Path(path).parent, directory=True)  # a policy takes its place as a whole
+    return path
 
 
 @click.command()
-@click.argument("task")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The .npz file to write.")
+@click.argument("task", type=TASK)
+@click.option("-o", "--output", type=OUTPUT, required=True, help="The .npz file to write.")
 @click.option("--episodes", type=click.IntRange(min=2), default=300, show_default=True, help="Successful ones.")
 @click.option(
     "--noise",
@@ -21,35 +42,42 @@ from blockcache.files import check_writable
     show_default=True,
     help="Spread of what is added to the actions that are executed, in the task's units; what is kept is the expert's.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="First environment seed.")
-def demonstrate(task: str, output: str, episodes: int, noise: float, seed: int) -> None:
+@first_seed_option
+def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed: int) -> None:
     """Let the simulator's own expert show TASK, to train on. Episodes in which it fails are left out.
 
     \b
     Example:
-      blockcache demonstrate metaworld-assembly -o assembly.npz
-      blockcache train metaworld-assembly --data assembly.npz -o assembly --width 64 --layers 4 --lr 5e-3 --epochs 20
+      blockcache policy demonstrate metaworld-assembly -o assembly.npz
     """
-    check_writable(output)
+    from blockcache.tasks import make_expert
+
+    make_expert(task)  # a task without one says so before torch is loaded
 
     from blockcache.training import demonstrate as run
 
-    failed = run(task, output, episodes, noise=noise, first_seed=seed)
+    failed = run(task, output, episodes, noise=noise, first_seed=first_seed)
     click.echo(f"{output}: {episodes} episodes; the expert failed in {failed} more, which are left out")
 
 
 @click.command()
-@click.argument("task")
-@click.option("--data", required=True, metavar="FILE", help="The demonstrations, a .npz file.")
-@click.option("-o", "--output", required=True, metavar="DIR", help="The policy directory to write.")
+@click.argument("task", type=TASK)
+@click.option("--data", type=Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file.")
+@click.option(
+    "-o",
+    "--output",
+    type=Checked("directory", _policy_to_write),
+    required=True,
+    help="The policy directory to write.",
+)
 @click.option("--width", default=256, show_default=True)
 @click.option("--layers", default=8, show_default=True)
 @click.option("--epochs", default=60, show_default=True)
 @click.option(
     "--lr", default=6e-4, show_default=True, help="Highest learning rate; a narrow policy bears a higher one."
 )
-@click.option("--seed", default=0, show_default=True)
-@click.option("--threads", type=click.IntRange(min=1), help="Threads for torch. Default: all cores.")
+@click.option("--seed", default=0, show_default=True, help="Of the weights, the noise and the order of the data.")
+@click.option("--threads", type=COUNT, help="Threads for torch. Default: all cores.")
 @click.option("--resume/--anew", default=True, show_default=True, help="Go on from the state beside the output.")
 def train(
     task: str,
@@ -67,11 +95,10 @@ def train(
 
     \b
     Examples:
-      blockcache train pusht --data pusht_cchi_v7_lowdim.npz -o my_policy
-      nice -n 19 blockcache train pusht --data demos.npz -o small --width 128 --epochs 80
+      blockcache policy train pusht --data pusht_cchi_v7_lowdim.npz -o my_policy
+      blockcache policy train metaworld-assembly --data assembly.npz -o assembly --width 64 --layers 4 --lr 5e-3
+      nice -n 19 blockcache policy train pusht --data demos.npz -o small --width 128 --epochs 80
     """
-    check_writable(Path(output).parent, directory=True)  # a policy takes its place as a whole
-
     from blockcache.training import TrainConfig
     from blockcache.training import train as run
 
@@ -80,32 +107,31 @@ def train(
 
 
 @click.command()
-@click.argument("task")
-@click.argument("policy")
-@click.option("-o", "--output", default="observations.npz", show_default=True)
-@click.option("--episodes", type=click.IntRange(min=1), default=16, show_default=True)
-@click.option("--count", type=click.IntRange(min=1), default=64, show_default=True, help="Observations to keep.")
-@click.option("--seed", default=0, show_default=True, help="First environment seed; test seeds are refused.")
+@policy_argument()
+@task_option
+@click.option("-o", "--output", type=OUTPUT, default="observations.npz", show_default=True, help="The file to write.")
+@click.option("--episodes", type=COUNT, default=16, show_default=True)
+@click.option("--count", type=COUNT, default=64, show_default=True, help="Observations to keep.")
+@first_seed_option
 @threads_option
-def observe(task: str, policy: str, output: str, episodes: int, count: int, seed: int, threads: int) -> None:
-    """Let POLICY do TASK and keep what it saw, to calibrate on.
+def observe(
+    policy: PolicySource, task: str | None, output: str, episodes: int, count: int, first_seed: int, threads: int
+) -> None:
+    """Let POLICY do its task and keep what it saw, to calibrate on.
 
     \b
-    Example:
-      blockcache observe pusht my_policy/ -o my_policy/observations.npz
+    Examples:
+      blockcache policy observe my_policy/ -o my_policy/observations.npz
+      blockcache policy observe my_module:make_policy --task pusht --episodes 32 --count 128
     """
-    check_writable(output)
+    chosen = policy.task(task)
 
     import torch
 
     from blockcache.compare.observe import observe as run
     from blockcache.compare.observe import save_observations
-    from blockcache.models.dpt import load_policy
 
     torch.set_num_threads(threads)
-    obs = run(load_policy(policy), task, episodes, count, seed)
+    obs = run(policy.port, chosen, episodes, count, first_seed)
     save_observations(output, obs)
     click.echo(f"{output}: {len(obs)} observations of {episodes} episodes")
-
-
-COMMANDS = (demonstrate, train, observe)

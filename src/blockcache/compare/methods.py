@@ -1,14 +1,6 @@
 """Methods by name: what a user writes, parsed to a frozen value; `candidates` makes it ready for a policy.
 
-    full                             nothing is reused
-    uniform:S=10  unified:S=10       schedules that are solved from a calibration
-    blockwise:S=10  bac:S=10,n=5     (also metric=l1, objective=consecutive)
-    teacache:threshold=0.1           decides while it runs
-    ddim-16  ddpm-50  euler-10       fewer steps instead, by any sampler's name (also dpmsolver++-8, sde-dpmsolver++-8)
-    ddim-40+bac:S=5,n=3              both; calibrated with that sampler
-    schedule.json  ddim-40+mine.json any schedule file
-
-Knows nothing of policies or of files: a schedule file is read when it is needed.
+`NAMES` lists them. Knows nothing of policies or of files: a schedule file is read when it is needed.
 """
 
 from __future__ import annotations
@@ -21,6 +13,15 @@ from blockcache.errors import BlockcacheError
 from blockcache.samplers import SAMPLERS
 from blockcache.solvers import OBJECTIVES
 from blockcache.solvers.metrics import METRICS
+
+NAMES = """\
+  full                          everything computed; always among the methods
+  uniform:S=10  unified:S=10    schedules, solved from a calibration on the policy's observations;
+  blockwise:S=10  bac:S=10,n=5  also metric=cosine|mse|l1|wasserstein, objective=anchor|consecutive
+  teacache:threshold=0.1        decides while it runs
+  ddim-16  sde-dpmsolver++-8    fewer denoising steps instead, by any sampler's name
+  ddim-40+bac:S=5,n=3           both, calibrated with that sampler
+  schedule.json                 a schedule file, also behind a sampler"""
 
 
 class MethodError(BlockcacheError):

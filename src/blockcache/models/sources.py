@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
-import sys
-from pathlib import Path
 from typing import Any
 
 from blockcache.errors import PolicyError
 from blockcache.files import PathLike
 from blockcache.models.dpt import checkpoint
+from blockcache.models.places import is_entry, split_entry
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
-
-_ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def load_policy(source: PathLike | Any) -> Any:
@@ -36,19 +32,12 @@ def open_port(source: PathLike | Any) -> Port:
     return port_of(load_policy(source))
 
 
-def is_entry(source: PathLike) -> bool:
-    """Whether a name is a Python entry, and not a path."""
-    return _ENTRY.fullmatch(os.fspath(source)) is not None and not Path(source).exists()
-
-
 def _called(entry: str) -> Any:
-    module, _, name = entry.partition(":")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it: the user's own files are at hand
+    module, name = split_entry(entry)
     try:
         make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise PolicyError(f"no policy {entry!r}: {error}; expected module:function, importable from here") from error
+        raise PolicyError(f"no policy {entry!r}: {error}; expected module:function, importable here") from error
     try:
         made = make()
     except Exception as error:

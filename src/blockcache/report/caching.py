@@ -1,12 +1,20 @@
-"""docs/caching-error.md, from the JSON that `blockcache errors` wrote."""
+"""docs/caching-error.md, from the JSON that `blockcache paper errors` wrote."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from blockcache.files import Format
 from blockcache.report.document import Document, Paragraph, Section, plain, table, table_of
 
+FORMAT = Format(
+    "blockcache.caching",
+    "file of caching errors",
+    dict.fromkeys(("machine", "calibration", "noise_floor"), dict)
+    | {"command": str, "threads": int, "observations": int, "rows": list},
+    optional=("made_by",),
+)
 _COLUMNS = {
     "method": ("method", "{}"),
     "S": ("updates", "{}"),
@@ -23,12 +31,13 @@ def page(results: Mapping[str, Any]) -> Document:
     """The whole page."""
     rows, floor, calibration = results["rows"], results["noise_floor"], results["calibration"]
     middle = [row for row in rows if row["updates"] == 10]
+    command = results["command"].replace("blockcache errors", "blockcache paper errors")  # as files from before have it
     blocks = list(middle[0]["per_block"]) if middle else []
     return Document(
         "Caching error and action error",
         (
             Paragraph(
-                f"Made by `{results['command']}`: calibrated on {calibration['generations']} generations in "
+                f"Made by `{command}`: calibrated on {calibration['generations']} generations in "
                 f"{calibration['seconds']:.0f} s (torch threads: {results['threads']}), compared on {results['observations']} other "
                 "observations. All methods see the same noise. BAC with n = 5."
             ),

@@ -113,17 +113,17 @@ def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: S
         DIFFERENCE,
         *(["stored, 95 %"] if stored else []),
     ]
-    task, setting = plain(results.task["name"]), results.setting
+    task, source, setting = plain(results.task["name"]), results.policy["source"], results.setting
     notes = [
         f"Mean score of {setting['rollouts']} rollouts on {task} (test seeds from {setting['first_seed']}); the same episodes "
-        f"for all, so differences are paired. So few rollouts leave the intervals wide: `blockcache eval {task}` runs more. "
+        f"for all, so differences are paired. So few rollouts leave the intervals wide: `blockcache eval {source}` runs more. "
         f"Speed-up over the plain policy in torch, which takes {speed[PLAIN].p50 * 1e3:.0f} ms."
     ]
     if results.failed:
         notes.append(f"The simulator failed in {results.failed} rollouts, which are left out.")
     if stored:
         notes.append(
-            "Stored: not measured now but kept with the package, from `blockcache suite main` on this very policy, calibrated "
+            "Stored: not measured now but kept with the package, from `blockcache paper suite main` on this very policy, calibrated "
             f"on {stored.calibration['generations']} generations (docs/results.md)."
         )
     return chosen(columns, rows, left=2), *map(Paragraph, notes)

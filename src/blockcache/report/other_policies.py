@@ -1,6 +1,6 @@
 """Suite main of further policies, for other tasks or this one; those of a task are taken together.
 
-From the files of `blockcache suite main` only. An environment seed counts once in an interval, however many policies met it:
+From the files of `blockcache paper suite main` only. An environment seed counts once in an interval, however many policies met it:
 its differences are averaged over the policies first, because they are not independent of one another.
 """
 

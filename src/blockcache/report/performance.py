@@ -1,4 +1,4 @@
-"""docs/performance.md and its pictures, from the JSON that `blockcache performance` wrote; also what `bench` and `flops` print."""
+"""docs/performance.md and its pictures, from the JSON that `blockcache paper performance` wrote; also what `bench` and `paper flops` print."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def page(results: Mapping[str, Any]) -> Document:
         "Performance",
         (
             Paragraph(
-                f"Made by `blockcache performance -o docs --repeats {bench['repeats']}`; every figure below is of that one run. Ratios\n"
+                f"Made by `blockcache paper performance -o docs --repeats {bench['repeats']}`; every figure below is of that one run. Ratios\n"
                 "come from interleaved rounds: each round calls every candidate once, and a speed-up is the median of the rounds' ratios."
             ),
             Paragraph(

@@ -1,4 +1,4 @@
-"""docs/results.md, from the files of `blockcache suite` only. Every verdict is computed; none is written down here."""
+"""docs/results.md, from the files of `blockcache paper suite` only. Every verdict is computed; none is written down here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def page(collection: Collection, directory: str, others: Sequence[TaskPolicies] 
     warning = "**From a quick run: a few shortened rollouts. No figure on this page means anything.**"
     made_from = (
         "Made from the files of the suites; every sentence with a figure or a verdict in it is computed from them. The command:\n"
-        f"`blockcache results {directories} -o docs`."
+        f"`blockcache paper results {directories} -o docs`."
     )
     picture = Figure(
         PICTURE,
@@ -91,7 +91,7 @@ def _what_was_run(collection: Collection, directory: str) -> list[Block]:
     ]
     if collection.timings is None:
         items.append(
-            f"**Timing** is missing; `blockcache suite timing {results.policy['source']} -o {directory}` measures it."
+            f"**Timing** is missing; `blockcache paper timing {results.policy['source']} -o {directory}` measures it."
         )
     else:
         timings = collection.timings
@@ -107,7 +107,7 @@ def _what_was_run(collection: Collection, directory: str) -> list[Block]:
     blocks: list[Block] = [Bullets(tuple(items)), _suite_list(collection, directory)]
     if collection.missing:
         source, names = results.policy["source"], ", ".join(collection.missing)
-        commands = ", ".join(f"`blockcache suite {name} {source} -o {directory}`" for name in collection.missing)
+        commands = ", ".join(f"`blockcache paper suite {name} {source} -o {directory}`" for name in collection.missing)
         blocks.append(Paragraph(f"**Not run yet**, so missing below: {names}. To run them: {commands}."))
     terms = [
         f"*Lossless* means one thing here: the lower end of the 95 % interval of the paired difference is above {LOSSLESS}.",

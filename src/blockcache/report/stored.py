@@ -1,6 +1,6 @@
 """The stored result: a small summary of suite `main` that ships with the package, for the demo to show beside its own.
 
-Written by `blockcache results --stored` from a suite's file; never by hand.
+Written by `blockcache paper results --stored` from a suite's file; never by hand.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ class Stored:
 def summarise_main(collection: Collection) -> Stored:
     """Only of real results: a quick run stores nothing."""
     if "main" not in collection.suites:
-        raise FileError("a stored result needs the suite main, which is not there; run 'blockcache suite main POLICY'")
+        raise FileError(
+            "a stored result needs the suite main, which is not there; run 'blockcache paper suite main POLICY'"
+        )
     main = collection.suites["main"]
     if main.suite.quick:
-        raise FileError("a quick run is no result to store; run 'blockcache suite main POLICY' without --quick")
+        raise FileError("a quick run is no result to store; run 'blockcache paper suite main POLICY' without --quick")
     timings = collection.timings
     methods = [
         StoredMethod(name, row.method.flops, timings.ms(name) if timings else None, row.score, row.difference)

@@ -1,6 +1,6 @@
 """All suites of a directory, as one value: the methods' rows, any two of them compared, and how long each takes.
 
-From the files of `blockcache suite` only. Knows nothing of torch or of pages.
+From the files of `blockcache paper suite` only. Knows nothing of torch or of pages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SuiteResults:
         least, *_, most = [self.rollouts[0], *self.rollouts]
         main = f" --main-rollouts {most}" if self.suite.name == "main" else ""
         amount = " --quick" if self.suite.quick else f" --rollouts {least}{main}{self._unusual}"
-        return f"blockcache suite {self.suite.name} {self.results.policy['source']} -o {directory}{amount}"
+        return f"blockcache paper suite {self.suite.name} {self.results.policy['source']} -o {directory}{amount}"
 
     @property
     def _unusual(self) -> str:
@@ -106,7 +106,7 @@ class Collection:
         results = {name: Results.load(path) for name, path in paths.items() if path.exists()}
         if not results:
             raise FileError(
-                f"no suite's results in {directory}; run 'blockcache suite main POLICY -o {directory}' first"
+                f"no suite's results in {directory}; run 'blockcache paper suite main POLICY -o {directory}' first"
             )
         suites = {name: SuiteResults(suite_of(found, paths[name]), found) for name, found in results.items()}
         _check_alike(suites)

@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import pdist, squareform
 
 Array = NDArray[np.float64]
 
@@ -20,7 +19,7 @@ def cosine(features: Array) -> Array:
     norms = np.linalg.norm(features, axis=1)
     unit = features / np.where(norms > 0, norms, 1.0)[:, None]
     # |a - b|^2 = 2 - 2 cos for unit vectors; a matrix product would wait for BLAS threads, 60 times longer on a busy CPU
-    similarity: Array = np.clip(1.0 - squareform(pdist(unit, "sqeuclidean")) / 2, -1.0, 1.0)
+    similarity: Array = np.clip(1.0 - _pairs(unit, "sqeuclidean") / 2, -1.0, 1.0)
     zero = norms == 0
     similarity[zero] = similarity[:, zero] = 0.0
     similarity[np.ix_(zero, zero)] = 1.0
@@ -51,5 +50,12 @@ SIMILARITIES = frozenset({"cosine"})
 
 
 def _distances(features: Array, kind: str) -> Array:
-    distances: Array = squareform(pdist(features, kind)) / features.shape[1]
+    distances: Array = _pairs(features, kind) / features.shape[1]
     return distances
+
+
+def _pairs(features: Array, kind: str) -> Array:
+    from scipy.spatial.distance import pdist, squareform  # here: the names of metrics need not wait for it
+
+    found: Array = squareform(pdist(features, kind))
+    return found

@@ -11,21 +11,12 @@ from blockcache.attach.recorder import calibrate
 from blockcache.compare.candidates import Candidate, running
 from blockcache.compare.results import GENERATIONS
 from blockcache.errors import ObservationError
-from blockcache.files import Format
 from blockcache.measure import machine
 from blockcache.measure.action_error import action_error, actions
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, parts, rows
 from blockcache.schedule.cost import generation
 from blockcache.solvers import METHODS, solve
-
-FORMAT = Format(
-    "blockcache.caching",
-    "file of caching errors",
-    dict.fromkeys(("machine", "calibration", "noise_floor"), dict)
-    | {"command": str, "threads": int, "observations": int, "rows": list},
-    optional=("made_by",),
-)
 
 
 def caching_study(

@@ -68,7 +68,7 @@ def suite_of(results: Results, path: PathLike) -> Suite:
         return read_exactly(Suite, {**value, "cells": tuple(read_exactly(Cell, cell) for cell in value["cells"])})
     except (ContentError, KeyError, TypeError) as error:
         raise FileError(
-            f"the results file {path} is not a suite's ({error}); suites are run by 'blockcache suite'"
+            f"the results file {path} is not a suite's ({error}); suites are run by 'blockcache paper suite'"
         ) from error
 
 

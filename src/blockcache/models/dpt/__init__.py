@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blockcache.models.dpt.checkpoint import load_policy, save_policy, shipped_policies
+    from blockcache.models.dpt.checkpoint import load_policy, save_policy
     from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 
-__all__ = ["DPTConfig", "DiffusionTransformerPolicy", "load_policy", "save_policy", "shipped_policies"]
+__all__ = ["DPTConfig", "DiffusionTransformerPolicy", "load_policy", "save_policy"]
 
 
 def __getattr__(name: str) -> Any:  # the formulas in `flops` need not wait for torch

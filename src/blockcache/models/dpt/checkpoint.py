@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 
 import safetensors.torch
@@ -16,51 +14,16 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from blockcache.errors import FileError, PolicyError
-from blockcache.files import Format, PathLike, make_directory, read_bytes, reading, write_bytes
+from blockcache.files import PathLike, make_directory, read_bytes, reading, write_bytes
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-# keys None: the family's config checks them; no header: directories made by hand from public weights have none
-FORMAT = Format("blockcache.policy", "policy config", None, optional=("format", "version", "made_by"))
-
-
-def shipped_policies() -> tuple[str, ...]:
-    """Names that `load_policy` knows without a path."""
-    return tuple(sorted(item.name for item in _shipped().iterdir() if item.joinpath(CONFIG).is_file()))
-
-
-def policy_directory(source: PathLike) -> Path:
-    """Where a policy lies: the directory itself, or that of a shipped policy by name.
-
-    A directory that is called like a shipped policy counts only if it holds a policy, and not, say, its results.
-    """
-    directory, name = Path(source), os.fspath(source)
-    shipped = name in shipped_policies()
-    if directory.joinpath(CONFIG).is_file() or (directory.is_dir() and not shipped):
-        return directory
-    if not shipped:
-        raise FileError(
-            f"no policy {name!r}: it is neither a directory nor one of the shipped policies "
-            f"({', '.join(shipped_policies())})"
-        )
-    return shipped_policy(name)
-
-
-def shipped_policy(name: str) -> Path:
-    """Where the package keeps the policy of that name, whatever lies in the working directory."""
-    if name not in shipped_policies():
-        raise FileError(
-            f"no policy {name!r} ships with blockcache, only {', '.join(shipped_policies())}; name a directory"
-        )
-    return _shipped() / name
+from blockcache.models.places import CONFIG, FORMAT, WEIGHTS, policy_directory, read_config
 
 
 def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
     """A shipped policy by name, or a policy directory. It comes in eval mode, float32, on the CPU."""
     directory = policy_directory(source)
-    settings = FORMAT.load(directory / CONFIG)
     with FORMAT.reading(directory / CONFIG):
-        config = DPTConfig.from_dict(settings)
+        config = DPTConfig.from_dict(read_config(directory))
     data = read_bytes(directory / WEIGHTS, "policy weights")
     try:
         tensors = safetensors.torch.load(data)
@@ -167,7 +130,3 @@ def check_replaceable(target: Path) -> None:
             raise FileError(f"{target} holds {others[0]} besides a policy, which would be lost; give another place")
     elif target.exists():
         raise FileError(f"{target} is a file, a policy is a directory; give another place")
-
-
-def _shipped() -> Path:
-    return Path(str(resources.files("blockcache") / "assets" / "policies"))

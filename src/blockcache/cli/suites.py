@@ -1,4 +1,4 @@
-"""The verbs `suite` and `results`: the paper's comparisons, and the page that shows them."""
+"""Of the group `paper`: its comparisons in closed loop, their timing, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -7,55 +7,69 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blockcache.cli.arguments import given, load_observations
+from blockcache.cli.arguments import (
+    COUNT,
+    OUTPUT,
+    OUTPUT_DIRECTORY,
+    PolicySource,
+    generations_option,
+    given,
+    observations_option,
+    policy_argument,
+)
 from blockcache.cli.rollouts import (
     chosen_backend,
+    engine_option,
     exit_if_failed,
     resumable,
-    rollouts_option,
     run_options,
+    task_option,
 )
-from blockcache.errors import TaskError
-from blockcache.files import check_writable, make_directory, write_bytes
+from blockcache.files import make_directory, write_bytes
 from blockcache.studies.suites import SUITES, TIMINGS
 
 if TYPE_CHECKING:
     from blockcache.report.suites import SuiteResults
 
+output_option = click.option(
+    "-o",
+    "--output",
+    type=OUTPUT_DIRECTORY,
+    default="out/suites",
+    show_default=True,
+    help="Directory, shared by all suites.",
+)
+
 
 @click.command()
-@click.argument("name", metavar="NAME", type=click.Choice([*SUITES, "timing"]))
-@click.argument("policy")
-@click.option("-o", "--output", default="out/suites", show_default=True, help="Directory, shared by all suites.")
-@click.option("--task", help="Default: the one that the policy says it was trained for.")
-@rollouts_option
+@click.argument("name", metavar="NAME", type=click.Choice(SUITES))
+@policy_argument()
+@output_option
+@run_options
 @click.option(
     "--main-rollouts",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=250,
     show_default=True,
     help="In suite main, of full, BAC, and Uniform, DDIM and DDPM at equal FLOPs.",
 )
-@run_options
-@click.option("--repeats", type=click.IntRange(min=1), default=20, show_default=True, help="Of timing: rounds.")
 @click.option("--quick", is_flag=True, help="A few short rollouts, to see that it works. No results.")
 def suite(
     name: str,
-    policy: str,
-    output: str,
+    policy: PolicySource,
+    output: Path,
     task: str | None,
     rollouts: int,
-    main_rollouts: int,
     group: int,
     engine: str,
     workers: int | None,
     ray: str | None,
     observations: str | None,
     generations: int,
-    repeats: int,
+    main_rollouts: int,
     quick: bool,
 ) -> None:
-    """Run one of the paper's comparisons on POLICY (a directory or a shipped one), in closed loop.
+    """Run one of the paper's comparisons on POLICY, in closed loop.
 
     \b
     Suites, one factor at a time around BAC with S = 10, n = 5, cosine:
@@ -64,7 +78,6 @@ def suite(
       metrics   cosine, MSE, L1, Wasserstein
       n-and-s   S in 3, 5, 7, 10, 20; n in 0, 1, 3, 5, 8
       ddim      BAC on DDIM-40 against fewer DDIM steps
-      timing    no rollouts: milliseconds of all these methods in one interleaved run; leave the machine alone meanwhile
 
     Writes OUTPUT/NAME.json. Finished rollouts are kept in OUTPUT/state for all suites: interrupted or killed, the same
     command goes on from there, more rollouts build on those that are there, and a method in two suites runs once. The
@@ -72,73 +85,91 @@ def suite(
 
     \b
     Examples:
-      blockcache suite main pusht
-      blockcache suite ddim pusht --rollouts 100 --workers 2
-      blockcache suite timing pusht
-      blockcache suite main pusht --quick -o /tmp/quick
+      blockcache paper suite main pusht
+      blockcache paper suite ddim pusht --rollouts 100 --workers 2
+      blockcache paper suite main pusht --quick -o /tmp/quick
     """
-    check_writable(output, directory=True)
-
-    from blockcache.compare.evaluation import save_timings
-    from blockcache.models.dpt import load_policy
-    from blockcache.models.port import examine
-    from blockcache.report.suites import SuiteResults
-    from blockcache.studies.suite_runs import QUICK, RolloutCounts, SuiteSetting, prepare_suite, time_suites
-
-    if quick and name == "timing":
-        raise click.UsageError("timing has no quick form; ask for fewer --repeats")
     if quick and (ignored := given(["rollouts", "main_rollouts", "group", "generations"])):
         raise click.UsageError(f"{', '.join(ignored)} and --quick exclude one another: a quick run has its own amounts")
     backend = chosen_backend(workers, ray)
-    loaded = load_policy(policy)
-    chosen = task or loaded.config.task
-    if chosen is None:
-        raise TaskError(f"the policy {policy} does not say which task it was trained for; name it with --task")
-    state, path = Path(output) / "state", Path(output) / f"{name}.json"
-    ground = SuiteSetting(
-        loaded,
-        chosen,
-        load_observations(loaded, policy, observations),
-        state,
-        QUICK if quick else RolloutCounts(rollouts, main_rollouts, group, generations),
-        policy,
-        engine,
-    )
+    chosen, seen = policy.task(task), policy.observations(observations)
+
+    from blockcache.report.suites import SuiteResults
+    from blockcache.studies.suite_runs import QUICK, RolloutCounts, SuiteSetting, prepare_suite
+
+    counts = QUICK if quick else RolloutCounts(rollouts, main_rollouts, group, generations)
+    state, path = output / "state", output / f"{name}.json"
     make_directory(output)
-    if name == "timing":
-        save_timings(Path(output) / TIMINGS, time_suites(ground, output, repeats), examine(loaded).fingerprint)
-        click.echo(f"written to {Path(output) / TIMINGS}")
-        return
     with resumable(state):
-        ready = prepare_suite(ground, name)
+        ready = prepare_suite(SuiteSetting(policy.port, chosen, seen, state, counts, str(policy), engine), name)
         ready.check_output(path)
         results = ready.run(backend)
     results.save(path)
     _print(SuiteResults(ready.suite, results))
-    click.echo(f"\nwritten to {path}; 'blockcache results {output} -o docs' makes the page")
+    click.echo(f"\nwritten to {path}; 'blockcache paper results {output}' makes the page")
     exit_if_failed(results, path)
+
+
+@click.command()
+@policy_argument()
+@output_option
+@task_option
+@engine_option
+@observations_option
+@generations_option
+@click.option("--repeats", type=COUNT, default=20, show_default=True, help="Interleaved rounds.")
+def timing(
+    policy: PolicySource,
+    output: Path,
+    task: str | None,
+    engine: str,
+    observations: str | None,
+    generations: int,
+    repeats: int,
+) -> None:
+    """Milliseconds of all methods of all suites, in one interleaved run, so that any two can be compared.
+
+    No rollouts; leave the machine alone meanwhile. Writes OUTPUT/timings.json, beside the files of the suites that it is of.
+
+    \b
+    Example:
+      blockcache paper timing pusht
+    """
+    chosen, seen = policy.task(task), policy.observations(observations)
+
+    from blockcache.compare.evaluation import save_timings
+    from blockcache.studies.suite_runs import RolloutCounts, SuiteSetting, time_suites
+
+    counts = RolloutCounts(generations=generations)
+    make_directory(output)
+    setting = SuiteSetting(policy.port, chosen, seen, output / "state", counts, str(policy), engine)
+    save_timings(output / TIMINGS, time_suites(setting, output, repeats), policy.port.fingerprint)
+    click.echo(f"written to {output / TIMINGS}")
 
 
 @click.command()
 @click.argument("directory")
 @click.argument("others", nargs=-1)
-@click.option("-o", "--output", default="docs", show_default=True, help="Where to write results.md and its picture.")
-@click.option("--stored", metavar="FILE", help="Also write the small summary that the demo shows as stored.")
-def results(directory: str, others: tuple[str, ...], output: str, stored: str | None) -> None:
+@click.option(
+    "-o",
+    "--output",
+    type=OUTPUT_DIRECTORY,
+    default="out",
+    show_default=True,
+    help="Directory for results.md and its picture.",
+)
+@click.option("--stored", type=OUTPUT, help="Also write the small summary that the demo shows as stored.")
+def results(directory: str, others: tuple[str, ...], output: Path, stored: str | None) -> None:
     """Make the page of results from the suites' files in DIRECTORY, whichever are there.
 
     OTHERS hold suite main of other policies, such as those of other tasks or training seeds: the page sums them up.
 
     \b
     Examples:
-      blockcache results out/suites -o docs
-      blockcache results out/suites out/assembly-seed0 out/assembly-seed1 -o docs
-      blockcache results out/suites -o docs --stored src/blockcache/assets/stored_results.json
+      blockcache paper results out/suites
+      blockcache paper results out/suites out/assembly-seed0 out/assembly-seed1 -o docs
+      blockcache paper results out/suites -o docs --stored src/blockcache/assets/stored_results.json
     """
-    check_writable(output, directory=True)
-    if stored is not None:
-        check_writable(stored)
-
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
     from blockcache.report.other_policies import load_other_policies
@@ -153,13 +184,13 @@ def results(directory: str, others: tuple[str, ...], output: str, stored: str | 
         summarise_main(collection).save(stored)
         click.echo(stored)
     make_directory(output)
-    plot_tradeoff(collection, Path(output) / PICTURE)
-    write_bytes(Path(output) / "results.md", render(page(collection, directory, further)).encode())
-    click.echo(f"{Path(output) / 'results.md'}")
+    plot_tradeoff(collection, output / PICTURE)
+    write_bytes(output / "results.md", render(page(collection, directory, further)).encode())
+    click.echo(f"{output / 'results.md'}")
     if collection.missing:
         click.echo(f"missing suites: {', '.join(collection.missing)}")
     if collection.timings is None:
-        click.echo(f"missing timings: run 'blockcache suite timing POLICY -o {directory}'")
+        click.echo(f"missing timings: run 'blockcache paper timing POLICY -o {directory}'")
 
 
 def _print(found: SuiteResults) -> None:
@@ -174,6 +205,3 @@ def _print(found: SuiteResults) -> None:
     )
     quick = ["A quick run: a few shortened rollouts, no results."] if found.suite.quick else []
     display(*map(Paragraph, quick), *suite_tables(found, columns), Paragraph(" ".join(notes)))
-
-
-COMMANDS = (suite, results)

@@ -1,0 +1,154 @@
+"""The verbs around engines: export, bench."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from blockcache.cli.arguments import (
+    COUNT,
+    OUTPUT,
+    PolicySource,
+    given,
+    load_schedule,
+    policy_argument,
+    refuse_sizes_beside_a_policy,
+)
+from blockcache.cores import cores
+from blockcache.samplers import SAMPLERS
+
+if TYPE_CHECKING:
+    from blockcache.models.port import Port
+
+
+@click.command()
+@policy_argument()
+@click.argument("schedule", required=False)
+@click.option("-o", "--output", type=OUTPUT, default="policy.onnx", show_default=True, help="The file to write.")
+@click.option("--actions-only", is_flag=True, help="Leave out what the robot does not execute (causal policies).")
+@click.option("--other-weights", is_flag=True, help="Accept a schedule that was made for other weights.")
+def export(policy: PolicySource, schedule: str | None, output: str, actions_only: bool, other_weights: bool) -> None:
+    """Write POLICY under SCHEDULE as one ONNX file: observation and noise in, actions in robot units out.
+
+    SCHEDULE is a file, or one of the paper's by name; without it the file is full precision. It needs no Python, no cache
+    and no policy code to run; blockcache.deploy (docs/deploy.md) runs it with numpy and onnxruntime alone.
+
+    \b
+    Examples:
+      blockcache export pusht schedule.json -o pusht.onnx
+      blockcache export pusht schedule.json --actions-only -o fast.onnx
+      blockcache export my_module:make_policy -o full.onnx
+    """
+    followed = None if schedule is None else load_schedule(schedule)
+
+    from blockcache.engines import export_policy
+
+    kind, check = "action" if actions_only else "chunk", "shape" if other_weights else "strict"
+    notes = export_policy(policy.port, followed, output, kind, check)
+    click.echo(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB")
+    for note in notes:
+        click.echo(f"note: {note}")
+
+
+@click.command()
+@policy_argument(required=False)
+@click.option("--schedule", help="A schedule file or a printed one. Default: the paper's square_ph, stretched to fit.")
+@click.option("--width", default=256, show_default=True)
+@click.option("--layers", default=8, show_default=True)
+@click.option("--horizon", default=10, show_default=True)
+@click.option("--sampler", type=click.Choice(list(SAMPLERS)), default="ddpm", show_default=True)
+@click.option("--steps", default=100, show_default=True, help="Denoising steps.")
+@click.option("--batch", type=COUNT, default=1, show_default=True)
+@click.option("--threads", type=COUNT, help="Measure with 1 and this many threads. Default: all cores.")
+@click.option("--repeats", type=click.IntRange(min=2), default=20, show_default=True, help="Interleaved rounds.")
+@click.option("--quick", is_flag=True, help="Engines only, and 5 rounds unless --repeats says otherwise.")
+@click.option("--json", "json_path", type=OUTPUT, help="Write all figures here.")
+@click.option("--plot", type=OUTPUT, metavar="FILE.png", help="Draw the table.")
+def bench(
+    policy: PolicySource | None,
+    schedule: str | None,
+    threads: int | None,
+    repeats: int,
+    quick: bool,
+    json_path: str | None,
+    plot: str | None,
+    **sizes: Any,
+) -> None:
+    """Time every engine beside what users run today, all in one interleaved run.
+
+    Without a POLICY it is a DP-T of the given sizes with random weights: speed does not depend on them. What a policy or
+    this machine does not allow is named with the reason. Leave the machine alone while it runs. The last line is a summary
+    as JSON.
+
+    \b
+    Examples:
+      blockcache bench
+      blockcache bench pusht --schedule schedule.json
+      blockcache bench my_module:make_policy --quick
+      blockcache bench --width 768 --horizon 16 --threads 2 --json bench.json --plot bench.png
+    """
+    from blockcache.report.figures import require_matplotlib
+
+    if plot:
+        require_matplotlib()
+    if policy:
+        refuse_sizes_beside_a_policy(set(sizes) - {"batch"})
+    followed = load_schedule(schedule) if schedule else None
+
+    import torch
+
+    from blockcache.models.dpt.shape import Shape
+    from blockcache.models.registry import port_of
+    from blockcache.report.performance import bench_table, not_available, plot_bench
+    from blockcache.report.terminal import display
+    from blockcache.schedule.presets import stretched_schedule
+    from blockcache.studies.bench import FORMAT, run_bench
+
+    shape = Shape(**sizes)
+    port = policy.port if policy else port_of(shape.policy())
+    if followed is None:
+        followed = stretched_schedule("square_ph", port.adapter.blocks, len(port.timesteps))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        seen = port.typical(shape.batch)
+    result = run_bench(
+        port,
+        followed,
+        seen,
+        _shape_of(port, shape.batch) if policy else asdict(shape),
+        threads=threads or cores(),
+        repeats=5 if quick and not given(["repeats"]) else repeats,
+        quick=quick,
+    )
+    figures = result.to_dict()
+    display(bench_table(figures["rows"]), not_available(figures))
+    if json_path:
+        FORMAT.save(json_path, figures)
+    if plot:
+        plot_bench(figures, plot)
+    click.echo(
+        json.dumps(
+            {row.name: {"p50_ms": round(row.p50_ms, 3), "speedup": round(row.speedup, 2)} for row in result.rows}
+        )
+    )
+
+
+def _shape_of(port: Port, batch: int) -> dict[str, Any]:
+    """A policy's sizes, for the record; those of our own go by the names that random weights are asked for with."""
+    from blockcache.models.dpt import DiffusionTransformerPolicy
+    from blockcache.models.dpt.shape import Shape
+
+    own = port.policy
+    return {
+        "family": port.adapter.family,
+        "widths": dict(port.adapter.widths),
+        "horizon": port.horizon,
+        "sampler": port.sampler_settings["type"],
+        "steps": len(port.timesteps),
+        "batch": batch,
+        **(asdict(Shape.of(own, batch)) if isinstance(own, DiffusionTransformerPolicy) else {}),
+    }

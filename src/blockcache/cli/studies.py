@@ -1,0 +1,180 @@
+"""Of the group `paper`: what is measured without a simulator (performance, errors, flops), and its pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from blockcache.cli.arguments import (
+    COUNT,
+    OUTPUT_DIRECTORY,
+    POLICY,
+    PolicySource,
+    generations_option,
+    load_schedule,
+    observations_option,
+    policy_argument,
+    refuse_sizes_beside_a_policy,
+    threads_option,
+    typed,
+)
+from blockcache.cores import cores
+from blockcache.files import make_directory, write_bytes
+
+output_option = click.option(
+    "-o",
+    "--output",
+    type=OUTPUT_DIRECTORY,
+    default="out",
+    show_default=True,
+    help="Directory for the figures (.json) and the page (.md).",
+)
+render_option = click.option("--render-only", is_flag=True, help="The page anew from its figures; measures nothing.")
+
+
+@click.command()
+@output_option
+@render_option
+@click.option("--repeats", type=click.IntRange(min=2), default=30, show_default=True, help="Interleaved rounds.")
+def performance(output: Path, render_only: bool, repeats: int) -> None:
+    """Measure everything that docs/performance.md shows, and write the page. About ten minutes on two idle cores.
+
+    \b
+    Examples:
+      blockcache paper performance
+      blockcache paper performance -o docs --render-only
+    """
+    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.markdown import render
+    from blockcache.report.performance import BENCH_PICTURE, FORMAT, GROWTH_PICTURE, page, plot_bench, plot_growth
+
+    require_matplotlib()
+    source = output / "performance.json"
+    if not render_only:
+        measured = _measure_everything(repeats)
+        make_directory(output)
+        FORMAT.save(source, measured)
+    results = FORMAT.load(source)
+    plot_bench(results["bench"], output / BENCH_PICTURE)
+    plot_growth(results["growth"], output / GROWTH_PICTURE)
+    write_bytes(output / "performance.md", render(page(results)).encode())
+    click.echo(f"{output / 'performance.md'}")
+
+
+def _measure_everything(repeats: int) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from blockcache.models.dpt.shape import Shape
+    from blockcache.models.registry import port_of
+    from blockcache.studies.bench import run_bench
+    from blockcache.studies.scaling import compare_shapes, footprint, growth, printed_for
+
+    shape = Shape()
+    click.echo("1/4 benchmark")
+    port = port_of(shape.policy())
+    found = run_bench(port, printed_for(shape), port.typical(1), asdict(shape), threads=cores(), repeats=repeats)
+    bench = found.to_dict()
+    for row in bench["rows"]:
+        del row["samples_ms"]
+    click.echo("2/4 other shapes")
+    shapes = compare_shapes(cores(), repeats=7)
+    click.echo("3/4 growth")
+    grown = growth(repeats=15)
+    click.echo("4/4 memory and long runs")
+    feet = {
+        "8 x 256, T = 10": footprint(shape, calls=300, generations=1000),
+        "8 x 768, T = 16": footprint(Shape(width=768, horizon=16), calls=30, generations=20),
+    }
+    return {"bench": bench, "shapes": shapes, "growth": grown, "footprint": feet}
+
+
+@click.command()
+@policy_argument(required=False)
+@output_option
+@render_option
+@observations_option
+@generations_option
+@threads_option
+def errors(
+    policy: PolicySource | None,
+    output: Path,
+    render_only: bool,
+    observations: str | None,
+    generations: int,
+    threads: int,
+) -> None:
+    """Caching error per block and action error of POLICY under every method at S = 5, 10 and 20.
+
+    \b
+    Examples:
+      blockcache paper errors pusht
+      blockcache paper errors -o docs --render-only
+    """
+    from blockcache.report.caching import FORMAT, page
+    from blockcache.report.markdown import render
+    from blockcache.report.terminal import display
+
+    if (policy is None) != render_only:
+        raise click.UsageError(
+            "name either a POLICY to measure, or --render-only to write the page of what was measured"
+        )
+    source = output / "caching-error.json"
+    if policy is not None:
+        seen = policy.observations(observations)
+
+        import torch
+
+        from blockcache.studies.caching import caching_study
+
+        torch.set_num_threads(threads)
+        measured = caching_study(policy.port, seen, generations=generations, command=typed())
+        make_directory(output)
+        FORMAT.save(source, measured)
+    results = FORMAT.load(source)
+    write_bytes(output / "caching-error.md", render(page(results)).encode())
+    display(page(results))
+
+
+@click.command()
+@click.argument("schedules", nargs=-1)
+@click.option("--policy", type=POLICY, help="Take the shape from this policy.")
+@click.option("--width", type=COUNT, default=256, show_default=True)
+@click.option("--layers", type=COUNT, default=8, show_default=True)
+@click.option("--tokens", type=COUNT, default=10, show_default=True, help="Action tokens (the horizon).")
+@click.option(
+    "--cond-tokens", default=3, show_default=True, help="Condition tokens: the time and the observation steps."
+)
+@click.option("--cond-dim", default=66, show_default=True, help="Numbers per observation step.")
+@click.option("--action-dim", type=COUNT, default=2, show_default=True)
+@click.option("--steps", type=COUNT, default=100, show_default=True, help="Denoising steps.")
+def flops(schedules: tuple[str, ...], policy: PolicySource | None, steps: int, **sizes: int) -> None:
+    """FLOPs of one generation, in full and under each of the SCHEDULES (files or names of the paper's).
+
+    By formula: 2 x multiply-adds, attention products included, batch 1. The default shape is the paper's.
+
+    \b
+    Examples:
+      blockcache paper flops square_ph pusht kitchen
+      blockcache paper flops schedule.json --policy pusht
+      blockcache paper flops --width 768 --tokens 16
+    """
+    if policy is not None:
+        refuse_sizes_beside_a_policy({"steps", *sizes})
+    loaded = {name: load_schedule(name) for name in schedules}
+
+    from blockcache.models.dpt.flops import DPTShape
+    from blockcache.report.performance import flops_table
+    from blockcache.report.terminal import display
+    from blockcache.schedule.cost import generation
+
+    if policy is not None:
+        port = policy.port
+        blocks, every_step, steps = port.adapter.blocks, port.adapter.every_step, len(port.timesteps)
+    else:
+        action = sizes.pop("action_dim")
+        shape = DPTShape(**sizes, input_dim=action, output_dim=action)
+        blocks, every_step = shape.blocks, shape.every_step
+    costs = {name: (generation(blocks, every_step, steps, item), item.reused_share) for name, item in loaded.items()}
+    display(flops_table(generation(blocks, every_step, steps), costs))

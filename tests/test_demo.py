@@ -15,7 +15,7 @@ from blockcache.models.registry import port_of
 from blockcache.report import stored
 from blockcache.report.stored import Stored, StoredMethod
 from blockcache.studies.showcase import showcase
-from test_suites import DDPM
+from test_suites import OWN
 from toy_task import Toy, observations
 
 
@@ -42,7 +42,7 @@ class Clock:
 def test_rollouts_grow_while_time_is_left(make_policy, tmp_path, seconds, rollouts):
     clock, names = Clock(), ["full", "ddim-10", "uniform:S=10", "bac:S=10,n=5"]
     found = showcase(
-        make_policy(sampler=DDPM),
+        make_policy(sampler=OWN),
         "toy",
         observations(),
         seconds,
@@ -67,13 +67,13 @@ def test_rollouts_grow_while_time_is_left(make_policy, tmp_path, seconds, rollou
 @pytest.fixture
 def shell(make_policy, tmp_path, monkeypatch, toy_by_name, command):
     """Runs `blockcache demo` on a policy for the toy task."""
-    save_policy(make_policy(sampler=DDPM, task="toy"), tmp_path / "policy")
+    save_policy(make_policy(sampler=OWN, task="toy"), tmp_path / "policy")
     np.savez(tmp_path / "policy" / "observations.npz", obs=observations().numpy())
     monkeypatch.setattr(jobs, "local_workers", lambda: one_by_one)
     monkeypatch.setattr(stored, "shipped", lambda: None)
     monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    fixed = ["--policy", "policy", "--generations", "3", "--repeats", "1"]
+    fixed = ["policy", "--generations", "3", "--repeats", "1"]
     return lambda *arguments: command("demo", *fixed, *arguments)
 
 

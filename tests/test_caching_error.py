@@ -10,7 +10,7 @@ import blockcache as bc
 from blockcache.analysis.caching_error import _residuals, caching_error
 from blockcache.errors import ObservationError
 from blockcache.models.registry import port_of
-from blockcache.studies.caching import FORMAT
+from blockcache.report.caching import FORMAT
 
 
 @pytest.fixture
@@ -63,13 +63,21 @@ def test_no_gradients_are_kept_and_the_policy_comes_back(policy, blocks, observe
 
 @pytest.mark.usefixtures("in_an_empty_directory")
 def test_the_verb_writes_figures_and_a_page_that_says_what_made_them(blockcache, refused, policy_directory):
-    blockcache("errors", policy_directory, "--generations", 6, "-o", "there")
+    blockcache("paper", "errors", policy_directory, "--generations", 6, "-o", "there")
     found, text = json.loads(Path("there/caching-error.json").read_text()), Path("there/caching-error.md").read_text()
-    assert f"Made by `blockcache errors {policy_directory} -o there --generations 6`: calibrated on 6" in text
+    assert f"Made by `blockcache paper errors {policy_directory} -o there --generations 6`: calibrated on 6" in text
     assert "compared on 2 other observations" in text
     assert FORMAT.load("there/caching-error.json")["rows"] == found["rows"]
     assert found["made_by"].startswith("blockcache ")
     for row in found["rows"]:
         assert f"| {row['method']} | {row['updates']} | {row['gflop']:.2f} | {row['caching_error']:.3f} |" in text
+    Path("there/caching-error.md").unlink()
+    Path("there/caching-error.json").write_text(json.dumps({**found, "command": "blockcache errors pusht -o docs"}))
+    blockcache("paper", "errors", "-o", "there", "--render-only")
+    written = Path("there/caching-error.md").read_text()
+    assert written.splitlines()[4:] == text.splitlines()[4:]
+    assert "Made by `blockcache paper errors pusht -o docs`: calibrated on 6" in written  # what one would type today
+    for words in ([], [policy_directory, "--render-only"]):
+        assert "name either a POLICY to measure, or --render-only" in refused("paper", "errors", *words)
     sentence = "8 generations to calibrate on leave nothing of 8 observations to compare on"
-    assert sentence in refused("errors", policy_directory, "--generations", 8)
+    assert sentence in refused("paper", "errors", policy_directory, "--generations", 8)

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from blockcache.engines.compiled import compile_policy
 from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
+from blockcache.engines.build import build
 from blockcache.engines.loop import Loop
+from blockcache.models.dpt.shape import Shape
 from blockcache.models.registry import port_of
-from blockcache.schedule.plan import compile_plan
-from blockcache.studies.bench import FORMAT, Shape, preset_for
-from blockcache.studies.savings import EncodedMemory, ProjectedMemory
+from blockcache.studies.bench import FORMAT
 from cli_inputs import SMALL, STEPS, synthetic
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
@@ -42,7 +41,7 @@ def test_bench_measures_every_candidate(measured):
         "BAC, onnx, 1 thread, executed actions only",
         "savings: conditions encoded at every step",
         "savings: + conditions encoded once",
-        "savings: + keys and values once",
+        "savings: + keys, values and queries folded once",
         "savings: + constant sampler",
         "savings: + executed actions only",
     ]
@@ -59,15 +58,14 @@ def test_bench_measures_every_candidate(measured):
 
 def test_bench_tells_the_savings_flops_as_torch_counts_them(measured):
     shape = Shape(width=16, layers=1, steps=4)
-    policy, target = shape.policy(), port_of(shape.policy())
-    matrices = compile_policy(target, "loop")
-    plan = compile_plan(bc.Schedule.every_step(4, preset_for(shape).blocks))
-    loops = [Loop(matrices, plan, memory) for memory in (EncodedMemory, ProjectedMemory, None, None)]
-    loops.append(Loop(matrices.cut(policy.config.executed.stop), plan))
+    policy = shape.policy()
+    port = port_of(policy)
+    whole = build(port, bc.Schedule.every_step(4, [block.name for block in port.adapter.blocks]), "loop")
+    programs = [*whole.program.without_savings().values(), whole.program, whole.actions_only().program]
     real = []
-    for loop in loops:
+    for program in programs:
         with FlopCounterMode(display=False) as counter:
-            loop(torch.zeros(1, 2, 66), policy.draw_noise(1))
+            Loop(program, whole.plan, whole.sampler)({"obs": torch.zeros(1, 2, 66)}, policy.draw_noise(1))
         real.append(counter.get_total_flops())
     said = [row["gflop"] for row in measured["rows"] if row["name"].startswith("savings")]
     assert said == pytest.approx([count / 1e9 for count in real], rel=1e-12)
@@ -93,11 +91,14 @@ def test_bench_a_policy_and_schedule_of_one_s_own(blockcache, policy_directory, 
     monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
     blockcache("calibrate", policy_directory, "--generations", 1)
     blockcache("solve", "recording.safetensors", "--method", "uniform", "-S", 4)
-    options = ["--policy", policy_directory, "--schedule", "schedule.json", "--threads", 1, "--batch", 2]
-    blockcache("bench", *options, "--quick", "--json", "b.json")
+    options = ["--schedule", "schedule.json", "--threads", 1, "--batch", 2]
+    blockcache("bench", policy_directory, *options, "--quick", "--json", "b.json")
     result = json.loads(Path("b.json").read_text())
     assert result["schedule"]["method"] == "uniform"
-    assert (result["shape"]["steps"], result["shape"]["batch"]) == (STEPS, 2)
+    shape = {"width": 16, "layers": 2, "heads": 2, "horizon": 6, "n_obs_steps": 2, "obs_dim": 5, "action_dim": 3}
+    shape |= {"n_action_steps": 4, "sampler": "ddpm", "steps": STEPS, "batch": 2, "family": "dp-t"}
+    assert {**result["shape"], "widths": None} == {**shape, "widths": None}
+    assert result["shape"]["widths"]["hidden"] == 64
 
 
 def test_bench_without_causal_attention_computes_the_whole_chunk(blockcache, make_policy, monkeypatch):
@@ -105,7 +106,7 @@ def test_bench_without_causal_attention_computes_the_whole_chunk(blockcache, mak
     monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
     monkeypatch.setattr("torch.compile", lambda model: model)
     bc.save_policy(make_policy(causal_attn=False), "policy")
-    blockcache("bench", "--policy", "policy", "--threads", 1, "--repeats", 5, "--json", "b.json")
+    blockcache("bench", "policy", "--threads", 1, "--repeats", 5, "--json", "b.json")
     names = [row["name"] for row in json.loads(Path("b.json").read_text())["rows"]]
     assert "BAC, onnx, 1 thread" in names
     assert "savings: + constant sampler" in names
@@ -115,7 +116,7 @@ def test_bench_without_causal_attention_computes_the_whole_chunk(blockcache, mak
 def test_the_performance_page_is_made_from_its_figures(blockcache, measured):
     Path("docs").mkdir()
     Path("docs/performance.json").write_text(json.dumps(synthetic(measured)))
-    assert blockcache("performance", "-o", "docs", "--render-only").strip() == "docs/performance.md"
+    assert blockcache("paper", "performance", "-o", "docs", "--render-only").strip() == "docs/performance.md"
     page = Path("docs/performance.md").read_text()
     for row in measured["rows"]:
         assert f"| {row['name'].removeprefix('savings: ')} | {row['p50_ms']:.1f} |" in page
@@ -128,15 +129,15 @@ def test_the_performance_page_is_made_from_its_figures(blockcache, measured):
 
 
 def test_the_performance_page_from_wrong_figures(refused, measured):
-    assert refused("performance", "-o", "docs", "--render-only").startswith("no performance file at")
+    assert refused("paper", "performance", "-o", "docs", "--render-only").startswith("no performance file at")
     Path("docs").mkdir()
     for changes, sentence in (({"format": "other"}, "is not a performance file"), ({"version": 2}, "format version 2")):
         Path("docs/performance.json").write_text(json.dumps({**synthetic(measured), **changes}))
-        assert sentence in refused("performance", "-o", "docs", "--render-only")
+        assert sentence in refused("paper", "performance", "-o", "docs", "--render-only")
 
 
 def test_pictures_without_matplotlib_are_refused_before_anything_is_measured(refused, monkeypatch):
     monkeypatch.setattr("blockcache.extras.find_spec", lambda name: None)
     monkeypatch.setattr("blockcache.studies.bench.run_bench", lambda *args, **settings: pytest.fail("measured"))
-    for words in (["bench", *SMALL, "--plot", "b.png"], ["performance", "-o", "docs"]):
+    for words in (["bench", *SMALL, "--plot", "b.png"], ["paper", "performance", "-o", "docs"]):
         assert 'pip install "blockcache[plots]"' in refused(*words)

@@ -43,19 +43,26 @@ def cut_short(path):
         ("calibrate policy --generations 0", "Invalid value for '--generations'"),
         ("calibrate policy --observations nowhere.npz", "cannot read observations from nowhere.npz"),
         ("calibrate policy --seed x", "Invalid value for '--seed'"),
+        ("calibrate no_such_module:make", "no policy 'no_such_module:make': there is no module 'no_such_module'"),
+        ("export cli_inputs:make", "no policy 'cli_inputs:make': module 'cli_inputs' has no attribute 'make'"),
+        ("export cli_inputs:synthetic", "cli_inputs:synthetic failed with TypeError"),
+        ("calibrate foreign_policy:Policy", "the policy foreign_policy:Policy brings no observations"),
         ("solve nowhere.safetensors", "no recording at nowhere.safetensors"),
-        ("flops --steps 50 square_ph", "the schedule is for 100 steps, the generation has 50"),
-        ("flops --layers 0", "Invalid value for '--layers'"),
-        ("flops square_ph --policy policy", "the schedule is for 100 steps, the generation has 20"),
+        ("paper flops --steps 50 square_ph", "the schedule is for 100 steps, the generation has 50"),
+        ("paper flops --layers 0", "Invalid value for '--layers'"),
+        ("paper flops square_ph --policy policy", "the schedule is for 100 steps, the generation has 20"),
         ("export policy square_ph", "does not fit the policy"),
         ("export nowhere", "no policy 'nowhere'"),
         ("bench --width 10", "n_emb must be even"),
         ("bench --horizon 4", "the executed slice ends at 9, behind the horizon 4"),
-        ("bench --sampler heun", "sampler setting type"),
+        ("bench --sampler eular", "'eular' is not one of 'ddim', 'ddpm'"),
         ("bench --steps 101", "num_inference_steps"),
         ("bench --batch 0", "Invalid value for '--batch'"),
-        ("demo --policy nowhere", "no policy 'nowhere'"),
-        ("demo --policy policy --generations 8", "the policy brings 8 observations; 8 to calibrate on leave none"),
+        ("demo nowhere", "no policy 'nowhere'"),
+        ("demo policy --generations 8", "of 8 observations, 8 to calibrate on leave none to compare on"),
+        ("eval policy", "the policy policy does not say which task it was trained for; name it with --task"),
+        ("eval foreign_policy:Policy", "the policy foreign_policy:Policy does not say which task it was trained for"),
+        ("eval policy --task pusht --seed 3", "No such option"),
     ],
 )  # fmt: skip
 def test_errors_are_one_line(refused, policy_directory, words, sentence):
@@ -64,17 +71,15 @@ def test_errors_are_one_line(refused, policy_directory, words, sentence):
     assert set(Path().rglob("*")) <= before | {Path("cache")}
 
 
-@pytest.mark.parametrize("verb", ["flops", "bench"])
-def test_sizes_beside_a_policy_are_refused(capsys, policy_directory, verb):
-    with pytest.raises(SystemExit) as caught:
-        cli.main([verb, "--policy", str(policy_directory), "--width", "32", "--steps", "5"])
-    assert caught.value.code == 2
-    assert "--steps, --width and --policy exclude one another" in capsys.readouterr().err
+@pytest.mark.parametrize("words", [["paper", "flops", "--policy"], ["bench"]], ids=str)
+def test_sizes_beside_a_policy_are_refused(refused, policy_directory, words):
+    line = refused(*words, policy_directory, "--width", 32, "--steps", 5)
+    assert line == "--steps, --width and a policy exclude one another: a policy has its own shape"
 
 
 def test_a_policy_without_observations_says_so(refused, policy_directory):
     (policy_directory / "observations.npz").unlink()
-    for words in (["calibrate", policy_directory], ["demo", "--policy", policy_directory]):
+    for words in (["calibrate", policy_directory], ["demo", policy_directory]):
         assert "brings no observations" in refused(*words)
 
 
@@ -122,7 +127,7 @@ def test_damaged_files_are_one_line(blockcache, refused, policy_directory):
         "export policy -o file/x",
         "bench --quick --json file/x",
         "bench --quick --plot file/x",
-        "performance --render-only -o docs",
+        "paper performance --render-only -o docs",
     ],
 )
 def test_an_unwritable_place_is_one_line(blockcache, refused, policy_directory, measured, monkeypatch, words):
@@ -131,7 +136,7 @@ def test_an_unwritable_place_is_one_line(blockcache, refused, policy_directory, 
     Path("file").write_text("not a directory")
     if words.startswith("solve"):
         blockcache("calibrate", policy_directory, "--generations", 1)
-    if words.startswith("performance"):
+    if words.startswith("paper performance"):
         Path("docs/performance-bench.png").mkdir(parents=True)  # a directory in the picture's place
         Path("docs/performance.json").write_text(json.dumps(synthetic(measured)))
     more = SMALL if words.startswith("bench") else []
@@ -142,22 +147,28 @@ def test_an_unwritable_place_is_one_line(blockcache, refused, policy_directory, 
 
 
 OUTPUTS = [
-    "calibrate policy -o",
+    "calibrate pusht -o",
     "solve recording.safetensors -o",
-    "export policy -o",
+    "export pusht -o",
     "bench --json",
     "bench --plot",
     "eval pusht -o",
     "eval pusht --video",
-    "observe pusht policy -o",
-    "demonstrate metaworld-assembly -o",
-    "results suites --stored",
+    "policy observe pusht -o",
+    "policy demonstrate metaworld-assembly -o",
+    "paper results suites --stored",
 ]
-DIRECTORIES = ["suite main pusht -o", "errors pusht -o", "performance -o", "results suites -o"]
+DIRECTORIES = [
+    "paper suite main pusht -o",
+    "paper timing pusht -o",
+    "paper errors pusht -o",
+    "paper performance -o",
+    "paper results suites -o",
+]
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_any_work_and_before_torch_is_loaded():
-    """All in one process of its own; none of what the verbs are to read is there."""
+def answers(*lines):
+    """What each of the lines is answered with, all in one process of its own, in which nothing heavy was imported."""
     code = """
 import sys
 from blockcache.cli import main
@@ -166,8 +177,17 @@ for line in sys.stdin.read().splitlines():
         main(line.split())
     except SystemExit as ended:
         assert ended.code == 2, line
-assert "torch" not in sys.modules
+    heavy = {"torch", "diffusers", "scipy", "onnx", "onnxruntime", "matplotlib"} & set(sys.modules)
+    assert not heavy, (line, heavy)
 """
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="\n".join(lines), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return [line.removeprefix("error: ") for line in done.stderr.splitlines()]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work_and_before_torch_is_loaded():
     Path("file").write_text("not a directory")
     Path("place").mkdir()
     none, file = "the directory none does not exist; make it first", "Not a directory; nothing was changed"
@@ -176,13 +196,63 @@ assert "torch" not in sys.modules
     cases += [(f"{verb} place", "place: it is not a regular file; nothing was changed") for verb in OUTPUTS]
     cases += [(f"{verb} file", f"file: {file}") for verb in DIRECTORIES]
     cases += [(f"{verb} none/deep/er", f"none/deep/er: {none}") for verb in DIRECTORIES]
-    train = "train pusht --data demos.npz -o"
+    train = "policy train pusht --data file -o"
     cases += [(f"{train} file/policy", f"file: {file}"), (f"{train} none/deep/er/policy", f"none/deep/er: {none}")]
-    lines = "\n".join(words for words, _ in cases)
-    done = subprocess.run([sys.executable, "-c", code], input=lines, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines() == [f"error: cannot write {sentence}" for _, sentence in cases]
+    assert answers(*(words for words, _ in cases)) == [f"cannot write {sentence}" for _, sentence in cases]
     assert sorted(os.listdir()) == ["file", "place"]
+
+
+POLICIES = [
+    *("demo", "calibrate", "export", "bench", "eval", "policy observe"),
+    *("paper suite main", "paper timing", "paper errors", "paper flops --policy"),
+]
+WRONG = {
+    **{f"{verb} nowhere": "no policy 'nowhere': it is neither a directory nor one" for verb in POLICIES},
+    **{f"{verb} no_such:thing": "no policy 'no_such:thing': there is no module 'no_such'" for verb in POLICIES},
+    **{f"{verb} empty": "no policy config at empty/config.json" for verb in POLICIES},
+    "export pusht nowhere.json": "no schedule 'nowhere.json': neither a file nor one of",
+    "export pusht broken.json": "the schedule broken.json is not valid JSON",
+    "bench --schedule nowhere.json": "no schedule 'nowhere.json'",
+    "bench --sampler eular": "'eular' is not one of",
+    "bench pusht --width 3": "--width and a policy exclude one another",
+    "paper flops nowhere --policy pusht": "no schedule 'nowhere'",
+    "show nowhere": "no schedule 'nowhere'",
+    "solve nowhere": "no recording at nowhere",
+    "solve nowhere --method bca": "'bca' is not one of",
+    "calibrate pusht --observations nowhere.npz": "cannot read observations from nowhere.npz",
+    "demo pusht --observations broken.json": "cannot read observations from broken.json",
+    "calibrate mute": "the policy mute brings no observations; give some with --observations FILE.npz",
+    "eval pusht -m bca": "unknown method 'bca'",
+    "eval pusht -m nowhere.json": "no schedule at nowhere.json",
+    "eval pusht -m bac:S=0": "S must be a whole number of at least 1",
+    "eval pusht --task psuht": "unknown task 'psuht'; known tasks are",
+    "eval pusht --engine fast": "'fast' is not one of",
+    "eval pusht --video x.avi": "a video is a .gif or a .mp4 file",
+    "eval pusht --ray auto --workers 2": "exclude one another",
+    "eval mute": "the policy mute does not say which task it was trained for; name it with --task",
+    "policy observe mute": "the policy mute does not say which task",
+    "policy observe pusht --task psuht": "unknown task 'psuht'",
+    "policy demonstrate psuht -o x.npz": "unknown task 'psuht'",
+    "policy demonstrate pusht -o x.npz": "task 'pusht' has no expert of its own",
+    "policy train psuht --data broken.json -o x": "unknown task 'psuht'",
+    "policy train pusht --data nowhere.npz -o x": "no demonstrations at nowhere.npz: the file does not exist",
+    "paper suite mian pusht": "'mian' is not one of",
+    "paper suite main mute": "the policy mute does not say which task",
+    "paper suite main pusht --quick --rollouts 3": "--rollouts and --quick exclude one another",
+    "paper timing mute": "the policy mute does not say which task",
+    "paper errors": "name either a POLICY to measure, or --render-only",
+    "train pusht": "'blockcache train' is now 'blockcache policy train'",
+}
+
+
+def test_wrong_input_is_answered_before_anything_heavy_is_imported():
+    Path("empty").mkdir()
+    Path("mute").mkdir()
+    Path("mute/config.json").write_text("{}")
+    Path("broken.json").write_text("{")
+    for (words, sentence), answer in zip(WRONG.items(), answers(*WRONG), strict=True):
+        assert sentence in answer, words
+    assert sorted(os.listdir()) == ["broken.json", "empty", "mute"]
 
 
 def test_debug_gives_the_traceback():

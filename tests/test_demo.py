@@ -73,7 +73,7 @@ def shell(make_policy, tmp_path, monkeypatch, toy_by_name, command):
     monkeypatch.setattr(stored, "shipped", lambda: None)
     monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    fixed = ["--policy", "policy", "--generations", "3", "--repeats", "1"]
+    fixed = ["policy", "--generations", "3", "--repeats", "1"]
     return lambda *arguments: command("demo", *fixed, *arguments)
 
 

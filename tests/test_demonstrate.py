@@ -105,6 +105,6 @@ def test_a_task_without_an_expert_says_so():
 
 
 def test_the_verb(tmp_path, command):
-    code, out, _ = command("demonstrate", "toy", "-o", tmp_path / "demos.npz", "--episodes", 3, "--noise", 0)
+    code, out, _ = command("policy", "demonstrate", "toy", "-o", tmp_path / "demos.npz", "--episodes", 3, "--noise", 0)
     assert code == 0
     assert "3 episodes; the expert failed in 0 more" in out

@@ -21,8 +21,8 @@ def shell(make_policy, tmp_path, monkeypatch, toy_by_name, command):
     save_policy(make_policy(), tmp_path / "policy")
     np.savez(tmp_path / "obs.npz", obs=observations().numpy())
     monkeypatch.chdir(tmp_path)
-    fixed = "--observations obs.npz --generations 4 --rollouts 2 --group 2 --seed 0 --workers 1 --repeats 1"
-    return lambda *arguments, task="toy": command("eval", task, "policy", *fixed.split(), *arguments)
+    fixed = "--observations obs.npz --generations 4 --rollouts 2 --group 2 --first-seed 0 --workers 1 --repeats 1"
+    return lambda *arguments, task="toy": command("eval", "policy", "--task", task, *fixed.split(), *arguments)
 
 
 def test_the_verb_writes_results_timings_and_a_table(shell, tmp_path):
@@ -82,19 +82,15 @@ def test_the_verb_refuses_with_one_line(shell, arguments, message):
     assert err.count("\n") == 1
 
 
-def test_the_shipped_policy_is_meant_where_none_is_named(command, monkeypatch, tmp_path):
-    """Whatever lies here under its name: an own policy that does not fit would be refused."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pusht").mkdir()
-    (tmp_path / "pusht" / "config.json").write_text("{}")
-    code, _, err = command("eval", "pusht", "--generations", 64, "--engine", "loop")
-    assert code == 2
-    assert "64 generations to calibrate on leave nothing of 64 observations" in err  # got as far as that
-    assert "unknown task 'nope'" in command("eval", "nope")[2]
-
-
-def test_a_task_without_a_shipped_policy_needs_one(shell, command):
-    assert "error: no policy 'toy' ships with blockcache, only" in command("eval", "toy")[2]
+def test_the_task_is_the_policy_s_own_unless_somebody_says_otherwise(make_policy, shell, command, tmp_path):
+    assert (
+        "error: the policy policy does not say which task it was trained for; name it with --task"
+        in command("eval", "policy", "--observations", "obs.npz")[2]
+    )
+    save_policy(make_policy(task="toy"), tmp_path / "trained")
+    few = ["--observations", "obs.npz", "--generations", 12, "--engine", "loop"]
+    assert "12 generations to calibrate on leave nothing of 12 observations" in command("eval", "trained", *few)[2]
+    assert "error: the policy does not fit task pusht" in command("eval", "trained", "--task", "pusht", *few)[2]
 
 
 def test_the_verb_refuses_unknown_tasks_and_missing_simulators(shell, monkeypatch):

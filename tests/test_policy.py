@@ -12,8 +12,9 @@ import torch
 
 import blockcache as bc
 from blockcache.errors import FileError, ObservationError, PolicyError, SamplerError
-from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig, checkpoint
+from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.dpt.checkpoint import load_tensors
+from blockcache.models.places import shipped_policies
 from blockcache.samplers import DDIM
 from blockcache.tasks import task_names, task_spec
 
@@ -210,7 +211,7 @@ def test_the_shipped_policy():
 
 def test_a_directory_called_like_a_shipped_policy_counts_if_it_holds_one(policy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "pusht" / "state").mkdir(parents=True)  # as 'blockcache suite main pusht -o pusht' leaves it
+    (tmp_path / "pusht" / "state").mkdir(parents=True)  # as 'blockcache paper suite main pusht -o pusht' leaves it
     assert bc.load_policy("pusht").obs_dim == 20
     (tmp_path / "pusht" / "state").rmdir()
     bc.save_policy(policy, "pusht")
@@ -429,7 +430,7 @@ def test_config_round_trip(policy):
 
 
 def test_every_task_has_a_shipped_policy_that_fits_it():
-    assert checkpoint.shipped_policies() == task_names()
+    assert shipped_policies() == task_names()
     for name in task_names():
         policy, spec = bc.load_policy(name), task_spec(name)
         assert policy.config.task == name

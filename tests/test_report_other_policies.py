@@ -68,7 +68,7 @@ def test_the_table_shows_each_policy_and_what_they_say_together(directories):
     assert rival[-1] == "**this**"
     full = next(row for row in rows(text, "full precision |"))
     assert full[2:5] == ["1.00, 1.00", "", ""]
-    assert f"`blockcache suite main tiny -o {directories[1]} --rollouts 40 --main-rollouts 60`" in text
+    assert f"`blockcache paper suite main tiny -o {directories[1]} --rollouts 40 --main-rollouts 60`" in text
 
 
 def test_rivals_of_equal_flops_may_have_different_names(tmp_path, directories):
@@ -101,8 +101,8 @@ def test_the_command_puts_them_on_the_page(tmp_path, directories, capsys):
     lead = tmp_path / "lead"
     lead.mkdir()
     make_suite("main", lost).save(lead / "main.json")
-    blockcache.cli.main(["results", str(lead), *directories, "-o", str(tmp_path / "docs")])
+    blockcache.cli.main(["paper", "results", str(lead), *directories, "-o", str(tmp_path / "docs")])
     text = (tmp_path / "docs" / "results.md").read_text()
     assert "### metaworld-assembly" in text
-    assert f"`blockcache results {lead} {' '.join(directories)} -o docs`" in text
+    assert f"`blockcache paper results {lead} {' '.join(directories)} -o docs`" in text
     assert "pusht with one set of weights, metaworld-assembly with 2" in text

@@ -108,7 +108,7 @@ def make_timings(path, names):
 def test_the_command_of_a_suite_names_what_was_not_left_at_its_default():
     results = make_suite("main", lost)
     made = SuiteResults(suite_of(results, "main.json"), results)
-    usual = "blockcache suite main tiny -o there --rollouts 40 --main-rollouts 60"
+    usual = "blockcache paper suite main tiny -o there --rollouts 40 --main-rollouts 60"
     assert made.command("there") == usual
     calibration = {**results.setting["calibration"], "generations": 8}
     other = replace(results, setting={**results.setting, "group": 5, "calibration": calibration})
@@ -160,7 +160,7 @@ def test_the_figures_are_those_of_the_records(collection):
     assert row[3].startswith(f"{(scores[0] - scores[1]).mean():+.3f} [")
     assert row[7:9] == ["0.480", "1/8.3"]
     assert "13.2" in row
-    assert "blockcache suite main tiny -o there --rollouts 40 --main-rollouts 60" in text
+    assert "blockcache paper suite main tiny -o there --rollouts 40 --main-rollouts 60" in text
     assert "test seeds 100000 to 100059" in text
     assert "on abacus (not a GPU), load 0.2 on 2 cores in the last minute. The plain policy" in text
 
@@ -248,7 +248,7 @@ def test_the_cheapest_lossless_method_and_the_frontier_are_named(tmp_path):
 def test_what_is_missing_is_said(directory, tmp_path):
     text = page(of(tmp_path, metrics=lost), "there")
     assert "**Not run yet**, so missing below: main, ablation, n-and-s, ddim." in text
-    assert "`blockcache suite timing tiny -o there` measures it" in text
+    assert "`blockcache paper timing tiny -o there` measures it" in text
     whole = page(Collection.load(directory), "there")
     assert "Not run yet" not in whole
     assert "on abacus" in whole
@@ -414,7 +414,7 @@ def test_the_verb_renders_whatever_is_there_without_torch(directory, tmp_path):
     for name in ("main.json", "ddim.json"):
         (tmp_path / "some" / name).write_bytes((directory / name).read_bytes())
     code = "import sys, blockcache.cli as c; c.main(sys.argv[1:]); assert 'torch' not in sys.modules"
-    arguments = ["results", "some", "-o", "docs", "--stored", "stored.json"]
+    arguments = ["paper", "results", "some", "-o", "docs", "--stored", "stored.json"]
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "missing suites: ablation, metrics, n-and-s" in done.stdout
@@ -427,9 +427,9 @@ def test_the_verb_renders_whatever_is_there_without_torch(directory, tmp_path):
 
 def test_the_verb_refuses_an_empty_directory_with_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        blockcache.cli.main(["results", str(tmp_path), "-o", str(tmp_path / "docs")])
+        blockcache.cli.main(["paper", "results", str(tmp_path), "-o", str(tmp_path / "docs")])
     assert ended.value.code == 2
-    assert "run 'blockcache suite main POLICY" in capsys.readouterr().err
+    assert "run 'blockcache paper suite main POLICY" in capsys.readouterr().err
     assert not (tmp_path / "docs").exists()
 
 
@@ -444,7 +444,7 @@ def test_cells_say_what_they_are_of(collection):
 def test_the_published_page_is_what_the_code_makes_of_the_published_records():
     docs = Path(__file__).parents[1] / "docs"
     text = (docs / "results.md").read_text()
-    (command,) = re.findall(r"`blockcache results (.*) -o docs`", text)
+    (command,) = re.findall(r"`blockcache paper results (.*) -o docs`", text)
     lead, *others = command.split()
     root = docs.parent
     further = [

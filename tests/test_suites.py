@@ -257,14 +257,14 @@ def test_a_file_that_is_no_suite_is_refused(main, tmp_path):
 
 @pytest.fixture
 def shell(policy, tmp_path, monkeypatch, toy_by_name, command):
-    """Runs `blockcache suite` on the toy task."""
+    """Runs `blockcache paper suite` on the toy task."""
     save_policy(policy, tmp_path / "policy")
     np.savez(tmp_path / "policy" / "observations.npz", obs=observations().numpy())
     monkeypatch.chdir(tmp_path)
 
     def call(name, *arguments, task="--task toy", amount="--rollouts 2 --group 2 --generations 3"):
         fixed = f"{task} {amount} --workers 1 --engine loop -o deep"
-        return command("suite", name, "policy", *fixed.split(), *arguments)
+        return command("paper", "suite", name, "policy", *fixed.split(), *arguments)
 
     return call
 
@@ -281,15 +281,15 @@ def test_the_verb_writes_the_suites_file_and_its_tables(shell, tmp_path):
     assert "quick" not in out
 
 
-def test_the_verb_runs_quickly_times_and_refuses(shell, tmp_path, monkeypatch):
+def test_the_verb_runs_quickly_times_and_refuses(shell, command, tmp_path, monkeypatch):
     monkeypatch.setattr("blockcache.studies.suite_runs.SUITES", ("metrics",))
     assert "A quick run" in shell("metrics", "--quick", amount="")[1]
-    assert shell("timing", "--repeats", 1, "--generations", QUICK.generations)[0] == 0  # as the quick suite
+    amount = ["--repeats", 1, "--generations", QUICK.generations]  # as the quick suite
+    assert command("paper", "timing", "policy", "--task", "toy", "--engine", "loop", "-o", "deep", *amount)[0] == 0
     assert "timings" in (tmp_path / "deep" / "timings.json").read_text()[:40]
     for arguments, message in (
         (("mian",), "'mian' is not one of"),
         (("metrics", "--ray", "auto"), "exclude one another"),
-        (("timing", "--quick"), "timing has no quick form"),
         (("metrics", "--quick"), "--rollouts, --group, --generations and --quick exclude one another"),
         (("metrics", "--rollouts", "0"), "0 is not in the range"),
     ):
@@ -324,7 +324,9 @@ def quick_directory(tmp_path_factory):
 
 @pytest.mark.parametrize("name", SUITES)
 def test_the_quick_form_of_each_suite_runs_in_the_real_simulator(name, quick_directory, command):
-    code, out, _ = command("suite", name, "pusht", "-o", quick_directory, "--quick", "--engine", "loop", "--workers", 1)
+    code, out, _ = command(
+        "paper", "suite", name, "pusht", "-o", quick_directory, "--quick", "--engine", "loop", "--workers", 1
+    )
     assert code == 0
     found = Results.load(quick_directory / f"{name}.json")
     suite = suite_of(found, name)

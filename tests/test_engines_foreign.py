@@ -189,7 +189,9 @@ def test_changed_settings_are_noticed(engine, change):
             act(policy)
 
 
-@pytest.mark.parametrize("obs", [torch.zeros(1, SEEN + 1, OBS), torch.zeros(1, SEEN, OBS - 1)])
+@pytest.mark.parametrize(
+    "obs", [torch.zeros(1, SEEN - 1, OBS), torch.zeros(1, SEEN, OBS - 1), torch.zeros(0, SEEN, OBS), torch.zeros(OBS)]
+)
 def test_other_observations_are_refused(engine, obs):
     policy = Policy()
     with bc.accelerate(policy, engine=engine, threads=1), pytest.raises(ObservationError, match="expected"):

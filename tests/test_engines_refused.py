@@ -86,9 +86,10 @@ def test_forms_that_only_the_patched_engine_runs(engine, make_policy, change, se
         assert torch.allclose(act(policy)["action_pred"], expected, rtol=0, atol=1e-6)
 
 
-def test_train_mode_is_refused(engine, policy):
+def test_train_mode_is_refused(engine, make_policy):
+    policy = make_policy(p_drop_emb=0.1)
     policy.train()
-    with pytest.raises(PolicyError, match=r"train mode; call policy.eval\(\) first"):
+    with pytest.raises(PolicyError, match=r"train mode, as model.drop \(Dropout\) shows; call policy.eval\(\) first"):
         accelerate(policy, None, engine)
     policy.eval()
     with accelerate(policy, None, engine):

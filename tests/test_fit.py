@@ -139,7 +139,7 @@ class Slots:
 @pytest.mark.parametrize(
     ("policy", "sentence"),
     [
-        (object(), "object is no diffusion policy that we know: it lacks model, noise_scheduler"),
+        (object(), r"object is no diffusion policy that we know \(dp-t: it lacks model, noise_scheduler"),
         (nn.Linear(2, 2), "Linear is no diffusion policy that we know"),
         (Slots(), "it lacks model"),
         (
@@ -150,7 +150,7 @@ class Slots:
             types.SimpleNamespace(
                 model=nn.Linear(2, 2).eval(), noise_scheduler=3, num_inference_steps=3, predict_action=print
             ),
-            "no model family fits the denoiser Linear; known are dp-t",
+            r"\(dp-t: the denoiser Linear has no decoder.layers of .*; other families can register",
         ),
     ],
 )
@@ -194,7 +194,7 @@ def replaced(kind, **options):
         (replaced(nn.TransformerDecoderLayer, batch_first=False), r"layers\.1 is not batch_first"),
         (replaced(OwnForward), r"layers\.1 is a OwnForward with its own forward"),
         (replaced(OwnFeedForward), r"layers\.1 is a OwnFeedForward with its own _ff_block"),
-        (lambda: nn.Identity().eval(), "no model family fits the denoiser DiffusionTransformer"),
+        (lambda: nn.Identity().eval(), "dp-t: the denoiser DiffusionTransformer has no decoder.layers of Transformer"),
     ],
 )
 def test_layers_that_cannot_be_cached(policy, make, sentence):

@@ -399,11 +399,29 @@ def test_enabling_twice(policy):
 
 
 def test_a_broken_family_of_another_package_harms_only_who_needs_it(policy, make_policy, monkeypatch):
-    broken = EntryPoint("theirs", "no_such_package:find", "blockcache.families")
-    monkeypatch.setattr("blockcache.models.registry.entry_points", lambda group: [broken])
-    assert port_of(policy).adapter.family == adapter_for(make_policy().model).family == "dp-t"
-    with pytest.raises(PolicyError, match=r"model family 'theirs' of no_such_package:find cannot be loaded: No module"):
-        adapter_for(nn.Linear(2, 2))
+    linear = Bare(policy)
+    linear.model = nn.Linear(2, 2)
+    missed = "dp-t: the denoiser Linear has no decoder.layers of TransformerDecoderLayer"
+    for entry, error in (
+        ("no_such_package:find", "ModuleNotFoundError: No module named 'no_such_package'"),
+        (f"{__name__}:raises", "ZeroDivisionError: division by zero"),
+        (f"{__name__}:STEPS", "TypeError: 'int' object is not callable"),
+    ):
+        broken = EntryPoint("theirs", entry, "blockcache.families")
+        monkeypatch.setattr("blockcache.models.registry.entry_points", lambda group, broken=broken: [broken])
+        assert port_of(policy).adapter.family == port_of(make_policy()).adapter.family == "dp-t"
+        with pytest.raises(PolicyError) as caught:
+            port_of(linear)
+        assert f"(theirs: the family itself is broken ({error}); {missed}" in str(caught.value)
+        policy.model.train()  # what our own family has to say of the policy is not hidden by somebody's missing package
+        with pytest.raises(PolicyError, match="in train mode"):
+            port_of(policy)
+        policy.model.eval()
     monkeypatch.setattr("blockcache.models.registry.entry_points", lambda group: [])
-    with pytest.raises(PolicyError, match="no model family fits the denoiser Linear; known are dp-t "):
-        adapter_for(nn.Linear(2, 2))
+    with pytest.raises(PolicyError) as caught:
+        port_of(linear)
+    assert f"Bare is no diffusion policy that we know ({missed}" in str(caught.value)
+
+
+def raises(policy):
+    return 1 / 0

@@ -226,13 +226,14 @@ def test_a_nan_observation_is_refused(policy, updates, observe, wrap, wrong):
         policy.predict_action(wrap(obs))
 
 
-def test_train_mode_is_refused(policy, updates, observe, run, expected):
+def test_train_mode_is_refused(make_policy, updates, observe, run, expected):
+    policy = make_policy(p_drop_attn=0.1)
     policy.train()
-    with pytest.raises(PolicyError, match=r"in train mode; call policy\.eval\(\) first"):
+    with pytest.raises(PolicyError, match=r"in train mode, as model.*\..* \(\w+\) shows; call policy\.eval\(\) first"):
         accelerate(policy, updates)
     policy.eval()
     policy.model.decoder.layers[1].dropout2.train()  # one dropout is enough
-    with pytest.raises(PolicyError, match="train mode"):
+    with pytest.raises(PolicyError, match=r"train mode, as model\.decoder\.layers\.1\.dropout2 \(Dropout\) shows"):
         accelerate(policy, updates)
     policy.eval()
     with accelerate(policy, updates):

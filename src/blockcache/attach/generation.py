@@ -89,7 +89,7 @@ def attach(port: Port, begin: Callable[[], Generation]) -> Patches:
                 token = _current.set(scope)
                 try:
                     result = predict_action(*args, **kwargs)
-                except (AttributeError, IndexError, KeyError, TypeError) as error:
+                except Exception as error:  # foreign code may raise anything
                     explained = port.explain(error, next(iter((*args, *kwargs.values())), None))
                     if explained is None:
                         raise

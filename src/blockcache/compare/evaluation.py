@@ -203,6 +203,7 @@ def prepare(
     spec = probe.spec
     probe.close()
     port = port_of(policy)
+    fingerprint = port.fingerprint  # before the port is copied, so that the weights are hashed once
     _check_widths(port, spec)
     start = spec.first_test_seed if first_seed is None else first_seed
     if start < 0:
@@ -221,7 +222,7 @@ def prepare(
     return Evaluation(
         task=spec,
         source=source,
-        fingerprint=port.fingerprint,
+        fingerprint=fingerprint,
         setting=Setting(port, make, rows(observations, generations, generations + OPEN_LOOP)),
         candidates=candidates,
         seeds=tuple(range(start, start + rollouts)),
@@ -249,9 +250,13 @@ def _with_engine(port: Port, candidate: Candidate) -> Candidate:
 
 
 def _check_widths(port: Port, spec: TaskSpec) -> None:
-    seen = port.inputs.get("obs", (0,))[-1]
+    if len(port.inputs) != 1:
+        raise TaskError(
+            f"the policy does not fit task {spec.name}: it takes {', '.join(port.inputs)}, the task gives one array"
+        )
+    (seen,) = port.inputs.values()
     for what, has, needs in (
-        ("observations", seen, spec.obs_dim),
+        ("observations", seen[-1], spec.obs_dim),
         ("actions", len(port.action_scale), spec.action_dim),
     ):
         if has != needs:

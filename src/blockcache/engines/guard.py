@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blockcache.errors import StaleWeightsError
+from blockcache.models.port import versions
 
 PROBES = 16
 
@@ -29,7 +30,7 @@ class WeightsGuard:
             for name, value in registry.items()
         ]
         self._tensors = [*policy.parameters(), *policy.buffers()]
-        self._marks = self._mark()
+        self._versions = versions(self._tensors)
         views: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in self._tensors:
             views.setdefault((tensor.dtype, tensor.device), []).append(_spread(tensor))
@@ -38,16 +39,13 @@ class WeightsGuard:
 
     def check(self) -> None:
         # in this order: views are worth a look only while the tensors are where they were
-        if not (self._holds_the_same() and self._mark() == self._marks and self._probe() == self._values):
+        if not (self._holds_the_same() and versions(self._tensors) == self._versions and self._probe() == self._values):
             raise StaleWeightsError(
                 "the policy's weights changed after this engine had copied them; disable() and accelerate again"
             )
 
     def _holds_the_same(self) -> bool:
         return all(registry.get(name) is value for registry, name, value in self._held)
-
-    def _mark(self) -> list[tuple[int, int]]:
-        return [(0 if tensor.is_inference() else tensor._version, tensor.data_ptr()) for tensor in self._tensors]
 
     def _probe(self) -> list[bytes]:
         """Bytes, since NaN is not equal to itself; an unused statistic may well be NaN."""

@@ -2,7 +2,7 @@
 
 A few generations at full precision, the policy's own beside ours with the same noise. A `predict_action` that does more
 than the public code's, such as turning differences into positions, is found out here and not on the robot. What was found
-to agree is remembered on disk, by weights, sampler and the policy's own code.
+to agree is remembered on disk, by weights, sampler, and the policy's own code and settings.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import hashlib
 import inspect
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from blockcache.engines.behaviour import UntellableError, describe
 from blockcache.engines.cache import cache_directory, source_hash
 from blockcache.engines.loop import Loop
 from blockcache.errors import EngineError
@@ -74,19 +74,14 @@ def _own_actions(port: Port, obs: dict[str, Tensor], steps: int) -> Tensor:
 
 
 def _known(port: Port, program: Program) -> Path | None:
-    """Where it is remembered that this very policy agrees; None for code that cannot be read."""
+    """Where it is remembered that this very policy agrees; None for one of which we cannot say whether it changed."""
     try:
-        code = [inspect.getsource(kind) for kind in (type(port.policy), type(port.adapter.denoiser))]
-    except (OSError, TypeError):
+        behaviour = describe(port)
+    except UntellableError:
         return None
-    settings: Any = [
-        port.fingerprint.to_dict(),
-        program.signature,
-        source_hash(inspect.getfile(type(program))),
-        code,
-        str(port.settings()),
-    ]
-    return cache_directory() / f"{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:32]}.agrees"
+    ours = source_hash(inspect.getfile(type(program)))
+    text = json.dumps([port.fingerprint.to_dict(), program.signature, ours, str(port.settings()), behaviour])
+    return cache_directory() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.agrees"
 
 
 def _refusal(engine: str, reason: str) -> EngineError:

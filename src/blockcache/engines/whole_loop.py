@@ -26,7 +26,7 @@ class Runner(Protocol):
 
 def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> Patches:
     """Replace the policy's entry by the runner."""
-    guard, settings = WeightsGuard(port.policy), port.settings()
+    guard, settings = WeightsGuard(port.module), port.settings()
     program, sampler, schedule, like = built.program, built.sampler, built.schedule, built.program.like
     computed = {name: len(steps) for name, steps in schedule.updates.items()}
     reused = {name: schedule.steps - count for name, count in computed.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -27,14 +29,25 @@ class ModeCheck:
 def _has_modes(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return module.p > 0
-    if isinstance(module, nn.MultiheadAttention):
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
         return float(module.dropout) > 0
-    if isinstance(module, _NormBase | nn.RReLU):
+    if isinstance(module, _NormBase):
+        return module.track_running_stats  # without, it looks at its input in both modes
+    if isinstance(module, nn.RReLU):
         return True
     return any(_reads_mode(vars(kind)) for kind in type(module).__mro__ if not kind.__module__.startswith("torch."))
 
 
 def _reads_mode(members: Any) -> bool:
-    """Whether a method of a foreign class looks at `self.training`."""
-    functions = (getattr(member, "__func__", member) for member in members.values())
-    return any("training" in getattr(getattr(item, "__code__", None), "co_names", ()) for item in functions)
+    """Whether a method of a foreign class looks at `self.training`, behind its decorators and in functions within it."""
+    codes = [getattr(inspect.unwrap(item), "__code__", None) for item in map(_function, members.values())]
+    while codes:
+        code = codes.pop()
+        if code is not None and "training" in code.co_names:
+            return True
+        codes += [inner for inner in getattr(code, "co_consts", ()) if isinstance(inner, CodeType)]
+    return False
+
+
+def _function(member: Any) -> Any:
+    return member.fget if isinstance(member, property) else getattr(member, "__func__", member)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -44,8 +44,12 @@ class Port(ABC):
     def __init__(self, policy: Any, adapter: Adapter) -> None:
         self.policy = policy
         self.adapter = adapter
-        self.mode = ModeCheck(policy if isinstance(policy, nn.Module) else adapter.denoiser)
+        self.module: nn.Module = policy if isinstance(policy, nn.Module) else adapter.denoiser
+        """What holds the weights: the policy, or its denoiser where the policy is no module."""
+        check_not_compiled(self.module, "policy" if self.module is policy else "denoiser")
+        self.mode = ModeCheck(self.module)
         self.mode.check()
+        self._hashed: tuple[list[tuple[int, int]], str] | None = None
 
     # -- the sampler
 
@@ -164,10 +168,23 @@ class Port(ABC):
         """What `entry` looks up in every call and a whole-loop engine only once, to notice a change."""
         return []
 
-    @cached_property
+    @property
     def weights(self) -> str:
-        """The weights' hash, taken at the first need and then kept: at 0.7 GB/s it is no small thing."""
-        return weights_hash(self.policy if isinstance(self.policy, nn.Module) else self.adapter.denoiser)
+        """The weights' hash, taken at the first need and kept until a tensor changes: at 0.7 GB/s it is no small thing."""
+        seen = versions([*self.module.parameters(), *self.module.buffers()])
+        if self._hashed is None or self._hashed[0] != seen:
+            self._hashed = seen, weights_hash(self.module)
+        return self._hashed[1]
+
+    def _with_weights_of(self: P, known: str | None) -> P:
+        """Take over a hash that was taken of the very same weights."""
+        if known is not None:
+            self._hashed = versions([*self.module.parameters(), *self.module.buffers()]), known
+        return self
+
+    @property
+    def _known_weights(self) -> str | None:
+        return None if self._hashed is None else self.weights
 
     @cached_property
     def shape(self) -> Fingerprint:
@@ -190,23 +207,43 @@ class Port(ABC):
 
     def _sharing_weights(self: P, policy: Any) -> P:
         """A port of `policy`, which has the weights of this one."""
-        made = type(self)(policy, self.adapter)
-        if "weights" in vars(self):
-            made.weights = self.weights
-        return made
+        return type(self)(policy, self.adapter)._with_weights_of(self._known_weights)
 
     def __reduce__(self) -> tuple[Callable[..., Port], tuple[Any, ...]]:
         """For copies and workers: the policy travels, and is looked at again where it arrives."""
-        return _reopened, (self.policy, vars(self).get("weights"))
+        return _reopened, (self.policy, self._known_weights)
 
 
 def _reopened(policy: Any, weights: str | None) -> Port:
     from blockcache.models.registry import port_of
 
-    port = port_of(policy)
-    if weights is not None:
-        port.weights = weights
-    return port
+    return port_of(policy)._with_weights_of(weights)
+
+
+def check_not_compiled(module: nn.Module, called: str) -> None:
+    """Refuse what torch.compile has been over: compiled code would go past what we put in a layer's place."""
+    for name, part in module.named_modules():
+        where = f"{called}.{name}" if name else called
+        if hasattr(part, "_orig_mod"):
+            way_out = f"{where} = {where}._orig_mod"
+        elif getattr(part, "_compiled_call_impl", None) is not None:
+            way_out = f"{where}._compiled_call_impl = None"
+        else:
+            continue
+        raise PolicyError(
+            f"{where} was compiled by torch.compile, which hides its blocks; use the original ({way_out}), and compare "
+            "with torch.compile in 'blockcache bench'"
+        )
+
+
+def is_altered(module: nn.Module) -> bool:
+    """Whether somebody put a hook on one of the modules, or something in place of its forward."""
+    return any("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+
+def versions(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Changes with every edit of a tensor that torch knows of, and with its place; none of its values is read."""
+    return [(0 if tensor.is_inference() else tensor._version, tensor.data_ptr()) for tensor in tensors]
 
 
 def weights_hash(module: nn.Module) -> str:

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from blockcache.errors import BlockcacheError, ObservationError, PolicyError
-from blockcache.models.port import Port, required
-from blockcache.models.sampling import make_scheduler
+from blockcache.errors import BlockcacheError, ObservationError
+from blockcache.models.port import Port, check_not_compiled, required
+from blockcache.models.sampling import TableScheduler, make_scheduler
 from blockcache.observations import as_tensor, check_finite
 from blockcache.samplers import SamplerConfig
 from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
@@ -33,11 +33,7 @@ def denoiser_of(policy: Any) -> nn.Module | str:
         return f"it lacks {', '.join(missing)}; expected {', '.join(NEEDED[:-1])} and {NEEDED[-1]}"
     if not isinstance(policy.model, nn.Module):
         return f"its model must be a torch module, got {type(policy.model).__name__}"
-    if hasattr(policy.model, "_orig_mod"):
-        raise PolicyError(
-            "the policy's model was compiled by torch.compile, which hides its blocks; accelerate the original one: "
-            "policy.model = policy.model._orig_mod"
-        )
+    check_not_compiled(policy.model, "policy.model")
     return policy.model
 
 
@@ -60,7 +56,10 @@ class PublicPort(Port):
 
     @cached_property
     def _sampler(self) -> tuple[SamplerConfig | None, str]:
-        return from_diffusers(self.policy.noise_scheduler, self.policy.num_inference_steps, self._step_arguments)
+        scheduler = self.policy.noise_scheduler
+        if isinstance(scheduler, TableScheduler):  # put there by `with_sampler`
+            return scheduler.sampler, ""
+        return from_diffusers(scheduler, self.policy.num_inference_steps, self._step_arguments)
 
     @property
     def _step_arguments(self) -> dict[str, Any]:
@@ -107,8 +106,9 @@ class PublicPort(Port):
 
     def _field(self, name: str, part: str, size: int, default: float) -> Tensor:
         """A tensor of the normaliser; an identity has one number for all, a policy without a normaliser none."""
-        state = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
-        found: Tensor = state.get(f"normalizer.params_dict.{name}.{part}", torch.tensor([default]))
+        normalizer = getattr(self.policy, "normalizer", None)
+        state = normalizer.state_dict() if isinstance(normalizer, nn.Module) else {}
+        found: Tensor = state.get(f"params_dict.{name}.{part}", torch.tensor([default]))
         return found.detach().to("cpu", torch.float64).expand(size).clone()
 
     def typical(self, count: int) -> dict[str, Tensor]:
@@ -134,13 +134,14 @@ class PublicPort(Port):
         found = {}
         for name, shape in self.inputs.items():
             if not isinstance(obs, Mapping) or name not in obs:
-                raise self._misgiven(obs)
+                raise self._misgiven(obs, "")
             tensor = as_tensor(obs[name])
             steps, *rest = shape
-            if tensor.ndim != 1 + len(shape) or tensor.shape[1] < steps or list(tensor.shape[2:]) != rest:
+            sizes = tensor.shape
+            if len(sizes) != 1 + len(shape) or sizes[0] < 1 or sizes[1] < steps or list(sizes[2:]) != rest:
                 expected = ", ".join(map(str, shape))
                 raise ObservationError(
-                    f"the observation {name!r} has shape {tuple(tensor.shape)}, expected (batch, {expected})"
+                    f"the observation {name!r} has shape {tuple(sizes)}, expected (batch, {expected})"
                 )
             tensor = tensor[:, :steps].to(device=like.device, dtype=like.dtype)
             check_finite(tensor)
@@ -148,15 +149,18 @@ class PublicPort(Port):
         return found
 
     def explain(self, error: Exception, obs: Any) -> BlockcacheError | None:
+        if isinstance(error, BlockcacheError):
+            return None
         flat = isinstance(obs, Mapping) and all(isinstance(value, Tensor) for value in obs.values())
-        return None if flat or isinstance(error, BlockcacheError) else self._misgiven(obs)
+        if flat and not (isinstance(error, KeyError) and error.args[:1] and error.args[0] not in obs):
+            return None
+        return self._misgiven(obs, f" ({type(error).__name__}: {error})")
 
-    def _misgiven(self, obs: Any) -> ObservationError:
+    def _misgiven(self, obs: Any, reason: str) -> ObservationError:
+        such = " such as {'obs': (batch, n_obs_steps, obs_dim)}" if hasattr(self.policy, "obs_dim") else " by name"
         held = {str(name): type(value).__name__ for name, value in obs.items()} if isinstance(obs, Mapping) else ""
-        return ObservationError(
-            f"{type(self.policy).__name__} takes a mapping of tensors such as {{'obs': (batch, n_obs_steps, obs_dim)}}, got "
-            f"{type(obs).__name__} {held}".rstrip()
-        )
+        got = f"{type(obs).__name__} {held}".rstrip()
+        return ObservationError(f"{type(self.policy).__name__} takes a mapping of tensors{such}, got {got}{reason}")
 
     def settings(self) -> list[Any]:
         names = ("num_inference_steps", "horizon", "n_obs_steps", "n_action_steps", "pred_action_steps_only")

@@ -8,8 +8,7 @@ point group `blockcache.families`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
 from blockcache.errors import PolicyError
@@ -32,6 +31,8 @@ def port_of(policy: Any) -> Port:
         except PolicyError as error:
             refusals.append(error)
             continue
+        except Exception as error:  # a broken family harms only who needs it
+            found = f"the family itself is broken ({type(error).__name__}: {error})"
         if isinstance(found, Port):
             return found
         missed.append(f"{name}: {found}")
@@ -45,14 +46,5 @@ def port_of(policy: Any) -> Port:
 
 def _families() -> Iterator[tuple[str, Callable[[], Claim]]]:
     for entry in entry_points(group="blockcache.families"):
-        yield entry.name, partial(_load, entry)
+        yield entry.name, entry.load
     yield FAMILY, lambda: dpt.claim
-
-
-def _load(entry: EntryPoint) -> Claim:
-    """One that is broken harms only who needs it: like a refusal, its error counts if nobody claims the policy."""
-    try:
-        claim: Claim = entry.load()
-    except Exception as error:
-        raise PolicyError(f"the model family {entry.name!r} of {entry.value} cannot be loaded: {error}") from error
-    return claim

@@ -98,6 +98,7 @@ class TableScheduler:
     """
 
     def __init__(self, config: SamplerConfig) -> None:
+        self.sampler = config
         self.config = config.to_dict()
         self._table = table(config)
         whole = isinstance(config, Diffusion) and bool(np.all(self._table.timesteps % 1 == 0))

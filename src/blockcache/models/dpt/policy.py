@@ -167,7 +167,7 @@ class DiffusionTransformerPolicy(nn.Module):
         nn.Module.__init__(other)
         other.config = replace(self.config, sampler=sampler)
         other.model, other.normalizer = self.model, self.normalizer
-        other.training = self.training  # its own flag only: the shared modules keep theirs
+        vars(other)["training"] = vars(self)["training"]  # its own flag only: the shared modules keep theirs
         return other
 
     @torch.no_grad()

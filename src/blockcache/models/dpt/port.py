@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blockcache.models.dpt.adapter import find
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
-from blockcache.models.port import Port
+from blockcache.models.port import Port, is_altered
 from blockcache.models.public import PublicPort, denoiser_of
 from blockcache.observations import as_tensor, check_observation
 from blockcache.samplers import SamplerConfig, table
@@ -93,12 +93,8 @@ class OwnPort(Port):
     def trusted(self) -> bool:
         methods = [getattr(type(self.policy), name) for name in ("predict_action", "_sample")]
         methods.append(type(self.adapter.denoiser).forward)
-        if not all(str(getattr(method, "__module__", "")).startswith("blockcache.") for method in methods):
-            return False
-        return not any(
-            "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
-            for module in self.adapter.denoiser.modules()
-        )
+        ours = all(str(getattr(method, "__module__", "")).startswith("blockcache.") for method in methods)
+        return ours and not is_altered(self.adapter.denoiser)
 
     def settings(self) -> list[Any]:
         return [self.policy.config]

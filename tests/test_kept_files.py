@@ -8,10 +8,9 @@ import pytest
 
 from blockcache import load_policy
 from blockcache.compare.results import Results
-from blockcache.report import performance
+from blockcache.report import caching, performance
 from blockcache.report.stored import Stored
 from blockcache.report.suites import Timings
-from blockcache.studies import caching
 
 ROOT = Path(__file__).parents[1]
 PLACES = (ROOT / "docs", Path(str(resources.files("blockcache") / "assets")))

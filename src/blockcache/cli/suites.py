@@ -41,8 +41,11 @@ def suite(
     workers: int | None,
     ray: str | None,
     observations: str | None,
+    rollouts: int,
+    main_rollouts: int,
+    group: int,
+    generations: int,
     quick: bool,
-    **amount: int,
 ) -> None:
     """Run one of the paper's comparisons on POLICY, in closed loop.
 
@@ -64,7 +67,7 @@ def suite(
       blockcache paper suite ddim pusht --rollouts 100 --workers 2
       blockcache paper suite main pusht --quick -o /tmp/quick
     """
-    if quick and (ignored := arg.given(sorted(amount))):
+    if quick and (ignored := arg.given(["rollouts", "main_rollouts", "group", "generations"])):
         raise click.UsageError(f"{', '.join(ignored)} and --quick exclude one another: a quick run has its own amounts")
     backend = chosen_backend(workers, ray)
     chosen, seen = policy.task(task), policy.observations(observations)
@@ -72,13 +75,11 @@ def suite(
     from blockcache.report.suites import SuiteResults
     from blockcache.studies.suite_runs import QUICK, Amount, Ground, prepare_suite
 
+    amount = QUICK if quick else Amount(rollouts, main_rollouts, group, generations)
     state, path = output / "state", output / f"{name}.json"
-    ground = Ground(
-        policy.port, chosen, seen, state, QUICK if quick else Amount(**amount), source=str(policy), engine=engine
-    )
     make_directory(output)
     with resumable(state):
-        ready = prepare_suite(ground, name)
+        ready = prepare_suite(Ground(policy.port, chosen, seen, state, amount, str(policy), engine), name)
         ready.check_output(path)
         results = ready.run(backend)
     results.save(path)

@@ -92,6 +92,19 @@ def test_what_needs_no_torch_does_not_load_it(words):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("words", [[], ["policy"], ["paper", "--help"], ["train"], ["nonsense"]], ids=str)
+def test_a_list_of_verbs_loads_none_of_them(words):
+    code = (
+        "import sys, blockcache.cli\n"
+        "try: blockcache.cli.main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "loaded = {name for name in sys.modules if name.startswith('blockcache.')} | {'numpy', 'tqdm'} & set(sys.modules)\n"
+        "assert loaded == {'blockcache.' + name for name in ('_version', 'cli', 'cli.lazy', 'errors')}, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_all_that_is_exported_is_there():
     assert all(getattr(bc, name) is not None for name in bc.__all__)
     assert set(bc.__all__) <= set(dir(bc))

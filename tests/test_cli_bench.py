@@ -96,9 +96,8 @@ def test_bench_a_policy_and_schedule_of_one_s_own(blockcache, policy_directory, 
     result = json.loads(Path("b.json").read_text())
     assert result["schedule"]["method"] == "uniform"
     shape = {"width": 16, "layers": 2, "heads": 2, "horizon": 6, "n_obs_steps": 2, "obs_dim": 5, "action_dim": 3}
-    shape |= {"n_action_steps": 4, "sampler": "ddpm", "steps": STEPS, "batch": 2, "family": "dp-t"}
-    assert {**result["shape"], "widths": None} == {**shape, "widths": None}
-    assert result["shape"]["widths"]["hidden"] == 64
+    shape |= {"n_action_steps": 4, "sampler": "ddpm", "steps": STEPS, "batch": 2, "family": "dp-t", "hidden": 64}
+    assert result["shape"] == {**shape, "tokens": 6, "cond_tokens": 3, "cond_dim": 5, "input_dim": 3}
 
 
 def test_bench_without_causal_attention_computes_the_whole_chunk(blockcache, make_policy, monkeypatch):

@@ -36,7 +36,7 @@ paper = LazyGroup(
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     commands=[policy, paper],
     verbs={
         "demo": ("demo:demo", "The whole flow on a policy in a few minutes: what is gained, what it costs."),

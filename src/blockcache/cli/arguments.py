@@ -190,6 +190,6 @@ observations_option = click.option(
     help="A .npz with an array 'obs' (N, ...), or several by the policy's names. Default: those beside the policy.",
 )
 generations_option = click.option(
-    "--generations", type=COUNT, default=GENERATIONS, show_default=True, help="Observations to calibrate on."
+    "--generations", type=COUNT, default=GENERATIONS, help="Observations to calibrate on."
 )
-threads_option = click.option("--threads", type=COUNT, default=1, show_default=True, help="Threads for torch.")
+threads_option = click.option("--threads", type=COUNT, default=1, help="Threads for torch.")

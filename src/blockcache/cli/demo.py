@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from blockcache.cli.arguments import (
-    COUNT,
-    PolicySource,
-    generations_option,
-    observations_option,
-    policy_argument,
-    threads_option,
-)
+from blockcache.cli import arguments as arg
 from blockcache.errors import ObservationError, TaskError
 
 if TYPE_CHECKING:
@@ -22,20 +15,16 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@policy_argument(default="pusht")
-@observations_option
-@generations_option
-@click.option("--repeats", type=COUNT, default=7, show_default=True, help="Timed calls per method.")
-@threads_option
+@arg.policy_argument(default="pusht")
+@arg.observations_option
+@arg.generations_option
+@click.option("--repeats", type=arg.COUNT, default=7, help="Timed calls per method.")
+@arg.threads_option
 @click.option(
-    "--seconds",
-    type=click.IntRange(min=0),
-    default=150,
-    show_default=True,
-    help="For rollouts in the simulator; 0 leaves them out.",
+    "--seconds", type=click.IntRange(min=0), default=150, help="For rollouts in the simulator; 0 leaves them out."
 )
 def demo(
-    policy: PolicySource, observations: str | None, generations: int, repeats: int, threads: int, seconds: int
+    policy: arg.PolicySource, observations: str | None, generations: int, repeats: int, threads: int, seconds: int
 ) -> None:
     """Calibrate, solve and accelerate POLICY (default: the shipped Push-T policy), and compare what comes out.
 
@@ -94,7 +83,7 @@ def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> N
     display(*open_loop_blocks(result, repeats, torch.get_num_threads()))
 
 
-def _closed_loop(policy: PolicySource, observations: Any, generations: int, seconds: int, kept: str) -> None:
+def _closed_loop(policy: arg.PolicySource, observations: Any, generations: int, seconds: int, kept: str) -> None:
     from blockcache.compare.jobs import local_workers
     from blockcache.report.evaluation import closed_loop_blocks
     from blockcache.report.stored import shipped

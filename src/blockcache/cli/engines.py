@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from blockcache.cli.arguments import (
-    COUNT,
-    OUTPUT,
-    PolicySource,
-    given,
-    load_schedule,
-    policy_argument,
-    refuse_sizes_beside_a_policy,
-)
+from blockcache.cli import arguments as arg
 from blockcache.cores import cores
 from blockcache.samplers import SAMPLERS
 
@@ -26,12 +18,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@policy_argument()
+@arg.policy_argument()
 @click.argument("schedule", required=False)
-@click.option("-o", "--output", type=OUTPUT, default="policy.onnx", show_default=True, help="The file to write.")
+@click.option("-o", "--output", type=arg.OUTPUT, default="policy.onnx", help="The file to write.")
 @click.option("--actions-only", is_flag=True, help="Leave out what the robot does not execute (causal policies).")
 @click.option("--other-weights", is_flag=True, help="Accept a schedule that was made for other weights.")
-def export(policy: PolicySource, schedule: str | None, output: str, actions_only: bool, other_weights: bool) -> None:
+def export(
+    policy: arg.PolicySource, schedule: str | None, output: str, actions_only: bool, other_weights: bool
+) -> None:
     """Write POLICY under SCHEDULE as one ONNX file: observation and noise in, actions in robot units out.
 
     SCHEDULE is a file, or one of the paper's by name; without it the file is full precision. It needs no Python, no cache
@@ -43,7 +37,7 @@ def export(policy: PolicySource, schedule: str | None, output: str, actions_only
       blockcache export pusht schedule.json --actions-only -o fast.onnx
       blockcache export my_module:make_policy -o full.onnx
     """
-    followed = None if schedule is None else load_schedule(schedule)
+    followed = None if schedule is None else arg.load_schedule(schedule)
 
     from blockcache.engines import export_policy
 
@@ -55,21 +49,21 @@ def export(policy: PolicySource, schedule: str | None, output: str, actions_only
 
 
 @click.command()
-@policy_argument(required=False)
+@arg.policy_argument(required=False)
 @click.option("--schedule", help="A schedule file or a printed one. Default: the paper's square_ph, stretched to fit.")
-@click.option("--width", default=256, show_default=True)
-@click.option("--layers", default=8, show_default=True)
-@click.option("--horizon", default=10, show_default=True)
-@click.option("--sampler", type=click.Choice(list(SAMPLERS)), default="ddpm", show_default=True)
-@click.option("--steps", default=100, show_default=True, help="Denoising steps.")
-@click.option("--batch", type=COUNT, default=1, show_default=True)
-@click.option("--threads", type=COUNT, help="Measure with 1 and this many threads. Default: all cores.")
-@click.option("--repeats", type=click.IntRange(min=2), default=20, show_default=True, help="Interleaved rounds.")
+@click.option("--width", default=256)
+@click.option("--layers", default=8)
+@click.option("--horizon", default=10)
+@click.option("--sampler", type=click.Choice(list(SAMPLERS)), default="ddpm")
+@click.option("--steps", default=100, help="Denoising steps.")
+@click.option("--batch", type=arg.COUNT, default=1)
+@click.option("--threads", type=arg.COUNT, help="Measure with 1 and this many threads. Default: all cores.")
+@click.option("--repeats", type=click.IntRange(min=2), default=20, help="Interleaved rounds.")
 @click.option("--quick", is_flag=True, help="Engines only, and 5 rounds unless --repeats says otherwise.")
-@click.option("--json", "json_path", type=OUTPUT, help="Write all figures here.")
-@click.option("--plot", type=OUTPUT, metavar="FILE.png", help="Draw the table.")
+@click.option("--json", "json_path", type=arg.OUTPUT, help="Write all figures here.")
+@click.option("--plot", type=arg.OUTPUT, metavar="FILE.png", help="Draw the table.")
 def bench(
-    policy: PolicySource | None,
+    policy: arg.PolicySource | None,
     schedule: str | None,
     threads: int | None,
     repeats: int,
@@ -96,8 +90,8 @@ def bench(
     if plot:
         require_matplotlib()
     if policy:
-        refuse_sizes_beside_a_policy(set(sizes) - {"batch"})
-    followed = load_schedule(schedule) if schedule else None
+        arg.refuse_sizes_beside_a_policy(set(sizes) - {"batch"})
+    followed = arg.load_schedule(schedule) if schedule else None
 
     import torch
 
@@ -119,9 +113,9 @@ def bench(
         port,
         followed,
         seen,
-        _shape_of(port, shape.batch) if policy else asdict(shape),
+        _sizes(port, shape.batch) if policy else asdict(shape),
         threads=threads or cores(),
-        repeats=5 if quick and not given(["repeats"]) else repeats,
+        repeats=5 if quick and not arg.given(["repeats"]) else repeats,
         quick=quick,
     )
     figures = result.to_dict()
@@ -137,18 +131,18 @@ def bench(
     )
 
 
-def _shape_of(port: Port, batch: int) -> dict[str, Any]:
-    """A policy's sizes, for the record; those of our own go by the names that random weights are asked for with."""
-    from blockcache.models.dpt import DiffusionTransformerPolicy
-    from blockcache.models.dpt.shape import Shape
-
-    own = port.policy
+def _sizes(port: Port, batch: int) -> dict[str, Any]:
+    """A policy's sizes, for the record, by the names that random weights are asked for with."""
     return {
         "family": port.adapter.family,
-        "widths": dict(port.adapter.widths),
+        "layers": len(port.adapter.layers),
+        **port.adapter.widths,
         "horizon": port.horizon,
+        "n_obs_steps": port.n_obs_steps,
+        "n_action_steps": port.n_action_steps,
+        "obs_dim": port.inputs.get("obs", (0,))[-1],
+        "action_dim": len(port.action_scale),
         "sampler": port.sampler_settings["type"],
         "steps": len(port.timesteps),
         "batch": batch,
-        **(asdict(Shape.of(own, batch)) if isinstance(own, DiffusionTransformerPolicy) else {}),
     }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from blockcache.cli.arguments import OUTPUT, Checked, PolicySource, policy_argument
+from blockcache.cli import arguments as arg
 from blockcache.cli.rollouts import chosen_backend, exit_if_failed, resumable, run_options
 from blockcache.compare.methods import NAMES, ScheduleFile, parse_method
 
@@ -27,39 +27,34 @@ def _method(text: str) -> str:
 
 
 @click.command("eval", epilog=f"\b\nMethods:\n{NAMES}")
-@policy_argument()
+@arg.policy_argument()
 @click.option(
     "-m",
     "--method",
     "methods",
-    type=Checked("method", _method),
+    type=arg.Checked("method", _method),
     multiple=True,
     default=("bac:S=10,n=5",),
-    show_default=True,
     help="What to compare with the full policy; may be given often.",
 )
-@click.option("-o", "--output", type=OUTPUT, default="results.json", show_default=True, help="The results.")
+@click.option("-o", "--output", type=arg.OUTPUT, default="results.json", help="The results.")
 @click.option(
     "--first-seed", type=click.IntRange(min=0), help="First environment seed. Default: the task's first test seed."
 )
 @run_options
-@click.option("--repeats", type=click.IntRange(min=0), default=5, show_default=True, help="Timed chunks per method.")
-@click.option("--video", type=OUTPUT, help="A .gif or .mp4 of the first episode: full beside the last method.")
+@click.option("--repeats", type=click.IntRange(min=0), default=5, help="Timed chunks per method.")
+@click.option("--video", type=arg.OUTPUT, help="A .gif or .mp4 of the first episode: full beside the last method.")
 def evaluate(
-    policy: PolicySource,
+    policy: arg.PolicySource,
     methods: tuple[str, ...],
     output: str,
-    first_seed: int | None,
     task: str | None,
-    rollouts: int,
-    group: int,
-    engine: str,
     workers: int | None,
     ray: str | None,
     observations: str | None,
-    generations: int,
     repeats: int,
     video: str | None,
+    **amount: Any,
 ) -> None:
     """Let POLICY do its task under several methods: the same episodes, the same noise, compared pair by pair.
 
@@ -86,19 +81,7 @@ def evaluate(
 
     state = Path(output).with_suffix(".state")
     with resumable(state):
-        evaluation = prepare(
-            policy.port,
-            chosen,
-            methods,
-            seen,
-            state=state,
-            source=str(policy),
-            rollouts=rollouts,
-            first_seed=first_seed,
-            group=group,
-            engine=engine,
-            generations=generations,
-        )
+        evaluation = prepare(policy.port, chosen, methods, seen, state=state, source=str(policy), **amount)
         evaluation.check_output(output)
         results = evaluation.run(backend)
         results.save(output)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blockcache.cli.arguments import COUNT, ENGINE, TASK, Verb, generations_option, observations_option
+from blockcache.cli import arguments as arg
 from blockcache.compare.results import GROUP
 
 if TYPE_CHECKING:
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 FAILED, INTERRUPTED = 1, 130  # exit codes
 
-task_option = click.option("--task", type=TASK, help="Default: the one that the policy says it was trained for.")
-engine_option = click.option("--engine", type=ENGINE, default="auto", show_default=True)
+task_option = click.option("--task", type=arg.TASK, help="Default: the one that the policy says it was trained for.")
+engine_option = click.option("--engine", type=arg.ENGINE, default="auto")
 
 
-def run_options(verb: Verb) -> Verb:
+def run_options(verb: arg.Verb) -> arg.Verb:
     """How rollouts are run and what is calibrated on, in the order of the help."""
-    options: list[Callable[[Verb], Verb]] = [
+    options: list[Callable[[arg.Verb], arg.Verb]] = [
         task_option,
-        click.option("--rollouts", type=COUNT, default=50, show_default=True, help="Per method."),
-        click.option("--group", type=COUNT, default=GROUP, show_default=True, help="Rollouts run as one batch."),
+        click.option("--rollouts", type=arg.COUNT, default=50, help="Per method."),
+        click.option("--group", type=arg.COUNT, default=GROUP, help="Rollouts run as one batch."),
         engine_option,
-        click.option("--workers", type=COUNT, help="Processes on this machine. Default: one for each core."),
+        click.option("--workers", type=arg.COUNT, help="Processes on this machine. Default: one for each core."),
         click.option("--ray", metavar="ADDRESS", help="Use a Ray cluster instead; 'local' starts one here."),
-        observations_option,
-        generations_option,
+        arg.observations_option,
+        arg.generations_option,
     ]
     for option in reversed(options):  # as decorators are: the lowest first
         verb = option(verb)

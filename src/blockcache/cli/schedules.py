@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import click
 
-from blockcache.cli.arguments import (
-    OUTPUT,
-    PolicySource,
-    generations_option,
-    load_schedule,
-    observations_option,
-    policy_argument,
-    threads_option,
-)
+from blockcache.cli import arguments as arg
 from blockcache.solvers import METHODS, OBJECTIVES
 from blockcache.solvers.metrics import METRICS
 
 
 @click.command()
-@policy_argument()
-@click.option("-o", "--output", type=OUTPUT, default="recording.safetensors", show_default=True, help="The recording.")
-@observations_option
-@generations_option
-@click.option("--seed", default=0, show_default=True, help="Of the noise.")
-@threads_option
+@arg.policy_argument()
+@click.option("-o", "--output", type=arg.OUTPUT, default="recording.safetensors", help="The recording.")
+@arg.observations_option
+@arg.generations_option
+@click.option("--seed", default=0, help="Of the noise.")
+@arg.threads_option
 def calibrate(
-    policy: PolicySource, output: str, observations: str | None, generations: int, seed: int, threads: int
+    policy: arg.PolicySource, output: str, observations: str | None, generations: int, seed: int, threads: int
 ) -> None:
     """Run POLICY in full and record how each block's output changes over the denoising steps.
 
@@ -54,12 +46,12 @@ def calibrate(
 
 @click.command()
 @click.argument("recording")
-@click.option("-o", "--output", type=OUTPUT, default="schedule.json", show_default=True, help="The schedule.")
-@click.option("-S", "--updates", default=10, show_default=True, help="Update steps per block, step 0 among them.")
+@click.option("-o", "--output", type=arg.OUTPUT, default="schedule.json", help="The schedule.")
+@click.option("-S", "--updates", default=10, help="Update steps per block, step 0 among them.")
 @click.option("-n", "--union", type=int, help="Blocks that the bubbling union repairs. Default: 5, or all if fewer.")
-@click.option("--metric", type=click.Choice(list(METRICS)), default="cosine", show_default=True)
-@click.option("--method", type=click.Choice(METHODS), default="bac", show_default=True)
-@click.option("--objective", type=click.Choice(OBJECTIVES), default="anchor", show_default=True)
+@click.option("--metric", type=click.Choice(list(METRICS)), default="cosine")
+@click.option("--method", type=click.Choice(METHODS), default="bac")
+@click.option("--objective", type=click.Choice(OBJECTIVES), default="anchor")
 def solve(
     recording: str, output: str, updates: int, union: int | None, metric: str, method: str, objective: str
 ) -> None:
@@ -99,5 +91,5 @@ def show(schedule: str, plan: bool) -> None:
     from blockcache.cli.pictures import schedule_picture
     from blockcache.schedule.plan import compile_plan
 
-    loaded = load_schedule(schedule)
+    loaded = arg.load_schedule(schedule)
     click.echo(compile_plan(loaded).describe() if plan else schedule_picture(loaded))

@@ -7,28 +7,15 @@ from typing import Any
 
 import click
 
-from blockcache.cli.arguments import (
-    COUNT,
-    OUTPUT_DIRECTORY,
-    POLICY,
-    PolicySource,
-    generations_option,
-    load_schedule,
-    observations_option,
-    policy_argument,
-    refuse_sizes_beside_a_policy,
-    threads_option,
-    typed,
-)
+from blockcache.cli import arguments as arg
 from blockcache.cores import cores
 from blockcache.files import make_directory, write_bytes
 
 output_option = click.option(
     "-o",
     "--output",
-    type=OUTPUT_DIRECTORY,
+    type=arg.OUTPUT_DIRECTORY,
     default="out",
-    show_default=True,
     help="Directory for the figures (.json) and the page (.md).",
 )
 render_option = click.option("--render-only", is_flag=True, help="The page anew from its figures; measures nothing.")
@@ -37,7 +24,7 @@ render_option = click.option("--render-only", is_flag=True, help="The page anew 
 @click.command()
 @output_option
 @render_option
-@click.option("--repeats", type=click.IntRange(min=2), default=30, show_default=True, help="Interleaved rounds.")
+@click.option("--repeats", type=click.IntRange(min=2), default=30, help="Interleaved rounds.")
 def performance(output: Path, render_only: bool, repeats: int) -> None:
     """Measure everything that docs/performance.md shows, and write the page. About ten minutes on two idle cores.
 
@@ -91,14 +78,14 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
 
 
 @click.command()
-@policy_argument(required=False)
+@arg.policy_argument(required=False)
 @output_option
 @render_option
-@observations_option
-@generations_option
-@threads_option
+@arg.observations_option
+@arg.generations_option
+@arg.threads_option
 def errors(
-    policy: PolicySource | None,
+    policy: arg.PolicySource | None,
     output: Path,
     render_only: bool,
     observations: str | None,
@@ -129,7 +116,7 @@ def errors(
         from blockcache.studies.caching import caching_study
 
         torch.set_num_threads(threads)
-        measured = caching_study(policy.port, seen, generations=generations, command=typed())
+        measured = caching_study(policy.port, seen, generations=generations, command=arg.typed())
         make_directory(output)
         FORMAT.save(source, measured)
     results = FORMAT.load(source)
@@ -139,17 +126,15 @@ def errors(
 
 @click.command()
 @click.argument("schedules", nargs=-1)
-@click.option("--policy", type=POLICY, help="Take the shape from this policy.")
-@click.option("--width", type=COUNT, default=256, show_default=True)
-@click.option("--layers", type=COUNT, default=8, show_default=True)
-@click.option("--tokens", type=COUNT, default=10, show_default=True, help="Action tokens (the horizon).")
-@click.option(
-    "--cond-tokens", default=3, show_default=True, help="Condition tokens: the time and the observation steps."
-)
-@click.option("--cond-dim", default=66, show_default=True, help="Numbers per observation step.")
-@click.option("--action-dim", type=COUNT, default=2, show_default=True)
-@click.option("--steps", type=COUNT, default=100, show_default=True, help="Denoising steps.")
-def flops(schedules: tuple[str, ...], policy: PolicySource | None, steps: int, **sizes: int) -> None:
+@click.option("--policy", type=arg.POLICY, help="Take the shape from this policy.")
+@click.option("--width", type=arg.COUNT, default=256)
+@click.option("--layers", type=arg.COUNT, default=8)
+@click.option("--tokens", type=arg.COUNT, default=10, help="Action tokens (the horizon).")
+@click.option("--cond-tokens", default=3, help="Condition tokens: the time and the observation steps.")
+@click.option("--cond-dim", default=66, help="Numbers per observation step.")
+@click.option("--action-dim", type=arg.COUNT, default=2)
+@click.option("--steps", type=arg.COUNT, default=100, help="Denoising steps.")
+def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: int, **sizes: int) -> None:
     """FLOPs of one generation, in full and under each of the SCHEDULES (files or names of the paper's).
 
     By formula: 2 x multiply-adds, attention products included, batch 1. The default shape is the paper's.
@@ -161,8 +146,8 @@ def flops(schedules: tuple[str, ...], policy: PolicySource | None, steps: int, *
       blockcache paper flops --width 768 --tokens 16
     """
     if policy is not None:
-        refuse_sizes_beside_a_policy({"steps", *sizes})
-    loaded = {name: load_schedule(name) for name in schedules}
+        arg.refuse_sizes_beside_a_policy({"steps", *sizes})
+    loaded = {name: arg.load_schedule(name) for name in schedules}
 
     from blockcache.models.dpt.flops import DPTShape
     from blockcache.report.performance import flops_table

@@ -7,24 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blockcache.cli.arguments import (
-    COUNT,
-    OUTPUT,
-    OUTPUT_DIRECTORY,
-    PolicySource,
-    generations_option,
-    given,
-    observations_option,
-    policy_argument,
-)
-from blockcache.cli.rollouts import (
-    chosen_backend,
-    engine_option,
-    exit_if_failed,
-    resumable,
-    run_options,
-    task_option,
-)
+from blockcache.cli import arguments as arg
+from blockcache.cli.rollouts import chosen_backend, engine_option, exit_if_failed, resumable, run_options, task_option
 from blockcache.files import make_directory, write_bytes
 from blockcache.studies.suites import SUITES, TIMINGS
 
@@ -32,41 +16,35 @@ if TYPE_CHECKING:
     from blockcache.report.suites import SuiteResults
 
 output_option = click.option(
-    "-o",
-    "--output",
-    type=OUTPUT_DIRECTORY,
-    default="out/suites",
-    show_default=True,
-    help="Directory, shared by all suites.",
+    "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out/suites", help="Directory, shared by all suites."
 )
 
 
 @click.command()
 @click.argument("name", metavar="NAME", type=click.Choice(SUITES))
-@policy_argument()
+@arg.policy_argument()
 @output_option
 @run_options
 @click.option(
     "--main-rollouts",
-    type=COUNT,
+    type=arg.COUNT,
     default=250,
-    show_default=True,
     help="In suite main, of full, BAC, and Uniform, DDIM and DDPM at equal FLOPs.",
 )
 @click.option("--quick", is_flag=True, help="A few short rollouts, to see that it works. No results.")
 def suite(
     name: str,
-    policy: PolicySource,
+    policy: arg.PolicySource,
     output: Path,
     task: str | None,
-    rollouts: int,
-    group: int,
     engine: str,
     workers: int | None,
     ray: str | None,
     observations: str | None,
-    generations: int,
+    rollouts: int,
     main_rollouts: int,
+    group: int,
+    generations: int,
     quick: bool,
 ) -> None:
     """Run one of the paper's comparisons on POLICY, in closed loop.
@@ -89,7 +67,7 @@ def suite(
       blockcache paper suite ddim pusht --rollouts 100 --workers 2
       blockcache paper suite main pusht --quick -o /tmp/quick
     """
-    if quick and (ignored := given(["rollouts", "main_rollouts", "group", "generations"])):
+    if quick and (ignored := arg.given(["rollouts", "main_rollouts", "group", "generations"])):
         raise click.UsageError(f"{', '.join(ignored)} and --quick exclude one another: a quick run has its own amounts")
     backend = chosen_backend(workers, ray)
     chosen, seen = policy.task(task), policy.observations(observations)
@@ -111,15 +89,15 @@ def suite(
 
 
 @click.command()
-@policy_argument()
+@arg.policy_argument()
 @output_option
 @task_option
 @engine_option
-@observations_option
-@generations_option
-@click.option("--repeats", type=COUNT, default=20, show_default=True, help="Interleaved rounds.")
+@arg.observations_option
+@arg.generations_option
+@click.option("--repeats", type=arg.COUNT, default=20, help="Interleaved rounds.")
 def timing(
-    policy: PolicySource,
+    policy: arg.PolicySource,
     output: Path,
     task: str | None,
     engine: str,
@@ -151,14 +129,9 @@ def timing(
 @click.argument("directory")
 @click.argument("others", nargs=-1)
 @click.option(
-    "-o",
-    "--output",
-    type=OUTPUT_DIRECTORY,
-    default="out",
-    show_default=True,
-    help="Directory for results.md and its picture.",
+    "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for results.md and its picture."
 )
-@click.option("--stored", type=OUTPUT, help="Also write the small summary that the demo shows as stored.")
+@click.option("--stored", type=arg.OUTPUT, help="Also write the small summary that the demo shows as stored.")
 def results(directory: str, others: tuple[str, ...], output: Path, stored: str | None) -> None:
     """Make the page of results from the suites' files in DIRECTORY, whichever are there.
 

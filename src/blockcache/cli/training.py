@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from blockcache.cli.arguments import COUNT, OUTPUT, TASK, Checked, PolicySource, policy_argument, threads_option
+from blockcache.cli import arguments as arg
 from blockcache.cli.rollouts import task_option
 from blockcache.errors import FileError
 from blockcache.files import check_writable
 
 first_seed_option = click.option(
-    "--first-seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="First environment seed; test seeds are refused.",
+    "--first-seed", type=click.IntRange(min=0), default=0, help="First environment seed; test seeds are refused."
 )
 
 
@@ -32,14 +29,13 @@ def _policy_to_write(path: str) -> str:
 
 
 @click.command()
-@click.argument("task", type=TASK)
-@click.option("-o", "--output", type=OUTPUT, required=True, help="The .npz file to write.")
-@click.option("--episodes", type=click.IntRange(min=2), default=300, show_default=True, help="Successful ones.")
+@click.argument("task", type=arg.TASK)
+@click.option("-o", "--output", type=arg.OUTPUT, required=True, help="The .npz file to write.")
+@click.option("--episodes", type=click.IntRange(min=2), default=300, help="Successful ones.")
 @click.option(
     "--noise",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.1,
-    show_default=True,
     help="Spread of what is added to the actions that are executed, in the task's units; what is kept is the expert's.",
 )
 @first_seed_option
@@ -61,36 +57,25 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed:
 
 
 @click.command()
-@click.argument("task", type=TASK)
-@click.option("--data", type=Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file.")
+@click.argument("task", type=arg.TASK)
+@click.option(
+    "--data", type=arg.Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
+)
 @click.option(
     "-o",
     "--output",
-    type=Checked("directory", _policy_to_write),
+    type=arg.Checked("directory", _policy_to_write),
     required=True,
     help="The policy directory to write.",
 )
-@click.option("--width", default=256, show_default=True)
-@click.option("--layers", default=8, show_default=True)
-@click.option("--epochs", default=60, show_default=True)
-@click.option(
-    "--lr", default=6e-4, show_default=True, help="Highest learning rate; a narrow policy bears a higher one."
-)
-@click.option("--seed", default=0, show_default=True, help="Of the weights, the noise and the order of the data.")
-@click.option("--threads", type=COUNT, help="Threads for torch. Default: all cores.")
-@click.option("--resume/--anew", default=True, show_default=True, help="Go on from the state beside the output.")
-def train(
-    task: str,
-    data: str,
-    output: str,
-    width: int,
-    layers: int,
-    epochs: int,
-    lr: float,
-    seed: int,
-    threads: int | None,
-    resume: bool,
-) -> None:
+@click.option("--width", default=256)
+@click.option("--layers", default=8)
+@click.option("--epochs", default=60)
+@click.option("--lr", default=6e-4, help="Highest learning rate; a narrow policy bears a higher one.")
+@click.option("--seed", default=0, help="Of the weights, the noise and the order of the data.")
+@click.option("--threads", type=arg.COUNT, help="Threads for torch. Default: all cores.")
+@click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
+def train(task: str, data: str, output: str, threads: int | None, resume: bool, **settings: Any) -> None:
     """Train a DP-T policy for TASK from demonstrations. Killed at any moment, the same command goes on.
 
     \b
@@ -102,20 +87,19 @@ def train(
     from blockcache.training import TrainConfig
     from blockcache.training import train as run
 
-    config = TrainConfig(task, width=width, layers=layers, epochs=epochs, lr=lr, seed=seed)
-    click.echo(run(config, data, output, threads=threads, resume=resume))
+    click.echo(run(TrainConfig(task, **settings), data, output, threads=threads, resume=resume))
 
 
 @click.command()
-@policy_argument()
+@arg.policy_argument()
 @task_option
-@click.option("-o", "--output", type=OUTPUT, default="observations.npz", show_default=True, help="The file to write.")
-@click.option("--episodes", type=COUNT, default=16, show_default=True)
-@click.option("--count", type=COUNT, default=64, show_default=True, help="Observations to keep.")
+@click.option("-o", "--output", type=arg.OUTPUT, default="observations.npz", help="The file to write.")
+@click.option("--episodes", type=arg.COUNT, default=16)
+@click.option("--count", type=arg.COUNT, default=64, help="Observations to keep.")
 @first_seed_option
-@threads_option
+@arg.threads_option
 def observe(
-    policy: PolicySource, task: str | None, output: str, episodes: int, count: int, first_seed: int, threads: int
+    policy: arg.PolicySource, task: str | None, output: str, episodes: int, count: int, first_seed: int, threads: int
 ) -> None:
     """Let POLICY do its task and keep what it saw, to calibrate on.
 

@@ -26,24 +26,6 @@ class Shape:
     steps: int = 100
     batch: int = 1
 
-    @classmethod
-    def of(cls, policy: DiffusionTransformerPolicy, batch: int) -> Shape:
-        """The shape of a policy that is there."""
-        config = policy.config
-        return cls(
-            width=config.n_emb,
-            layers=config.n_layer,
-            heads=config.n_head,
-            horizon=config.horizon,
-            n_obs_steps=config.n_obs_steps,
-            obs_dim=config.obs_dim,
-            action_dim=config.action_dim,
-            n_action_steps=config.n_action_steps,
-            sampler=policy.sampler.type,
-            steps=policy.num_inference_steps,
-            batch=batch,
-        )
-
     def policy(self) -> DiffusionTransformerPolicy:
         """Random weights, always the same ones."""
         with torch.random.fork_rng():

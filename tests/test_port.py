@@ -20,7 +20,11 @@ from toy_evaluation import METHODS, ready
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
-COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda port: pickle.loads(pickle.dumps(port)), "copy": lambda port: port.copy()}
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda port: pickle.loads(pickle.dumps(port)),
+    "copy": lambda port: port.copy(),
+}
 
 
 @pytest.fixture
@@ -63,7 +67,9 @@ def test_a_copy_is_independent_and_knows_its_hash(any_policy, way, hashes):
     assert hashes == [1, 1]
     assert type(copied) is type(port)
     assert copied.adapter.denoiser is copied.policy.model is not port.policy.model
-    with bc.accelerate(copied.policy, bc.Schedule(len(port.timesteps), {b: [0] for b in fingerprint.blocks}), "patched"):
+    with bc.accelerate(
+        copied.policy, bc.Schedule(len(port.timesteps), {b: [0] for b in fingerprint.blocks}), "patched"
+    ):
         assert not torch.equal(act(copied.policy), expected)
         assert torch.equal(act(any_policy), expected)
     assert torch.equal(act(copied.policy), expected)
@@ -156,7 +162,7 @@ def test_a_compiled_model_is_refused_with_the_way_out(any_policy, make, way_out)
     expected = act(any_policy)
     make(any_policy)
     for use in (bc.accelerate, lambda policy: bc.calibrate(policy, [observation(policy)]), load_policy):
-        with pytest.raises(PolicyError, match="was compiled by torch.compile") as caught:
+        with pytest.raises(PolicyError, match=r"was compiled by torch\.compile") as caught:
             use(any_policy)
         assert way_out in str(caught.value)
     exec(way_out.replace("layers.1", "layers[1]"), {"policy": any_policy})
@@ -165,7 +171,7 @@ def test_a_compiled_model_is_refused_with_the_way_out(any_policy, make, way_out)
 
 
 def test_a_policy_compiled_as_a_whole_is_refused_with_the_way_out(any_policy):
-    with pytest.raises(PolicyError, match="policy = policy._orig_mod"):
+    with pytest.raises(PolicyError, match=r"policy = policy\._orig_mod"):
         bc.accelerate(torch.compile(any_policy))
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from blockcache.compare.candidates import Running
@@ -31,6 +30,7 @@ from blockcache.files import Format
 from blockcache.measure import machine
 from blockcache.measure.latency import Latency, measure
 from blockcache.models.noise import draw_all
+from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.program import Program
 from blockcache.observations import batch_size
@@ -98,6 +98,10 @@ class _Timed:
     full: tuple[str, ...] = ()  # candidates that are full precision in the same engine; the fastest counts
     comparable: bool = True  # whether the same noise should give almost the same actions
 
+    def answer(self) -> Any:
+        """With the same noise as all others, also where a policy draws it from torch's global generator."""
+        return generate(lambda _: self.call(), None, seed=0)
+
 
 def run_bench(
     port: Port,
@@ -135,9 +139,9 @@ def run_bench(
             maker.savings()
         candidates = maker.candidates
         latencies = measure({c.name: c.call for c in candidates}, repeats, progress=progress)
-        found = {c.name: port.action_of(c.call()).detach() for c in candidates if c.comparable}
+        found = {c.name: port.action_of(c.answer()).detach() for c in candidates if c.comparable}
         plain, scale = found[candidates[0].name], port.action_scale
-        differences = {name: _difference(action, plain, scale) for name, action in found.items()}
+        gaps = {name: np.abs((action - plain).cpu().numpy() * scale).max() for name, action in found.items()}
     eager = min((c.name for c in candidates[: len(counts)]), key=lambda name: latencies[name].p50)
     batch = batch_size(observations)
     return Bench(
@@ -147,9 +151,7 @@ def run_bench(
         peak_gflops=peaks,
         repeats=repeats,
         eager=eager,
-        rows=[
-            _row(c, latencies, eager, port.n_action_steps, batch, peaks, differences.get(c.name)) for c in candidates
-        ],
+        rows=[_row(c, latencies, eager, port.n_action_steps, batch, peaks, gaps.get(c.name)) for c in candidates],
         unavailable=maker.unavailable,
     )
 
@@ -324,13 +326,9 @@ def _row(
         gflop=candidate.flops / 1e9,
         gflops=rate,
         of_peak=rate / peaks[str(candidate.threads)],
-        max_difference=difference,
+        max_difference=None if difference is None else float(difference),
         samples_ms=[round(float(value) * 1e3, 4) for value in latency.seconds],
     )
-
-
-def _difference(found: Tensor, expected: Tensor, scale: NDArray[np.float64]) -> float:
-    return float((np.abs(np.asarray(found.cpu()) - np.asarray(expected.cpu())) * scale).max())
 
 
 def _generator() -> torch.Generator:

@@ -18,7 +18,7 @@ from cli_inputs import SMALL, STEPS, synthetic
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 COLUMNS = {
     "name", "engine", "threads", "p50_ms", "p95_ms", "p99_ms", "chunk_hz", "action_hz", "speedup", "over_full", "gflop",
-    "gflops", "of_peak", "max_difference", "samples_ms",
+    "gflops", "of_peak", "max_difference", "saving", "limit", "samples_ms",
 }  # fmt: skip
 
 

@@ -20,12 +20,10 @@ from tqdm import tqdm
 
 from blockcache.attach.generation import LayerCall, attach
 from blockcache.errors import ObservationError, RecordingError
-from blockcache.models.noise import draw_all
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, rows
-from blockcache.samplers import table
 from blockcache.solvers.metrics import METRICS
 from blockcache.solvers.recording import Recording
 
@@ -118,10 +116,7 @@ class _Recorder:
         if not self.port.takes_noise:
             generate(predict_action, batch, seeds[0])
             return
-        assert self.port.sampler is not None  # a policy that takes noise has one that we know
-        sampler, chunk = table(self.port.sampler), (1, self.port.horizon, self.port.sample_dim)
-        like = next(self.port.adapter.denoiser.parameters())
-        noise = [draw_all(sampler, chunk, like, torch.Generator().manual_seed(seed)) for seed in seeds]
+        noise = [self.port.draw_noise(1, torch.Generator().manual_seed(seed)) for seed in seeds]
         predict_action(batch, noise=torch.cat(noise, dim=1))  # (1 + draws, B, T, D)
 
     def _reduce(self, run: _RecordingGeneration, samples: int) -> None:

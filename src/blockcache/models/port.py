@@ -22,8 +22,9 @@ from blockcache.errors import BlockcacheError, PolicyError
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
 from blockcache.models.modes import ModeCheck
+from blockcache.models.noise import draw_all
 from blockcache.models.program import Program, UnsupportedError
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import SamplerConfig, table
 
 P = TypeVar("P", bound="Port")
 
@@ -75,6 +76,12 @@ class Port(ABC):
     @abstractmethod
     def with_sampler(self: P, sampler: SamplerConfig) -> P:
         """The same weights (shared, not copied) behind another sampler."""
+
+    def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
+        """All the noise of one generation, (1 + draws, B, T, D), for policies whose sampler we know."""
+        assert self.sampler is not None, self.untabulated
+        like = next(self.adapter.denoiser.parameters())
+        return draw_all(table(self.sampler), (batch, self.horizon, self.sample_dim), like, generator)
 
     # -- sizes
 

@@ -133,7 +133,7 @@ class PublicPort(Port):
         """Of a longer history the public code looks at the first `n_obs_steps`."""
         found = {}
         for name, shape in self.inputs.items():
-            if not isinstance(obs, Mapping) or name not in obs:
+            if not isinstance(obs, Mapping) or isinstance(obs.get(name, {}), Mapping):  # none, or nested
                 raise self._misgiven(obs, "")
             tensor = as_tensor(obs[name])
             steps, *rest = shape
@@ -151,10 +151,15 @@ class PublicPort(Port):
     def explain(self, error: Exception, obs: Any) -> BlockcacheError | None:
         if isinstance(error, BlockcacheError):
             return None
-        flat = isinstance(obs, Mapping) and all(isinstance(value, Tensor) for value in obs.values())
-        if flat and not (isinstance(error, KeyError) and error.args[:1] and error.args[0] not in obs):
-            return None
-        return self._misgiven(obs, f" ({type(error).__name__}: {error})")
+        if isinstance(obs, Mapping) and all(isinstance(value, Tensor) for value in obs.values()):
+            needed = [
+                *(["obs"] if hasattr(self.policy, "obs_dim") else ()),
+                *(error.args if type(error) is KeyError else ()),
+            ]
+            if all(name in obs for name in needed):
+                return None
+        reason = str(error).partition("\n")[0]
+        return self._misgiven(obs, f" ({type(error).__name__}: {reason})")
 
     def _misgiven(self, obs: Any, reason: str) -> ObservationError:
         such = " such as {'obs': (batch, n_obs_steps, obs_dim)}" if hasattr(self.policy, "obs_dim") else " by name"

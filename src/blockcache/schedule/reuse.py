@@ -60,7 +60,8 @@ class Reuse(Generic[T]):
         return self._residuals[block]
 
     def computed(self, operation: Compute, residual: T) -> None:
-        """Keep what was computed, if a later step adds it again."""
+        """Keep what was computed, if a later step adds it again; what the block added before is gone."""
+        self._residuals.pop(operation.block, None)
         if operation.keep:
             self._residuals[operation.block] = residual
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from blockcache.files import Format
 from blockcache.measure import machine
@@ -107,9 +105,9 @@ def run_bench(
             maker.savings()
         candidates = maker.candidates
         latencies = measure({c.name: c.call for c in candidates}, repeats, progress=progress)
-        found = {c.name: port.action_of(c.call()).detach() for c in candidates if c.comparable}
+        found = {c.name: port.action_of(c.answer()).detach() for c in candidates if c.comparable}
         plain, scale = found[candidates[0].name], port.action_scale
-        differences = {name: _difference(action, plain, scale) for name, action in found.items()}
+        gaps = {name: np.abs((action - plain).cpu().numpy() * scale).max() for name, action in found.items()}
     eager = min((c.name for c in candidates[: len(counts)]), key=lambda name: latencies[name].p50)
     batch = batch_size(observations)
     return Bench(
@@ -119,9 +117,7 @@ def run_bench(
         peak_gflops=peaks,
         repeats=repeats,
         eager=eager,
-        rows=[
-            _row(c, latencies, eager, port.n_action_steps, batch, peaks, differences.get(c.name)) for c in candidates
-        ],
+        rows=[_row(c, latencies, eager, port.n_action_steps, batch, peaks, gaps.get(c.name)) for c in candidates],
         unavailable=maker.unavailable,
     )
 
@@ -151,12 +147,8 @@ def _row(
         gflop=candidate.flops / 1e9,
         gflops=rate,
         of_peak=rate / peaks[str(candidate.threads)],
-        max_difference=difference,
+        max_difference=None if difference is None else float(difference),
         saving=candidate.saving,
         limit=candidate.limit,
         samples_ms=[round(float(value) * 1e3, 4) for value in latency.seconds],
     )
-
-
-def _difference(found: Tensor, expected: Tensor, scale: NDArray[np.float64]) -> float:
-    return float((np.abs(np.asarray(found.cpu()) - np.asarray(expected.cpu())) * scale).max())

@@ -26,6 +26,7 @@ from blockcache.engines.onnx import export
 from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.errors import EngineError, FileError
 from blockcache.models.noise import draw_all
+from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.program import Program
 from blockcache.observations import batch_size
@@ -49,6 +50,10 @@ class Timed:
     comparable: bool = True  # whether the same noise should give almost the same actions
     saving: str | None = None
     limit: bool = False
+
+    def answer(self) -> Any:
+        """With the same noise as all others, also where a policy draws it from torch's global generator."""
+        return generate(lambda _: self.call(), None, seed=0)
 
 
 class CandidateMaker:

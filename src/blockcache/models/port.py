@@ -86,16 +86,16 @@ class Port(ABC):
     # -- sizes
 
     @property
-    @abstractmethod
-    def n_obs_steps(self) -> int: ...
+    def n_obs_steps(self) -> int:
+        return required(self.policy, "n_obs_steps")
 
     @property
-    @abstractmethod
-    def n_action_steps(self) -> int: ...
+    def n_action_steps(self) -> int:
+        return required(self.policy, "n_action_steps")
 
     @property
-    @abstractmethod
-    def horizon(self) -> int: ...
+    def horizon(self) -> int:
+        return required(self.policy, "horizon")
 
     @property
     @abstractmethod

@@ -81,18 +81,6 @@ class PublicPort(Port):
         return self._sharing_weights(other)
 
     @property
-    def n_obs_steps(self) -> int:
-        return required(self.policy, "n_obs_steps")
-
-    @property
-    def n_action_steps(self) -> int:
-        return required(self.policy, "n_action_steps")
-
-    @property
-    def horizon(self) -> int:
-        return required(self.policy, "horizon")
-
-    @property
     def inputs(self) -> Mapping[str, tuple[int, ...]]:
         return {"obs": (self.n_obs_steps, required(self.policy, "obs_dim"))}
 

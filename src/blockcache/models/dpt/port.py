@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from blockcache.models.dpt.adapter import find
@@ -29,8 +27,9 @@ def claim(policy: Any) -> Port | str:
     return OwnPort(policy, adapter) if isinstance(policy, DiffusionTransformerPolicy) else PublicPort(policy, adapter)
 
 
-class OwnPort(Port):
-    """Our own policy: everything is in its config, and each generation has a scheduler of its own."""
+class OwnPort(PublicPort):
+    """Our own policy has the public interface too; beyond that, everything is in its config, and each generation has a
+    scheduler of its own."""
 
     reentrant = True
     takes_noise = True
@@ -40,40 +39,12 @@ class OwnPort(Port):
     def timesteps(self) -> tuple[float, ...]:
         return tuple(table(self.policy.sampler).timesteps.tolist())
 
-    @property
-    def sampler(self) -> SamplerConfig:
-        return self.policy.sampler
-
-    @property
-    def sampler_settings(self) -> Mapping[str, Any]:
-        return self.policy.sampler.to_dict()
+    @cached_property
+    def _sampler(self) -> tuple[SamplerConfig | None, str]:
+        return self.policy.sampler, ""
 
     def with_sampler(self, sampler: SamplerConfig) -> OwnPort:
         return self._sharing_weights(self.policy.with_sampler(sampler))
-
-    @property
-    def n_obs_steps(self) -> int:
-        return self.policy.n_obs_steps
-
-    @property
-    def n_action_steps(self) -> int:
-        return self.policy.n_action_steps
-
-    @property
-    def horizon(self) -> int:
-        return self.policy.horizon
-
-    @property
-    def inputs(self) -> Mapping[str, tuple[int, ...]]:
-        return {"obs": (self.policy.n_obs_steps, self.policy.obs_dim)}
-
-    @property
-    def action_scale(self) -> NDArray[np.float64]:
-        return np.asarray(self.policy.normalizer.action.scale.cpu(), dtype=np.float64)
-
-    @property
-    def action_offset(self) -> NDArray[np.float64]:
-        return np.asarray(self.policy.normalizer.action.offset.cpu(), dtype=np.float64)
 
     @property
     def sample_dim(self) -> int:
@@ -88,6 +59,9 @@ class OwnPort(Port):
 
     def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         return {"obs": check_observation(obs, self.policy.n_obs_steps, self.policy.obs_dim, like)}
+
+    def explain(self, error: Exception, obs: Any) -> None:
+        return None  # it explains itself
 
     @property
     def trusted(self) -> bool:

@@ -25,7 +25,7 @@ from blockcache.engines.build import Build
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import export
 from blockcache.engines.onnx_runner import OnnxRunner
-from blockcache.errors import EngineError, FileError
+from blockcache.errors import EngineError, FileError, in_one_line
 from blockcache.files import Format
 from blockcache.measure import machine
 from blockcache.measure.latency import Latency, measure
@@ -177,7 +177,7 @@ class _Maker:
             call = self._plain_call(own, threads)
             call()  # compiles, or says that it cannot
         except Exception as error:
-            self.unavailable[f"{EAGER} + torch.compile"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            self.unavailable[f"{EAGER} + torch.compile"] = in_one_line(error)[:200]
             return
         self._add(name, EAGER, threads, call, self._plain(None))
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 
 import pytest
 import torch
@@ -179,6 +180,27 @@ def test_an_object_is_loaded_as_it_is(any_policy):
     assert load_policy(any_policy) is any_policy
     with pytest.raises(PolicyError, match="is no diffusion policy that we know"):
         load_policy(nn.Linear(2, 2))
+
+
+def test_a_python_entry_makes_the_policy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "their_module.py").write_text(
+        "from foreign_policy import Policy as make\nnumber = 3\ndef needs(path): pass\ndef other(): return 3\n"
+    )
+    (tmp_path / "their_broken_module.py").write_text("1 / 0\n")
+    assert isinstance(load_policy("their_module:make"), foreign_policy.Policy)
+    for entry, sentence in (
+        ("no_such_module:make", r"no policy 'no_such_module:make' \(ModuleNotFoundError: No module named"),
+        ("their_module:nothing", r"\(AttributeError: .*\); expected module:function, importable from here"),
+        ("their_broken_module:make", r"\(ZeroDivisionError: division by zero\); expected module:function"),
+        ("their_module:number", r"their_module:number failed \(TypeError: .*not callable\); it must return a policy"),
+        ("their_module:needs", r"failed \(TypeError: .*argument.*\); it must return a policy"),
+        ("their_module:other", "int is no diffusion policy that we know"),
+    ):
+        with pytest.raises(PolicyError, match=sentence) as caught:
+            load_policy(entry)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_foreign_policy_is_not_saved(tmp_path):

@@ -1,10 +1,13 @@
 """A foreign policy is compared with its own loop once: what is remembered, and what makes it happen again."""
 
 import logging
+import os
 import shutil
+import subprocess
 import sys
 import time
 from importlib import util
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ import blockcache as bc
 import foreign_policy
 from blockcache.engines import rehearsal
 from blockcache.errors import EngineError
+from blockcache.models.dpt import DiffusionTransformerPolicy
 from blockcache.models.registry import port_of
 from foreign_policy import COSINE, Policy
 
@@ -33,7 +37,7 @@ def enable(policy, engine="loop"):
     bc.accelerate(policy, engine=engine, threads=1).disable()
 
 
-def test_it_is_compared_once_and_remembered_in_another_process_too(rehearsed, tmp_path):
+def test_it_is_compared_once_and_remembered(rehearsed, tmp_path):
     policy = Policy()
     enable(policy)
     enable(policy)
@@ -48,6 +52,22 @@ def test_it_is_compared_once_and_remembered_in_another_process_too(rehearsed, tm
     kept.unlink()
     enable(policy)
     assert rehearsed == [1, 1]
+
+
+def test_another_process_remembers_it_too(tmp_path):
+    """Under the same name, however that process orders its sets."""
+    enable(Policy())
+    (kept,) = (tmp_path / "cache").glob("*.agrees")
+    program = (
+        "import foreign_policy, blockcache as bc\n"
+        "from blockcache.engines import rehearsal\n"
+        "rehearsal._own_actions = None  # not to be called\n"
+        "bc.accelerate(foreign_policy.Policy(), engine='loop')\n"
+    )
+    paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    assert [*(tmp_path / "cache").glob("*.agrees")] == [kept]
 
 
 def _weights(policy):
@@ -166,9 +186,20 @@ def test_what_was_refused_is_not_remembered(rehearsed):
     assert rehearsed == [1, 1]
 
 
-def test_our_own_policies_need_no_comparison(policy, rehearsed):
+class Ours(DiffusionTransformerPolicy):
+    """One of ours with a loop of its own."""
+
+    def predict_action(self, obs, *, generator=None, noise=None):
+        return super().predict_action(obs, generator=generator, noise=noise)
+
+
+def test_our_own_policies_need_no_comparison_unless_their_code_is_changed(policy, rehearsed):
     enable(policy)
     assert rehearsed == []
+    policy.__class__ = Ours
+    enable(policy)
+    enable(policy)
+    assert rehearsed == [1]
 
 
 # -- what a user sees meanwhile

@@ -8,6 +8,11 @@ class BlockcacheError(Exception):
     """Base of every error that this package raises on purpose."""
 
 
+def in_one_line(error: BaseException) -> str:
+    """What foreign code raised, for a sentence of ours: its kind and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
 class ScheduleError(BlockcacheError):
     """A schedule that is not well formed, or that does not fit the policy it is meant for."""
 

@@ -22,7 +22,7 @@ from blockcache.engines.patched import attach_strategy
 from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import Runner, attach_runner
-from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError
+from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError, in_one_line
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.port import Port
@@ -190,7 +190,7 @@ def build_checked(port: Port, schedule: Schedule, engine: str, output: str = "ch
     except Exception as error:
         if port.trusted:
             raise
-        reason = f"{type(error).__name__}: {error}"  # a foreign policy may differ in more ways than we can list
+        reason = in_one_line(error)  # a foreign policy may differ in more ways than we can list
         raise EngineError(f'the {engine} engine cannot run this policy ({reason}); use engine="patched"') from error
     return whole if output == "chunk" else whole.actions_only()
 

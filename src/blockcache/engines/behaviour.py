@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -32,10 +33,10 @@ def describe(port: Port) -> list[Any]:
         raise UntellableError("a hook or a replaced forward")
     parts = {"policy": port.policy, **dict(port.module.named_modules())}
     kinds = {kind for part in parts.values() for kind in type(part).__mro__ if not _is_known(kind)}
-    found: list[Any] = [[torch.__version__], sorted(map(_code, kinds))]
+    found: list[Any] = [torch.__version__, sorted(map(_code, kinds)), _plain(port.settings())]
     for name, part in parts.items():
         settings = {key: value for key, value in vars(part).items() if key not in _OF_EVERY_MODULE}
-        settings.pop("noise_scheduler", None)  # holds the state of its last run; its settings are in the fingerprint
+        settings.pop("noise_scheduler", None)  # holds the state of its last run; the port's settings have what counts
         found.append([name, type(part).__qualname__, _plain(settings)])
     return found
 
@@ -47,6 +48,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return [[_plain(key), _plain(item)] for key, item in value.items()]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [type(value).__qualname__, *([item.name, _plain(getattr(value, item.name))] for item in fields(value))]
     if isinstance(value, torch.dtype | torch.device | np.generic):
         return repr(value)
     if isinstance(value, Tensor):

@@ -17,7 +17,7 @@ CACHE_BYTES = 2 * 10**9
 def source_hash(family: str) -> str:
     """Of the code that makes an export: one by an older state of it is made again. `family` is a file of the program's."""
     package = Path(str(resources.files("blockcache")))
-    folders = [*(package / room for room in ("engines", "samplers", "schedule")), Path(family).parent]
+    folders = [*(package / room for room in ("engines", "models", "samplers", "schedule")), Path(family).parent]
     files = sorted(file for folder in folders for file in folder.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from blockcache.engines.behaviour import UntellableError, describe
 from blockcache.engines.cache import cache_directory, source_hash
 from blockcache.engines.loop import Loop
-from blockcache.errors import EngineError
+from blockcache.errors import EngineError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
 from blockcache.models.program import Program
@@ -47,9 +47,7 @@ def rehearse(port: Port, program: Program, engine: str) -> None:
             expected = _own_actions(port, obs, sampler.steps)
         except Exception as error:  # foreign code may raise anything
             inputs = " and ".join(map(repr, obs))
-            raise _refusal(
-                engine, f"it fails with an observation under {inputs}: {type(error).__name__}: {error}"
-            ) from error
+            raise _refusal(engine, f"it fails with an observation under {inputs}: {in_one_line(error)}") from error
         torch.manual_seed(1)
         found = loop(obs, draw_all(sampler, (_SAMPLES, *program.chunk), like, None))["action"]
     if expected.shape != found.shape:
@@ -80,7 +78,7 @@ def _known(port: Port, program: Program) -> Path | None:
     except UntellableError:
         return None
     ours = source_hash(inspect.getfile(type(program)))
-    text = json.dumps([port.fingerprint.to_dict(), program.signature, ours, str(port.settings()), behaviour])
+    text = json.dumps([port.fingerprint.to_dict(), program.signature, ours, behaviour])
     return cache_directory() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.agrees"
 
 

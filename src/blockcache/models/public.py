@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from blockcache.errors import BlockcacheError, ObservationError
+from blockcache.errors import BlockcacheError, ObservationError, in_one_line
 from blockcache.models.port import Port, check_not_compiled, required
 from blockcache.models.sampling import TableScheduler, make_scheduler
 from blockcache.observations import as_tensor, check_finite
@@ -146,8 +146,7 @@ class PublicPort(Port):
             ]
             if all(name in obs for name in needed):
                 return None
-        reason = str(error).partition("\n")[0]
-        return self._misgiven(obs, f" ({type(error).__name__}: {reason})")
+        return self._misgiven(obs, f" ({in_one_line(error)})")
 
     def _misgiven(self, obs: Any, reason: str) -> ObservationError:
         such = " such as {'obs': (batch, n_obs_steps, obs_dim)}" if hasattr(self.policy, "obs_dim") else " by name"
@@ -161,6 +160,7 @@ class PublicPort(Port):
         return [
             *(getattr(self.policy, name, None) for name in names),
             type(scheduler),
-            dict(scheduler.config),
+            # without diffusers' own notes, whose order is another one in every process
+            {name: value for name, value in scheduler.config.items() if not name.startswith("_")},
             self._step_arguments,
         ]

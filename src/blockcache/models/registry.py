@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
-from blockcache.errors import PolicyError
+from blockcache.errors import PolicyError, in_one_line
 from blockcache.models.dpt import port as dpt
 from blockcache.models.dpt.adapter import FAMILY
 from blockcache.models.port import Port
@@ -32,7 +32,7 @@ def port_of(policy: Any) -> Port:
             refusals.append(error)
             continue
         except Exception as error:  # a broken family harms only who needs it
-            found = f"the family itself is broken ({type(error).__name__}: {error})"
+            found = f"the family itself is broken ({in_one_line(error)})"
         if isinstance(found, Port):
             return found
         missed.append(f"{name}: {found}")

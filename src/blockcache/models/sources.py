@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import Any
 
-from blockcache.errors import PolicyError
+from blockcache.errors import PolicyError, in_one_line
 from blockcache.files import PathLike
 from blockcache.models.dpt import checkpoint
 from blockcache.models.places import is_entry, split_entry
@@ -36,10 +36,11 @@ def _called(entry: str) -> Any:
     module, name = split_entry(entry)
     try:
         make = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise PolicyError(f"no policy {entry!r}: {error}; expected module:function, importable here") from error
+    except Exception as error:  # a module may raise anything
+        reason = in_one_line(error)
+        raise PolicyError(f"no policy {entry!r} ({reason}); expected module:function, importable here") from error
     try:
         made = make()
     except Exception as error:
-        raise PolicyError(f"{entry} failed with {type(error).__name__}: {error}; it must return a policy") from error
+        raise PolicyError(f"{entry} failed ({in_one_line(error)}); it must return a policy") from error
     return port_of(made).policy

@@ -24,7 +24,7 @@ from blockcache.engines.build import Build
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import export
 from blockcache.engines.onnx_runner import OnnxRunner
-from blockcache.errors import EngineError, FileError
+from blockcache.errors import EngineError, FileError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
@@ -77,7 +77,7 @@ class CandidateMaker:
             call = self._plain_call(own, threads)
             call()  # compiles, or says that it cannot
         except Exception as error:
-            self.unavailable[f"{EAGER} + torch.compile"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            self.unavailable[f"{EAGER} + torch.compile"] = in_one_line(error)[:200]
             return
         self._add(name, EAGER, threads, call, self._plain(None))
 

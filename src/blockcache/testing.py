@@ -85,7 +85,10 @@ class PolicyContract:
     def test_two_policies_with_the_same_weights_have_one_fingerprint(self) -> None:
         one, other = port_of(self.policy()), port_of(self.policy())
         assert one.fingerprint == other.fingerprint
-        assert one.copy().fingerprint == one.fingerprint
+        copied = one.copy()
+        assert copied.fingerprint == one.fingerprint
+        assert copied.adapter.denoiser is not one.adapter.denoiser, "a copy shares its weights"
+        assert _same(self._run(copied, 1), self._run(one, 1)), "a copy acts differently"
         with torch.no_grad():
             next(other.adapter.denoiser.parameters()).add_(1.0)
         assert one.fingerprint.differences(port_of(other.policy).fingerprint), "other weights, same fingerprint"
@@ -98,8 +101,25 @@ class PolicyContract:
         other = port.with_sampler(fewer)
         assert len(other.timesteps) == fewer.num_inference_steps
         assert other.adapter.denoiser is port.adapter.denoiser, "the weights were copied"
+        calls: list[int] = []
+        hook = port.adapter.denoiser.register_forward_hook(lambda *_: calls.append(1))
         self._run(other, 1)
+        hook.remove()
+        assert len(calls) == len(other.timesteps), (
+            f"the other sampler has {len(other.timesteps)} steps, took {len(calls)}"
+        )
         assert _same(self._run(port, 1), before), "a second sampler changed the policy itself"
+
+    def test_typical_observations_are_taken(self) -> None:
+        """Whole-loop engines try them on a policy whose code they do not know."""
+        if self.engines == ("patched",):
+            return
+        port = port_of(self.policy())
+        made = port.typical(2)
+        assert {name: tuple(value.shape[1:]) for name, value in made.items()} == dict(port.inputs)
+        action = port.action_of(self._generate(port, port.given(made), 0))
+        start, stop = port.executed
+        assert tuple(action.shape) == (2, stop - start, len(port.action_scale))
 
     # -- engines
 

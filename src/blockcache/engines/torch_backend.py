@@ -55,7 +55,7 @@ class TorchBackend(TorchArithmetic):
         return a @ b
 
     def add(self, values: Sequence[Tensor]) -> Tensor:
-        if len(values) > 3:  # many residuals of one shape: one reduction instead of a chain
+        if len(values) > 3 and len({value.shape for value in values}) == 1:  # residuals: one reduction, not a chain
             return torch.stack(list(values)).sum(dim=0)
         total = values[0]
         for value in values[1:]:

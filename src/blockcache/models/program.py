@@ -37,13 +37,13 @@ class Ops(Protocol):
         """This step's row of one of the program's `tables`, of one part (a layer, say)."""
 
     def per_sample(self, value: Value) -> Value:
-        """(tokens, d) -> (rows, d): the same for every sample of the batch."""
+        """One of the weights, (tokens, d) -> (rows, d): the same for every sample of the batch."""
 
     def linear(self, x: Value, w: Value, b: Value) -> Value:
         """x (rows, in) @ w (in, out) + b, which is (out,) or (rows, out)."""
 
     def grouped(self, x: Value, w: Value) -> Value:
-        """A matrix for each group: (n, groups, in) and (groups, in, out) -> (n, groups, out)."""
+        """A matrix for each group: (n, groups, in) and one of the weights, (groups, in, out) -> (n, groups, out)."""
 
     def matmul(self, a: Value, b: Value) -> Value: ...
 

@@ -50,7 +50,7 @@ def everything(found):
 def parse(line, complete):
     """Refuse what the command line would refuse, as far as that needs no files and nothing is run."""
     command, words = _resolve(shlex.split(line)[1:])
-    context = click.Context(command)
+    context = click.Context(command, parent=click.Context(_front(), **_front().context_settings))
     if isinstance(command, click.Group):
         assert not words, f"{line}: there is no verb {words[0]}"
         return

@@ -258,9 +258,9 @@ def test_weights_with_nan_are_refused(policy, observe):
         calibrate(policy, [observe()])
 
 
-def test_train_mode_is_refused(policy, observe):
+def test_train_mode_is_refused(make_policy, observe):
     with pytest.raises(PolicyError, match="train mode"):
-        calibrate(policy.train(), [observe()])
+        calibrate(make_policy(p_drop_attn=0.1).train(), [observe()])
 
 
 def test_somebody_else_using_the_policy_meanwhile_is_not_recorded(policy, observe, run):

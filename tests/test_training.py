@@ -249,15 +249,15 @@ def test_killed_for_real(data: Path, tmp_path: Path) -> None:
         """The average at a step, on the way to the end of the run."""
         taken: dict[str, torch.Tensor] = {}
         with pytest.MonkeyPatch.context() as patch:
-            update = run.Run.step
+            update = run.TrainingRun.step
 
-            def watched(self: run.Run) -> None:
+            def watched(self: run.TrainingRun) -> None:
                 if self.progress.step == step:
                     taken.update({name: tensor.clone() for name, tensor in self.tensors().items()})
                     raise EnoughError
                 update(self)
 
-            patch.setattr(run.Run, "step", watched)
+            patch.setattr(run.TrainingRun, "step", watched)
             with pytest.raises(EnoughError):
                 fit(data, out, config)
         return taken

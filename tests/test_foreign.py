@@ -1,11 +1,9 @@
-"""A policy that shares nothing with ours but the public interface: written from scratch, other names, other sizes."""
+"""The patched engine and calibration on a policy that shares nothing with ours but the public interface."""
 
 import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import EntryPoint
 
-import numpy as np
 import pytest
 import torch
 from diffusers import (
@@ -18,90 +16,23 @@ from diffusers import (
 from torch import nn
 
 import blockcache as bc
-from blockcache.errors import EngineError, ObservationError, PolicyError, StepError
+from blockcache.errors import PolicyError
 from blockcache.models.flops import feed_forward
 from blockcache.models.pairing import generate
 from blockcache.models.registry import port_of
-
-WIDTH, HIDDEN, TOKENS, ACTION, SEEN, OBS = 24, 40, 5, 2, 3, 4
-STEPS = 8
-
-
-class Denoiser(nn.Module):
-    """Places are an nn.Embedding, time goes through a table, conditions are one Linear: not a name of DP-T's."""
-
-    def __init__(self):
-        super().__init__()
-        self.enter = nn.Linear(ACTION, WIDTH)
-        self.pos_emb = nn.Embedding(TOKENS, WIDTH)  # a name of DP-T's after all, but a module
-        self.clock = nn.Linear(1, WIDTH)
-        self.watch = nn.Linear(OBS, WIDTH)
-        layer = nn.TransformerDecoderLayer(WIDTH, 3, HIDDEN, 0.1, batch_first=True, norm_first=True)  # ReLU
-        self.decoder = nn.TransformerDecoder(layer, 2, norm=nn.LayerNorm(WIDTH))
-        self.leave = nn.Linear(WIDTH, ACTION)
-
-    def forward(self, sample, timestep, cond=None, **kwargs):
-        time = torch.as_tensor(timestep, dtype=torch.float32).reshape(-1, 1, 1).expand(len(sample), 1, 1) / 100
-        memory = torch.cat([self.clock(time), self.watch(cond)], dim=1)
-        return self.leave(self.decoder(self.enter(sample) + self.pos_emb.weight, memory))
-
-
-class ByName(Denoiser):
-    """Runs its layers itself and hands them everything by name."""
-
-    def forward(self, sample, timestep, cond=None, **kwargs):
-        x = self.enter(sample) + self.pos_emb.weight
-        for layer in self.decoder.layers:
-            x = layer(tgt=x, memory=self.watch(cond))
-        return self.leave(x)
-
-
-class Policy(nn.Module):
-    """The loop of the public interface: global noise, one scheduler for all calls, a dict in and a dict out."""
-
-    def __init__(self, scheduler=None, model=None, **kwargs):
-        super().__init__()
-        torch.manual_seed(0)
-        self.model = model or Denoiser()
-        for parameter in self.model.parameters():
-            nn.init.normal_(parameter, std=0.3)
-        self.noise_scheduler = scheduler or DDPMScheduler(STEPS * 5, beta_schedule="squaredcos_cap_v2")
-        self.num_inference_steps = STEPS
-        self.kwargs = kwargs
-        self.active = self.most_active = 0
-        self.eval()
-
-    def predict_action(self, obs_dict):
-        self.active += 1
-        self.most_active = max(self.most_active, self.active)
-        try:
-            with torch.no_grad():
-                x = self.sample(obs_dict["obs"], obs_dict.get("start"))
-        finally:
-            self.active -= 1
-        return {"action": x[:, 1:4], "action_pred": x}
-
-    def sample(self, cond, start):
-        x = torch.randn(len(cond), TOKENS, ACTION) if start is None else start
-        self.noise_scheduler.set_timesteps(self.num_inference_steps)
-        for t in self.noise_scheduler.timesteps:
-            x = self.noise_scheduler.step(self.denoise(x, t, cond), t, x, **self.kwargs).prev_sample
-        return x
-
-    def denoise(self, x, t, cond):
-        return self.model(x, t, cond)
-
-
-class Bare:
-    """Not even a module: an object that holds one."""
-
-    def __init__(self, inner):
-        self.model, self.noise_scheduler = inner.model, inner.noise_scheduler
-        self.num_inference_steps, self._inner = inner.num_inference_steps, inner
-
-    def predict_action(self, obs_dict):
-        return self._inner.predict_action(obs_dict)
-
+from stranger_policy import (
+    ACTION,
+    HIDDEN,
+    SEEN,
+    STEPS,
+    TOKENS,
+    WIDTH,
+    Bare,
+    ByName,
+    Policy,
+    act,
+    observe,
+)
 
 SCHEDULERS = {
     "ddpm": (lambda: DDPMScheduler(STEPS * 5, beta_schedule="squaredcos_cap_v2"), {}),
@@ -121,14 +52,6 @@ def any_policy(request):
 @pytest.fixture
 def policy():
     return Policy()
-
-
-def observe(batch=1, seed=0):
-    return {"obs": torch.randn(batch, SEEN, OBS, generator=torch.Generator().manual_seed(seed))}
-
-
-def act(policy, obs, seed=0):
-    return generate(policy.predict_action, obs, seed)["action_pred"]
 
 
 def test_seen_by_its_shape(policy):
@@ -279,149 +202,3 @@ def test_after_an_exception_the_lock_is_free(policy):
         hook.remove()
         with ThreadPoolExecutor(1) as other:
             assert torch.equal(other.submit(act, policy, observe()).result(timeout=30), right)
-
-
-# -------------------------------------------------------------------------------------------------------- fingerprints
-
-
-def test_the_sampler_in_our_words():
-    assert port_of(Policy()).sampler.type == "ddpm"
-    ddim = port_of(Policy(DDIMScheduler(STEPS * 5), eta=0.5)).sampler
-    assert (ddim.type, ddim.eta, ddim.beta_schedule) == ("ddim", 0.5, "linear")
-    assert port_of(Policy(DPMSolverMultistepScheduler(STEPS * 5))).sampler.type == "dpmsolver++"
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        lambda: Policy(PNDMScheduler(STEPS * 5)),
-        lambda: Policy(DPMSolverMultistepScheduler(STEPS * 5, solver_order=3)),
-        lambda: Policy(DPMSolverMultistepScheduler(STEPS * 5, solver_type="heun")),
-        lambda: Policy(DPMSolverMultistepScheduler(STEPS * 5, use_karras_sigmas=True)),
-        lambda: Policy(DPMSolverMultistepScheduler(STEPS * 5, euler_at_final=True)),
-        lambda: Policy(DDPMScheduler(STEPS * 5, variance_type="learned")),
-        lambda: Policy(DDPMScheduler(STEPS * 5, thresholding=True)),
-        lambda: Policy(DDPMScheduler(trained_betas=np.linspace(0.001, 0.02, STEPS * 5))),
-        lambda: Policy(DDIMScheduler(STEPS * 5), use_clipped_model_output=True),
-    ],
-)
-def test_samplers_that_we_have_no_words_for(policy, tmp_path):
-    """They are told apart by their plain settings, and a schedule that is bound to them can still be written."""
-    target = port_of(policy())
-    assert target.sampler is None
-    schedule = bc.Schedule.every_step(len(target.timesteps), target.fingerprint.blocks, target.fingerprint)
-    schedule.save(tmp_path / "s.json")
-    assert bc.Schedule.load(tmp_path / "s.json").fingerprint == target.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "named"),
-    [
-        (lambda: Policy(DDIMScheduler(STEPS * 5), eta=0.5), lambda: Policy(DDIMScheduler(STEPS * 5)), "eta"),
-        (lambda: Policy(), lambda: Policy(DDPMScheduler(STEPS * 5)), "beta_schedule"),
-        (lambda: Policy(PNDMScheduler(STEPS * 5)), lambda: Policy(PNDMScheduler(STEPS * 5, 0.001)), "beta_start"),
-        (
-            lambda: Policy(DDIMScheduler(STEPS * 5), use_clipped_model_output=True),
-            lambda: Policy(DDIMScheduler(STEPS * 5)),
-            "use_clipped_model_output",
-        ),
-    ],
-)
-def test_two_samplers_differ(one, other, named):
-    (difference,) = port_of(one()).fingerprint.differences(port_of(other()).fingerprint)
-    assert named in difference
-
-
-def test_dummies_of_the_public_code_are_no_weights(policy):
-    before = port_of(policy).fingerprint
-    policy.register_parameter("_dummy_variable", nn.Parameter(torch.zeros(0)))
-    policy.model.register_parameter("_dummy_variable", nn.Parameter(torch.zeros(0)))
-    assert port_of(policy).fingerprint == before
-
-
-# ------------------------------------------------------------------------------------------------------------- refused
-
-
-def test_nan_anywhere_in_the_observation_is_refused(policy):
-    bad = torch.full((1, 2), float("nan"))
-    for extra in ({"image": bad}, {"nested": {"deep": [1.0, bad]}}, {"image": bad.numpy()}):
-        with bc.accelerate(policy, engine="patched"), pytest.raises(ObservationError, match="NaN or infinity"):
-            act(policy, observe() | extra)
-
-
-def test_more_calls_than_steps(policy):
-    class Guided(Policy):
-        def denoise(self, x, t, cond):
-            return 2 * self.model(x, t, cond) - self.model(x, t, torch.zeros_like(cond))
-
-    guided = Guided()
-    plain = act(guided, observe())
-    with bc.accelerate(guided, engine="patched"), pytest.raises(StepError, match=r"step 1: .* got timestep 35"):
-        act(guided, observe())
-    assert torch.equal(act(guided, observe()), plain)
-
-
-def test_one_timestep_per_sample_must_be_the_same(policy):
-    class Mixed(Policy):
-        def denoise(self, x, t, cond):
-            return self.model(x, torch.arange(len(x)) * self.shift + t, cond)
-
-    mixed = Mixed()
-    mixed.shift = 0
-    plain = act(mixed, observe(3))
-    with bc.accelerate(mixed, engine="patched"):
-        assert torch.equal(act(mixed, observe(3)), plain)
-        mixed.shift = 1
-        with pytest.raises(StepError, match="different timesteps for the samples"):
-            act(mixed, observe(3))
-
-
-def test_the_number_of_steps_changed_after_enabling(policy):
-    with bc.accelerate(policy, engine="patched"):
-        policy.num_inference_steps = STEPS // 2
-        with pytest.raises(StepError, match="after enabling"):
-            act(policy, observe())
-        policy.num_inference_steps = STEPS
-        act(policy, observe())
-
-
-def test_the_whole_loop_engines_say_what_they_lack(policy):
-    with pytest.raises(EngineError, match=r"loop engine does not support .*patched"):
-        bc.accelerate(policy, engine="loop")
-    assert "predict_action" not in vars(policy)
-    with bc.accelerate(policy) as fast:
-        assert fast.engine == "patched"
-
-
-def test_enabling_twice(policy):
-    with bc.accelerate(policy, engine="patched"), pytest.raises(PolicyError, match="accelerated already"):
-        bc.accelerate(policy, engine="patched")
-
-
-def test_a_broken_family_of_another_package_harms_only_who_needs_it(policy, make_policy, monkeypatch):
-    linear = Bare(policy)
-    linear.model = nn.Linear(2, 2)
-    missed = "dp-t: the denoiser Linear has no decoder.layers of TransformerDecoderLayer"
-    for entry, error in (
-        ("no_such_package:find", "ModuleNotFoundError: No module named 'no_such_package'"),
-        (f"{__name__}:raises", "ZeroDivisionError: division by zero"),
-        (f"{__name__}:STEPS", "TypeError: 'int' object is not callable"),
-    ):
-        broken = EntryPoint("theirs", entry, "blockcache.families")
-        monkeypatch.setattr("blockcache.models.registry.entry_points", lambda group, broken=broken: [broken])
-        assert port_of(policy).adapter.family == port_of(make_policy()).adapter.family == "dp-t"
-        with pytest.raises(PolicyError) as caught:
-            port_of(linear)
-        assert f"(theirs: the family itself is broken ({error}); {missed}" in str(caught.value)
-        policy.model.train()  # what our own family has to say of the policy is not hidden by somebody's missing package
-        with pytest.raises(PolicyError, match="in train mode"):
-            port_of(policy)
-        policy.model.eval()
-    monkeypatch.setattr("blockcache.models.registry.entry_points", lambda group: [])
-    with pytest.raises(PolicyError) as caught:
-        port_of(linear)
-    assert f"Bare is no diffusion policy that we know ({missed}" in str(caught.value)
-
-
-def raises(policy):
-    return 1 / 0

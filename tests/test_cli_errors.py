@@ -44,7 +44,7 @@ def cut_short(path):
         ("calibrate policy --observations nowhere.npz", "cannot read observations from nowhere.npz"),
         ("calibrate policy --seed x", "Invalid value for '--seed'"),
         ("calibrate no_such_module:make", "no policy 'no_such_module:make': there is no module 'no_such_module'"),
-        ("export cli_inputs:make", "no policy 'cli_inputs:make' (AttributeError: module 'cli_inputs' has no attribute 'make')"),
+        ("export cli_inputs:make", "no policy 'cli_inputs:make' (AttributeError: module 'cli_inputs' has no att"),
         ("export cli_inputs:synthetic", "cli_inputs:synthetic failed (TypeError: "),
         ("calibrate foreign_policy:Policy", "the policy foreign_policy:Policy brings no observations"),
         ("solve nowhere.safetensors", "no recording at nowhere.safetensors"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from types import CodeType
 from typing import Any
@@ -35,12 +36,16 @@ def _has_modes(module: nn.Module) -> bool:
         return module.track_running_stats  # without, it looks at its input in both modes
     if isinstance(module, nn.RReLU):
         return True
-    return any(_reads_mode(vars(kind)) for kind in type(module).__mro__ if not kind.__module__.startswith("torch."))
+    kind: Any = type(module)
+    return _reads_mode(kind)
 
 
-def _reads_mode(members: Any) -> bool:
+@functools.cache
+def _reads_mode(kind: Any) -> bool:
     """Whether a method of a foreign class looks at `self.training`, behind its decorators and in functions within it."""
-    codes = [getattr(inspect.unwrap(item), "__code__", None) for item in map(_function, members.values())]
+    foreign = [base for base in kind.__mro__ if not base.__module__.startswith("torch.")]
+    members = [member for base in foreign for member in vars(base).values()]
+    codes = [getattr(inspect.unwrap(item), "__code__", None) for item in map(_function, members)]
     while codes:
         code = codes.pop()
         if code is not None and "training" in code.co_names:

@@ -4,6 +4,7 @@ import copy
 import pickle
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -209,6 +210,26 @@ def test_a_foreign_policy_is_not_saved(tmp_path):
     assert str(caught.value).startswith("only policies of ours can be saved as a directory, got Policy; keep your own")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "policy").exists()
+
+
+def test_sizes_of_numpy_are_sizes():
+    policy = foreign_policy.Policy()
+    policy.n_action_steps, policy.horizon = np.int64(policy.n_action_steps), np.int32(policy.horizon)
+    port = port_of(policy)
+    assert (port.n_action_steps, port.executed) == (3, (1, 4))
+    assert {type(size) for size in (port.n_action_steps, port.horizon, *port.executed)} == {int}
+    policy.n_action_steps = True
+    with pytest.raises(PolicyError, match=r"Policy does not say its n_action_steps, .*; set policy\.n_action_steps"):
+        port_of(policy).n_action_steps  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"), [(torch.zeros(1, 3, 3), "got Tensor"), ({"actions": 3, "x": 0}, "got dict with actions, x")]
+)
+def test_what_is_no_action_is_said(returned, got):
+    port = port_of(foreign_policy.Policy())
+    with pytest.raises(PolicyError, match=f"Policy.predict_action must return a mapping with 'action', {got}"):
+        port.action_of(returned)
 
 
 # -- modes

@@ -11,6 +11,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from numbers import Integral
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -149,6 +150,12 @@ class Port(ABC):
 
     def action_of(self, returned: Any) -> Tensor:
         """The executed actions (B, n_action_steps, A) in what `entry` returned."""
+        if not isinstance(returned, Mapping) or "action" not in returned:
+            held = f" with {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else ""
+            raise PolicyError(
+                f"{type(self.policy).__name__}.{self.entry} must return a mapping with 'action', got "
+                f"{type(returned).__name__}{held}"
+            )
         action: Tensor = returned["action"]
         return action
 
@@ -274,8 +281,8 @@ def weights_hash(module: nn.Module) -> str:
 def required(policy: Any, name: str) -> int:
     """A size that only some verbs need."""
     value = getattr(policy, name, None)
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, Integral) or isinstance(value, bool):  # numpy's whole numbers too
         raise PolicyError(
             f"{type(policy).__name__} does not say its {name}, which rollouts and whole-loop engines need; set policy.{name}"
         )
-    return value
+    return int(value)

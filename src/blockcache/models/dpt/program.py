@@ -96,11 +96,11 @@ class DPTProgram(Program):
 
     def residual(self, ops: Ops, block: int, stream: Value, conditions: Any, step: Any) -> Value:
         layer, kind = divmod(block, PER_LAYER)
-        normed = ops.layer_norm(stream, self.width, self.norm_eps)
+        if kind == CA:
+            return self.cross_attention(ops, layer, stream, conditions, step)
+        normed = self._norm(ops, stream)
         if kind == SA:
             return self._self_attention(ops, layer, normed)
-        if kind == CA:
-            return self.cross_attention(ops, layer, normed, conditions, step)
         return self._linear(ops, layer, "down", ops.activation(self._linear(ops, layer, "up", normed), "gelu"))
 
     def _self_attention(self, ops: Ops, layer: int, normed: Value) -> Value:
@@ -109,19 +109,22 @@ class DPTProgram(Program):
         attended = ops.attention(q, k, v, self.heads, "self_mask" if self.self_masked else None, self.causal)
         return self._linear(ops, layer, "out", ops.reshape(attended, (-1, self.width)))
 
-    def cross_attention(self, ops: Ops, layer: int, normed: Value, conditions: Any, step: Any) -> Value:
+    def cross_attention(self, ops: Ops, layer: int, stream: Value, conditions: Any, step: Any) -> Value:
         w, b, v = (ops.row(f"time_{name}", step, layer) for name in "wbv")
         w, v = ops.add([conditions.w[layer], w]), ops.add([conditions.v[layer], v])
-        scores = ops.matmul(ops.reshape(normed, (-1, self.tokens, self.width)), w)
+        scores = ops.matmul(ops.reshape(self._norm(ops, stream), (-1, self.tokens, self.width)), w)
         scores = ops.reshape(ops.add([scores, conditions.b[layer], b]), (-1, self.slots))
         shares = ops.reshape(ops.softmax(scores), (-1, self.tokens, self.columns))
         return ops.reshape(ops.matmul(shares, v), (-1, self.width))
+
+    def _norm(self, ops: Ops, stream: Value) -> Value:
+        return ops.layer_norm(stream, self.width, self.norm_eps)
 
     def _linear(self, ops: Ops, layer: int, name: str, x: Value) -> Value:
         return ops.linear(x, ops.weight(f"{name}_w{layer}"), ops.weight(f"{name}_b{layer}"))
 
     def leave(self, ops: Ops, stream: Value, conditions: Any, step: Any) -> Value:
-        return ops.linear(ops.layer_norm(stream, self.width, self.norm_eps), ops.weight("head_w"), ops.weight("head_b"))
+        return ops.linear(self._norm(ops, stream), ops.weight("head_w"), ops.weight("head_b"))
 
     def finish(self, ops: Ops, sample: Value) -> Value:
         actions = ops.reshape(sample, (-1, self.tokens, self.chunk[1]))

@@ -44,9 +44,9 @@ class PlainProgram(DPTProgram):
         tokens = ops.reshape(ops.add([conditions.observed, time]), (-1, self.width))
         return replace(conditions, tokens=tokens if self.encode_once else self.encode(ops, tokens))
 
-    def cross_attention(self, ops: Ops, layer: int, normed: Value, conditions: Any, step: Any) -> Value:
+    def cross_attention(self, ops: Ops, layer: int, stream: Value, conditions: Any, step: Any) -> Value:
         memory = ops.reshape(self._linear(ops, layer, "memory", conditions.tokens), (-1, self.slots, 2 * self.width))
-        query = ops.reshape(self._linear(ops, layer, "query", normed), (-1, self.tokens, self.width))
+        query = ops.reshape(self._linear(ops, layer, "query", self._norm(ops, stream)), (-1, self.tokens, self.width))
         keys, values = ops.split(memory, 2, -1)
         attended = ops.attention(query, keys, values, self.heads, "cross_mask")
         return self._linear(ops, layer, "cross", ops.reshape(attended, (-1, self.width)))

@@ -10,6 +10,7 @@ x tokens in front, and a batch of any size.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
@@ -100,7 +101,7 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Program:
+class Program(ABC):
     """A denoiser and what surrounds it, folded. A family subclasses this and fills in the methods.
 
     inputs      the observation: shapes by name, without the batch
@@ -137,34 +138,34 @@ class Program:
         """A tensor with the program's precision and device."""
         return next(iter(self.weights.values()))
 
+    @abstractmethod
     def conditions(self, ops: Ops, obs: Mapping[str, Value]) -> Any:
         """Once per generation: encoders, keys and values, modulations; whatever no step changes. The family's own type,
         with at least `start`: the constant (rows, d) that the stream starts from, whatever sample and step."""
-        raise NotImplementedError
 
     def begin(self, ops: Ops, conditions: Any, step: Any) -> Any:
         """Once per step, whatever blocks it computes: the conditions as this step's methods get them."""
         return conditions
 
+    @abstractmethod
     def enter(self, ops: Ops, x: Value, start: Value, conditions: Any, step: Any) -> Value:
         """The sample x (rows, D) becomes the stream, on top of `start`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def residual(self, ops: Ops, block: int, stream: Value, conditions: Any, step: Any) -> Value:
         """What a block adds, before its gate: what is cached."""
-        raise NotImplementedError
 
     def gate(self, ops: Ops, block: int, conditions: Any, step: Any) -> Value | None:
         """What multiplies a block's residual now, cached or not; asked for in `gated` programs only."""
         return None
 
+    @abstractmethod
     def leave(self, ops: Ops, stream: Value, conditions: Any, step: Any) -> Value:
         """The stream becomes the denoiser's output (rows, D)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, ops: Ops, sample: Value) -> Value:
         """The clean sample (rows, D) becomes actions in robot units, (B, tokens, A)."""
-        raise NotImplementedError
 
     def cut(self, tokens: int) -> Program:
         """The same for the first tokens of the chunk only; asked of `causal` programs."""

@@ -50,13 +50,13 @@ def test_every_distance_is_what_a_loop_over_all_pairs_gives(seed, observations, 
 
 def test_equal_distributions_are_at_distance_0_on_average():
     rng = np.random.default_rng(0)
-    found, reference = rng.normal(size=(2, 1500, 4, 3))  # few samples, where a bias would be large
+    found, reference = rng.normal(size=(2, 600, 4, 3))  # few samples, where a bias would be large
     shift = mean_interval(squared_shifts(found, reference))
     pairs = pair_distances(found, reference)
     energy, spread = mean_interval(pairs.energy), ratio_interval(pairs.inside_found, pairs.inside_reference)
     for estimate, truth in ((shift, 0), (energy, 0), (spread, 1)):
         assert estimate.low < truth < estimate.high
-        assert estimate.high - estimate.low < 0.2
+        assert estimate.high - estimate.low < 0.3
     naive = ((found.mean(axis=1) - reference.mean(axis=1)) ** 2).sum(axis=-1).mean()
     assert naive == pytest.approx(1.5, abs=0.1)  # what the means' own scatter would have put there
 

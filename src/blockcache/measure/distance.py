@@ -2,8 +2,8 @@
 without a rollout. Plain arrays in, plain values out; knows nothing of policies.
 
 A cloud is (observations, samples, features): for each observation so many chunks drawn by one method, each the executed
-slice in normalised units, flattened. The two clouds are over the same observations and drawn with independent noise; they may
-differ in their number of samples. All three are about whole distributions, so two draws of one sampler are at distance 0:
+slice in normalised units, flattened. The two clouds are over the same observations, drawn with independent noise, and may
+differ in their number of samples. All three are about whole distributions: two draws of one sampler are at distance 0.
 
 - centre shift: the distance between the two clouds' means;
 - energy distance, over the mean distance between two samples of the reference, so that it has no unit;

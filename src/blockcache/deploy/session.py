@@ -99,8 +99,14 @@ def _read_header(session: Any, path: Path) -> tuple[dict[str, Any], Fingerprint,
         fingerprint = Fingerprint.from_dict(header["fingerprint"])
         start, stop = map(int, header["executed"])
     ranks = {item.name: len(item.shape) for item in (*session.get_inputs(), *session.get_outputs())}
-    noise, action, pred = (ranks.pop(name, None) for name in ("noise", "action", "action_pred"))
-    if (noise, action) != (4, 3) or pred not in (None, 3) or not ranks or min(ranks.values()) < 2:
+    noise, action, pred, norms = (ranks.pop(name, None) for name in ("noise", "action", "action_pred", "norms"))
+    if (
+        (noise, action) != (4, 3)
+        or pred not in (None, 3)
+        or norms not in (None, 1)
+        or not ranks
+        or min(ranks.values()) < 2
+    ):
         raise FileError(f"{path} is not an export of blockcache: it does not turn observations and noise into actions")
     return header, fingerprint, (start, stop)
 

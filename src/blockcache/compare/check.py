@@ -5,6 +5,7 @@ Knows nothing of tasks, and of policies no more than their port.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,26 +32,111 @@ PAIRED, SEAMS, SEAM_SAMPLES = (
 )  # chunks per observation for the action error; pairs of chunks, and samples of each
 
 
-def check(
-    policy: Any,
-    schedule: Strategy | str,
-    observations: Any,
-    *,
-    moments: NDArray[np.int64] | None = None,
-    count: int = OBSERVATIONS,
-    samples: int = SAMPLES,
-    generations: int = GENERATIONS,
-    seed: int = 0,
-    engine: str = "auto",
-    source: str = "",
-    name: str = "",
-    progress: bool = True,
-) -> Check:
+class Reference:
+    """The full policy's actions at some observations, drawn once: any number of methods can be compared with them.
+
+    Nothing is drawn before the first comparison. The arguments are those of `check`.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        observations: Any,
+        *,
+        moments: NDArray[np.int64] | None = None,
+        count: int = OBSERVATIONS,
+        samples: int = SAMPLES,
+        generations: int = GENERATIONS,
+        seed: int = 0,
+        engine: str = "auto",
+        source: str = "",
+        progress: bool = True,
+    ) -> None:
+        if samples < 4 or samples % 2 or count < 2:
+            raise ObservationError(
+                f"a check needs at least 2 observations and an even number of samples from 4 on, got {count} and {samples}"
+            )
+        self.port, self.engine, self.samples, self.progress = port_of(policy), engine, samples, progress
+        first = rows(observations, 0, generations)
+        self.calibrations = Calibrations(self.port, first, progress=progress)
+        places = split(observations, {"distances": count}, seed, taken=first)["distances"]
+        seams = _seams(moments, generations, batch_size(observations), seed)
+        self._seen, self._sides = (
+            pick(observations, places),
+            [pick(observations, side) for side in seams.T if len(side)],
+        )
+        # seeds of noise, each independent of the others: two halves of the reference, a method, both sides of a seam
+        self._one, self._other, self._own, *self._seam_noise = range(5 * seed, 5 * seed + 5)
+        self._policy = {"source": source, "fingerprint": self.port.fingerprint.to_dict()}
+        self._setting = {
+            "observations": count,
+            "samples": samples,
+            "features": self.port.n_action_steps * len(self.port.action_scale),
+            "seams": len(seams),
+            "calibration": generations,
+            "seed": seed,
+            "observed": hash_observations(observations),
+        }
+
+    def compare(self, candidate: Candidate, name: str = "") -> Check:
+        """A candidate against the full policy."""
+        port = self.port
+        with running(port, candidate) as fast:  # a schedule that does not fit is refused before anything is drawn
+            one, other, full_roughness = self._full
+            found = self._draw(fast.act, self.samples, self._own, name or "the schedule")
+            paired = self._draw(fast.act, min(PAIRED, one.shape[1]), self._one)
+            roughness = Roughness(mean_jerk(found), self._jump(fast.act))
+            stats, engine = fast.stats(), fast.engine
+        return Check(
+            policy=self._policy,
+            method={
+                "name": name,
+                **candidate.describe(port),
+                "engine": engine,
+                "shares_all_noise": candidate.on(port).sampler_settings == port.sampler_settings,
+                "flops": candidate.flops(port, stats.reused_share if stats else 0.0),
+                "full_flops": Candidate().flops(port, 0.0),
+            },
+            setting=self._setting,
+            error=_error(paired, one[:, : paired.shape[1]]),
+            noise_floor=_error(one, other),
+            distances=distances(flattened(found), flattened(np.concatenate((one, other), axis=1))),
+            floor=distances(flattened(one), flattened(other)),
+            roughness=roughness,
+            full_roughness=full_roughness,
+        )
+
+    @cached_property
+    def _full(self) -> tuple[NDArray[np.float64], NDArray[np.float64], Roughness]:
+        """Two halves with different noise, and how rough both are."""
+        with running(self.port, Candidate(engine=self.engine)) as full:
+            one, other = (
+                self._draw(full.act, self.samples // 2, s, "full precision") for s in (self._one, self._other)
+            )
+            return one, other, Roughness(mean_jerk(np.stack((one, other))), self._jump(full.act))
+
+    def _draw(self, act: Act, samples: int, seed: int, label: str | None = None) -> NDArray[np.float64]:
+        bar = label if self.progress else None
+        return draw_chunks(act, self._seen, samples, self.port.action_scale, seed, progress=bar)
+
+    def _jump(self, act: Act) -> float | None:
+        """Mean distance from the last action of a chunk to the first of the next, where some follow each other."""
+        if not self._sides:
+            return None
+        before, after = (
+            draw_chunks(act, side, SEAM_SAMPLES, self.port.action_scale, seed)
+            for side, seed in zip(self._sides, self._seam_noise, strict=True)
+        )
+        return float(np.linalg.norm(after[:, :, 0] - before[:, :, -1], axis=-1).mean())
+
+
+def check(policy: Any, schedule: Strategy | str, observations: Any, *, name: str = "", **how: Any) -> Check:
     """How far a method's actions are from the full policy's, and what that is likely to cost. No simulator is needed.
 
     policy        the policy object, ours or foreign (or its port)
     schedule      a schedule, or a method by its name, such as "bac:S=10,n=5" or "ddpm-10"
     observations  a batch from closed-loop states over whole episodes, such as `blockcache policy observe` records
+    name          what the schedule is called; a method has a name
     moments       (N, 2) episode and place in it, where known: chunks that follow one another show the jump between them
     count         observations to compare at
     samples       chunks for each observation; the full policy's are drawn as two halves, which show its own floor
@@ -58,71 +144,13 @@ def check(
     seed          of the noise and of the choice of observations
     engine        for the method and the full policy
     source        where the policy came from, for the record
-    name          what the schedule is called; a method has a name
+    progress      whether to show bars
     """
-    port, total = port_of(policy), batch_size(observations)
-    if samples < 4 or samples % 2 or count < 2:
-        raise ObservationError(
-            f"a check needs at least 2 observations and an even number of samples from 4 on, got {count} and {samples}"
-        )
-    calibration = rows(observations, 0, generations)
-    places = split(observations, {"distances": count}, seed, taken=calibration)["distances"]
-    seams = _seams(moments, generations, total, seed)
+    reference = Reference(policy, observations, **how)
     if isinstance(schedule, str):
         method = parse_method(schedule)
-        name = name or method.name
-        candidate = Calibrations(port, calibration, progress=progress).candidate(method, engine)
-    else:
-        candidate = Candidate(schedule, engine)
-    seen, scale, label = pick(observations, places), port.action_scale, "full precision" if progress else None
-    one, other, own, before, after = range(5 * seed, 5 * seed + 5)  # seeds of noise; each is independent of the others
-
-    def jumps(act: Act) -> float | None:
-        if not len(seams):
-            return None
-        first, second = (
-            draw_chunks(act, pick(observations, side), SEAM_SAMPLES, scale, noise)
-            for side, noise in ((seams[:, 0], before), (seams[:, 1], after))
-        )
-        return float(np.linalg.norm(second[:, :, 0] - first[:, :, -1], axis=-1).mean())
-
-    # both are set going first: a schedule that does not fit is refused before anything is drawn
-    with running(port, Candidate(engine=engine)) as full, running(port, candidate) as fast:
-        halves = [draw_chunks(full.act, seen, samples // 2, scale, noise, progress=label) for noise in (one, other)]
-        full_roughness = Roughness(mean_jerk(np.stack(halves)), jumps(full.act))
-        found = draw_chunks(
-            fast.act, seen, samples, scale, own, progress=(name or "the schedule") if progress else None
-        )
-        paired = draw_chunks(fast.act, seen, min(PAIRED, samples // 2), scale, one)
-        roughness = Roughness(mean_jerk(found), jumps(fast.act))
-        stats, used = fast.stats(), fast.engine
-    reference = np.concatenate(halves, axis=1)
-    return Check(
-        policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
-        method={
-            "name": name,
-            **candidate.describe(port),
-            "engine": used,
-            "shares_all_noise": candidate.on(port).sampler_settings == port.sampler_settings,
-            "flops": candidate.flops(port, stats.reused_share if stats else 0.0),
-            "full_flops": Candidate().flops(port, 0.0),
-        },
-        setting={
-            "observations": count,
-            "samples": samples,
-            "features": int(np.prod(reference.shape[2:])),
-            "seams": len(seams),
-            "calibration": generations,
-            "seed": seed,
-            "observed": hash_observations(observations),
-        },
-        error=_error(paired, halves[0][:, : paired.shape[1]]),
-        noise_floor=_error(*halves),
-        distances=distances(flattened(found), flattened(reference)),
-        floor=distances(*map(flattened, halves)),
-        roughness=roughness,
-        full_roughness=full_roughness,
-    )
+        return reference.compare(reference.calibrations.candidate(method, reference.engine), name or method.name)
+    return reference.compare(Candidate(schedule, reference.engine), name)
 
 
 def _error(found: NDArray[np.float64], expected: NDArray[np.float64]) -> ActionError:

@@ -12,7 +12,7 @@ from blockcache.compare.candidates import Candidate, running
 from blockcache.compare.check import check
 from blockcache.compare.checked import ENERGIES, SHIFTS, Check, Roughness
 from blockcache.compare.clouds import draw_chunks, flattened
-from blockcache.errors import FileError, ObservationError
+from blockcache.errors import FileError, ObservationError, PolicyError
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.distance import Distances, distances
 from blockcache.measure.statistics import Estimate
@@ -147,6 +147,16 @@ def test_moments_that_are_none_are_refused(make_policy, moments):
 def test_too_little_to_estimate_anything_is_refused(make_policy, wrong):
     with pytest.raises(ObservationError, match="at least 2 observations and an even number of samples"):
         check(make_policy(), "full", OBS, **QUICK | wrong)
+
+
+@pytest.mark.parametrize(("value", "said"), [(np.nan, "NaN or infinity"), (0.0, "samples are all equal")])
+def test_actions_that_cannot_be_compared_are_refused_with_one_sentence(make_policy, monkeypatch, value, said):
+    monkeypatch.setattr(
+        "blockcache.compare.check.draw_chunks",
+        lambda act, obs, samples, *_, **__: np.full((len(obs), samples, 4, 3), value),
+    )
+    with pytest.raises(PolicyError, match=f"the actions cannot be compared: .*{said}"):
+        check(make_policy(), "full", OBS, **QUICK)
 
 
 def test_a_foreign_policy_is_checked_like_ours():

@@ -16,9 +16,9 @@ from blockcache.compare.checked import Check, Roughness
 from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.methods import parse_method
 from blockcache.compare.results import GENERATIONS
-from blockcache.errors import ObservationError
+from blockcache.errors import ObservationError, PolicyError
 from blockcache.measure.action_error import Act, ActionError, action_error
-from blockcache.measure.distance import distances
+from blockcache.measure.distance import Distances, distances
 from blockcache.measure.statistics import mean_jerk
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick, rows, split
@@ -100,8 +100,8 @@ class Reference:
             setting=self._setting,
             error=_error(paired, one[:, : paired.shape[1]]),
             noise_floor=_error(one, other),
-            distances=distances(flattened(found), flattened(np.concatenate((one, other), axis=1))),
-            floor=distances(flattened(one), flattened(other)),
+            distances=_distances(found, np.concatenate((one, other), axis=1)),
+            floor=_distances(one, other),
             roughness=roughness,
             full_roughness=full_roughness,
         )
@@ -151,6 +151,13 @@ def check(policy: Any, schedule: Strategy | str, observations: Any, *, name: str
         method = parse_method(schedule)
         return reference.compare(reference.calibrations.candidate(method, reference.engine), name or method.name)
     return reference.compare(Candidate(schedule, reference.engine), name)
+
+
+def _distances(found: NDArray[np.float64], reference: NDArray[np.float64]) -> Distances:
+    try:
+        return distances(flattened(found), flattened(reference))
+    except ValueError as error:  # NaN, or a policy that draws no noise
+        raise PolicyError(f"the actions cannot be compared: {error}") from error
 
 
 def _error(found: NDArray[np.float64], expected: NDArray[np.float64]) -> ActionError:

@@ -53,7 +53,9 @@ def check_finite(value: Any, what: str = "the observation") -> None:
 
 def largest(value: Any) -> float:
     """The largest magnitude anywhere in an observation or tensor; NaN if one of the values is."""
-    found = [float(torch.maximum(-low, high)) for low, high in (item.detach().aminmax() for item in _floating(value))]
+    found = [
+        abs(float(torch.maximum(-low, high))) for low, high in (item.detach().aminmax() for item in _floating(value))
+    ]
     return max(found, key=lambda item: (math.isnan(item), item), default=0.0)
 
 

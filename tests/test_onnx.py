@@ -59,7 +59,11 @@ def test_standard_operators_only(make_policy, schedule, tmp_path, full, output, 
         for item in (*model.graph.input, *model.graph.output)
     }
     chunk = {"action_pred": ["batch", 6, 3]} if output == "chunk" else {}
-    assert sizes == {"obs": ["batch", 2, 5], "noise": [draws, "batch", 6, 3], "action": ["batch", 4, 3]} | chunk
+    assert (
+        sizes
+        == {"obs": ["batch", 2, 5], "noise": [draws, "batch", 6, 3], "action": ["batch", 4, 3], "norms": ["rows"]}
+        | chunk
+    )
 
 
 def test_metadata_says_what_the_file_was_made_for(policy, schedule, exported, tmp_path):
@@ -70,7 +74,7 @@ def test_metadata_says_what_the_file_was_made_for(policy, schedule, exported, tm
     assert said["origin"] == {"method": "random"}
     assert (said["output"], said["executed"]) == ("chunk", [1, 5])
     assert said["inputs"] == {"obs": ["batch", 2, 5], "noise": [6, "batch", 6, 3]}
-    assert said["outputs"] == {"action": ["batch", 4, 3], "action_pred": ["batch", 6, 3]}
+    assert said["outputs"] == {"action": ["batch", 4, 3], "action_pred": ["batch", 6, 3], "norms": ["rows"]}
     assert said["fingerprint"]["sampler"] == policy.sampler.to_dict()
     assert len(said["fingerprint"]["weights"]) == 64
     bc.export_policy(policy, None, tmp_path / "full.onnx", "action")

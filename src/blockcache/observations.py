@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from blockcache.errors import ObservationError
+from blockcache.finite import check_input
 
 Observation: TypeAlias = Tensor | np.ndarray[Any, Any] | Mapping[str, Any]
 """(B, n_obs_steps, obs_dim), bare or under the key "obs"; for cameras a mapping of such."""
@@ -42,18 +44,29 @@ def check_observation(obs: Observation, n_obs_steps: int, obs_dim: int, like: Te
     return tensor
 
 
-def check_finite(value: Any) -> None:
-    """Refuse NaN and infinity anywhere in an observation, however nested."""
+def check_finite(value: Any, what: str = "the observation") -> None:
+    """Refuse NaN, infinity and absurdly large values anywhere in an observation, however nested, or in "noise"."""
+    for tensor in _floating(value):
+        check_input(largest(tensor), what)
+
+
+def largest(value: Any) -> float:
+    """The largest magnitude anywhere in an observation or tensor; NaN if one of the values is."""
+    found = [float(torch.maximum(-low, high)) for low, high in (item.detach().aminmax() for item in _floating(value))]
+    return max(found, key=lambda item: (math.isnan(item), item), default=0.0)
+
+
+def _floating(value: Any) -> Iterator[Tensor]:
+    """All tensors with fractions in something nested."""
     if isinstance(value, Mapping):
-        for item in value.values():
-            check_finite(item)
-    elif isinstance(value, list | tuple):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
         for item in value:
-            check_finite(item)
+            yield from _floating(item)
     elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
-        check_finite(torch.as_tensor(value))
-    elif isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        raise ObservationError("the observation holds NaN or infinity; check the sensor before asking for an action")
+        yield from _floating(torch.as_tensor(value))
+    elif isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+        yield value
 
 
 def batch_size(batch: Any) -> int:

@@ -43,6 +43,7 @@ OPERATORS = {
     "Mish": Operator((1, 1)),
     "Mul": Operator((2, 2)),
     "Pad": Operator((2, 2)),
+    "ReduceL2": Operator((2, 2), ("keepdims",)),
     "Reshape": Operator((2, 2)),
     "Scan": Operator((3, MANY), ("body", "num_scan_inputs"), (2, MANY)),  # ends with the rows of its inputs
     "Sigmoid": Operator((1, 1)),

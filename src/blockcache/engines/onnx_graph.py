@@ -22,14 +22,17 @@ OPSET, IR_VERSION = 23, 11
 
 
 def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: bool = False) -> onnx.ModelProto:
-    """A model with the program's inputs and `noise`, and the outputs `action` and, for a whole chunk, `action_pred`.
+    """A model with the program's inputs and `noise`, and the outputs `action`, for a whole chunk `action_pred`, and `norms`,
+    which tell whether something on the way was not finite (see `walk.generate`).
 
     `unrolled` has full precision unrolled as well: a little faster, but slow to load and large. For comparison.
     """
     writer = Writer()
     backend = OnnxBackend(program, writer, unrolled)
     found = generate(backend, program, plan, sampler, {name: name for name in program.inputs}, "noise")
-    sizes = {"action": program.executed[1] - program.executed[0], "action_pred": program.tokens}
+    start, stop = program.executed
+    sizes = {"action": stop - start, "action_pred": program.tokens}
+    shapes = {name: ["batch", size, program.action_dim] for name, size in sizes.items()} | {"norms": ["rows"]}
     for name, value in found.items():
         writer.nodes.append(helper.make_node("Identity", [value], [name]))
     graph = helper.make_graph(
@@ -39,7 +42,7 @@ def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: b
             *(value_info(name, ["batch", *shape]) for name, shape in program.inputs.items()),
             value_info("noise", [1 + sampler.draw_count, "batch", *program.chunk]),
         ],
-        [value_info(name, ["batch", sizes[name], program.action_dim]) for name in found],
+        [value_info(name, shapes[name]) for name in found],
         list(writer.initializers.values()),
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)

@@ -125,7 +125,7 @@ class ExportedPolicy:
         # of the actions, and of rows on their way (`norms`): no clip hides an overflow from us
         reached = float(np.max([largest(array) for array in found.values()]))
         check_generation(reached, lambda: max(map(largest, observed.values())))
-        found.pop("norms")
+        del found["norms"]
         return found
 
     def _noise_shape(self, batch: int) -> tuple[int, ...]:

@@ -121,8 +121,7 @@ def _check_declarations(session: Any, header: Mapping[str, Any], executed: tuple
     noise, action, whole = inputs.pop("noise", []), outputs.pop("action", []), outputs.pop("action_pred", None)
     norms = outputs.pop("norms", None)  # without them nobody would notice what was not finite on the way
     right = (
-        outputs == {"norms": ["rows"]}
-        and (bool(inputs) and all(len(shape) >= 2 and _fits(shape) for shape in inputs.values()))
+        (bool(inputs) and all(len(shape) >= 2 and _fits(shape) for shape in inputs.values()))
         and (len(noise) == 4 and _fits([noise[1], noise[0], *noise[2:]]))
         and (len(action) == 3 and _fits(action) and action[1] == executed[1] - executed[0])
         and ((whole is not None) == (header["output"] == "chunk") and norms == ["rows"] and not outputs)

@@ -11,20 +11,26 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from blockcache.cores import cores
 from blockcache.errors import EngineError, FileError
 from blockcache.extras import require
-from blockcache.files import Format, read_bytes
+from blockcache.files import Count, Format, Limit, opened
 from blockcache.fingerprint import Fingerprint
 
 FORMAT = Format(
     "blockcache.onnx",
     "ONNX file",
-    {"output": str, "executed": list, "schedule": dict, "origin": dict, "fingerprint": object},
+    {
+        "output": str,
+        "executed": Annotated[list[Count], Limit(2, 2)],
+        "schedule": dict[str, list[Count]],
+        "origin": dict,
+        "fingerprint": dict,
+    },
     again="export it again",
 )
 MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
@@ -53,8 +59,8 @@ def open_file(path: Path, threads: int | None) -> OpenFile:
     require_onnxruntime()
     if threads is not None and threads < 1:
         raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
-    if not path.is_file():
-        read_bytes(path, "ONNX file")  # says what is wrong
+    with opened(path, "ONNX file"):  # says what is wrong with the place
+        pass
     chosen = threads or 1
     session = _load(path, chosen)
     header, fingerprint, executed = _read_header(session, path)
@@ -97,7 +103,7 @@ def _read_header(session: Any, path: Path) -> tuple[dict[str, Any], Fingerprint,
     header = {**FORMAT.parse(text, path), "made_by": json.loads(text)["made_by"]}
     with FORMAT.reading(path):
         fingerprint = Fingerprint.from_dict(header["fingerprint"])
-        start, stop = map(int, header["executed"])
+        start, stop = header["executed"]
     ranks = {item.name: len(item.shape) for item in (*session.get_inputs(), *session.get_outputs())}
     noise, action, pred = (ranks.pop(name, None) for name in ("noise", "action", "action_pred"))
     if (noise, action) != (4, 3) or pred not in (None, 3) or not ranks or min(ranks.values()) < 2:

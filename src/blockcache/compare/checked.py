@@ -11,27 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from blockcache.files import Format, PathLike, read_exactly
+from blockcache.files import Count, Fields, Format, PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.distance import Distances
-from blockcache.measure.statistics import Estimate
-
-FORMAT = Format(
-    "blockcache.check",
-    "check",
-    {
-        "policy": dict,
-        "method": dict,
-        "setting": dict,
-        "error": dict,
-        "noise_floor": dict,
-        "distances": dict,
-        "floor": dict,
-        "roughness": dict,
-    },
-    again="run 'blockcache check' again",
-)
 
 Verdict: TypeAlias = Literal["looks lossless", "will likely cost score", "do not use"]
 VERDICTS: tuple[Verdict, ...] = ("looks lossless", "will likely cost score", "do not use")
@@ -48,6 +31,23 @@ class Roughness:
 
     jerk: float | None
     seam: float | None
+
+
+FORMAT = Format(
+    "blockcache.check",
+    "check",
+    {
+        "policy": Fields({"source": str, "fingerprint": dict}),
+        "method": dict,
+        "setting": Fields({"features": Count}, others=True),
+        "error": ActionError,
+        "noise_floor": ActionError,
+        "distances": Distances,
+        "floor": Distances,
+        "roughness": Fields({"method": Roughness, "full": Roughness}),
+    },
+    again="run 'blockcache check' again",
+)
 
 
 @dataclass(frozen=True)
@@ -107,26 +107,12 @@ class Check:
 
     @classmethod
     def load(cls, path: PathLike) -> Check:
-        value = FORMAT.load(path)
+        content = FORMAT.load(path)
         with FORMAT.reading(path):
-            Fingerprint.from_dict(value["policy"]["fingerprint"])
-            rough = {name: read_exactly(Roughness, item) for name, item in value["roughness"].items()}
-            return cls(
-                value["policy"],
-                value["method"],
-                value["setting"],
-                read_exactly(ActionError, value["error"]),
-                read_exactly(ActionError, value["noise_floor"]),
-                _distances(value["distances"]),
-                _distances(value["floor"]),
-                rough["method"],
-                rough["full"],
-            )
+            Fingerprint.from_dict(content["policy"]["fingerprint"])
+        rough = content.pop("roughness")
+        return cls(**content, roughness=rough["method"], full_roughness=rough["full"])
 
 
 def _grade(value: float, limits: tuple[float, float]) -> int:
     return sum(value > limit for limit in limits)
-
-
-def _distances(value: Mapping[str, Any]) -> Distances:
-    return read_exactly(Distances, {name: read_exactly(Estimate, item) for name, item in value.items()})

@@ -82,7 +82,15 @@ class Evaluation:
     def run(self, backend: Backend = one_by_one, *, progress: bool = True) -> Results:
         """Run what the store does not hold yet, and put all of it together."""
         jobs = {self._key(job): job for job in self._jobs()}
-        outcomes = run_jobs(partial(work, self.setting), jobs, self.store, backend, keep=_went_well, progress=progress)
+        outcomes = run_jobs(
+            partial(work, self.setting),
+            jobs,
+            self.store,
+            backend,
+            keep=_went_well,
+            check=lambda job, outcome: job.check(self.setting, outcome),
+            progress=progress,
+        )
         return self._results(lambda job: outcomes[self._key(job)])
 
     def play(self, name: str, seed: int, on_frame: Callable[[Task], None]) -> Rollout:

@@ -81,7 +81,9 @@ class Timings:
         value = TIMINGS_FORMAT.load(path)
         with TIMINGS_FORMAT.reading(path):
             seconds = {name: Latency(np.asarray(item["seconds"])) for name, item in value["methods"].items()}
-            return cls(Fingerprint.from_dict(value["policy"]), value["machine"], value["setting"], seconds)
+            if len({len(item.seconds) for item in seconds.values()}) > 1:
+                raise ValueError("all methods are timed in the same rounds, got different numbers of them")
+            return cls(value["policy"], value["machine"], value["setting"], seconds)
 
     def ms(self, method: str) -> float | None:
         return self.seconds[method].p50 * 1e3 if method in self.seconds else None

@@ -199,16 +199,16 @@ def test_placed_and_fitted_on_the_command_line_and_used_by_other_verbs(
     assert said.startswith("fitted.json: fitted, 3 steps at ")
     chosen = ChosenSampler.load("fitted.json")
     assert chosen.evidence["start"] == SamplerConfig.load("placed.json").to_dict()
-    blockcache("calibrate", policy_directory, "--sampler", "fitted.json", "--generations", 2)
+    blockcache("calibrate", policy_directory, "--sampler-file", "fitted.json", "--generations", 2)
     assert bc.Recording.load("recording.safetensors").steps == 3
     blockcache("solve", "recording.safetensors", "-S", 2, "-n", 1)
-    blockcache("export", policy_directory, "schedule.json", "--sampler", "fitted.json")
+    blockcache("export", policy_directory, "schedule.json", "--sampler-file", "fitted.json")
     assert bc.open_export("policy.onnx") is not None
 
 
 def test_a_sampler_file_for_another_policy_is_refused(policy_directory, make_policy, in_an_empty_directory, refused):
     ChosenSampler(FITTED, port_of(make_policy(seed=3)).fingerprint).save("other.json")
-    said = refused("export", policy_directory, "--sampler", "other.json")
+    said = refused("export", policy_directory, "--sampler-file", "other.json")
     assert "this fitted sampler was chosen for another policy (weights" in said
     assert "no sampler at gone.json" in refused("eval", policy_directory, "-m", "sampler:gone.json", "--task", "pusht")
 

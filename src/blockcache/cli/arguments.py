@@ -202,7 +202,7 @@ observations_option = click.option(
 generations_option = click.option(
     "--generations", type=COUNT, default=GENERATIONS, help="Observations to calibrate on."
 )
-sampler_option = click.option(
-    "--sampler", metavar="FILE", help="A sampler file in place of the policy's own, such as 'policy fit' writes."
+sampler_file_option = click.option(
+    "--sampler-file", metavar="FILE", help="A sampler file in place of the policy's own, such as 'policy fit' writes."
 )
 threads_option = click.option("--threads", type=COUNT, default=1, help="Threads for torch.")

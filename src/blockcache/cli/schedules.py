@@ -14,7 +14,7 @@ from blockcache.solvers.metrics import METRICS
 @click.option("-o", "--output", type=arg.OUTPUT, default="recording.safetensors", help="The recording.")
 @arg.observations_option
 @arg.generations_option
-@arg.sampler_option
+@arg.sampler_file_option
 @click.option("--seed", default=0, help="Of the noise.")
 @arg.threads_option
 def calibrate(
@@ -22,7 +22,7 @@ def calibrate(
     output: str,
     observations: str | None,
     generations: int,
-    sampler: str | None,
+    sampler_file: str | None,
     seed: int,
     threads: int,
 ) -> None:
@@ -42,7 +42,7 @@ def calibrate(
     from blockcache.observations import parts, rows
 
     torch.set_num_threads(threads)
-    port = policy.port_with(sampler)
+    port = policy.port_with(sampler_file)
     batches = [port.given(one) for one in parts(rows(seen, 0, generations), 1)]
     recording = record(port, batches, seed=seed)
     recording.save(output)

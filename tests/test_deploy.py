@@ -213,7 +213,10 @@ def test_several_inputs_go_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"fingerprint": None}, r"the ONNX file .*toy.onnx is garbled \(it needs an object under 'fingerprint', got None"),
+        (
+            {"fingerprint": None},
+            r"the ONNX file .*toy.onnx is garbled \(it needs an object under 'fingerprint', got None",
+        ),
         ({"executed": [1]}, r"toy.onnx is garbled \(it needs a length of 2 .*under 'executed'.*export it again"),
         ({"executed": None}, r"toy.onnx is garbled \(it needs a list under 'executed', got None"),
         ({"executed": [1, 1]}, "executed is the first action and the one behind the last, got"),

@@ -89,5 +89,9 @@ class SamplerError(BlockcacheError):
     """A sampler setting that is unknown or not supported."""
 
 
+class FitError(BlockcacheError):
+    """A sampler that cannot be placed or fitted for a policy, or a fit that is no better than where it started."""
+
+
 class TaskError(BlockcacheError):
     """A task that is unknown, that lacks its simulator, or that the policy or the data does not fit."""

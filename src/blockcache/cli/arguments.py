@@ -53,6 +53,16 @@ class PolicySource:
 
         return open_port(self.name)
 
+    def port_with(self, sampler: str | None) -> Port:
+        """With the sampler of that file in place of its own, if one is named."""
+        if sampler is None:
+            return self.port
+        from blockcache.samplers import ChosenSampler
+
+        chosen = ChosenSampler.load(sampler)
+        chosen.check_fit(self.port.fingerprint)
+        return self.port.with_sampler(chosen.sampler)
+
     def task(self, named: str | None) -> str:
         """The task that somebody named, or else the one that the policy says it was trained for."""
         said = named or (self.port.task if is_entry(self.name) else read_config(self.name).get("task"))
@@ -188,5 +198,8 @@ observations_option = click.option(
 )
 generations_option = click.option(
     "--generations", type=COUNT, default=GENERATIONS, help="Observations to calibrate on."
+)
+sampler_file_option = click.option(
+    "--sampler-file", metavar="FILE", help="A sampler file in place of the policy's own, such as 'policy fit' writes."
 )
 threads_option = click.option("--threads", type=COUNT, default=1, help="Threads for torch.")

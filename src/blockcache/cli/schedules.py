@@ -14,10 +14,17 @@ from blockcache.solvers.metrics import METRICS
 @click.option("-o", "--output", type=arg.OUTPUT, default="recording.safetensors", help="The recording.")
 @arg.observations_option
 @arg.generations_option
+@arg.sampler_file_option
 @click.option("--seed", default=0, help="Of the noise.")
 @arg.threads_option
 def calibrate(
-    policy: arg.PolicySource, output: str, observations: str | None, generations: int, seed: int, threads: int
+    policy: arg.PolicySource,
+    output: str,
+    observations: str | None,
+    generations: int,
+    sampler_file: str | None,
+    seed: int,
+    threads: int,
 ) -> None:
     """Run POLICY in full and record how each block's output changes over the denoising steps.
 
@@ -35,8 +42,9 @@ def calibrate(
     from blockcache.observations import parts, rows
 
     torch.set_num_threads(threads)
-    batches = [policy.port.given(one) for one in parts(rows(seen, 0, generations), 1)]
-    recording = record(policy.port, batches, seed=seed)
+    port = policy.port_with(sampler_file)
+    batches = [port.given(one) for one in parts(rows(seen, 0, generations), 1)]
+    recording = record(port, batches, seed=seed)
     recording.save(output)
     click.echo(
         f"{output}: {len(recording.blocks)} blocks x {recording.steps} steps from {recording.generations} generations "

@@ -127,10 +127,10 @@ def mcnemar(found: ArrayLike, baseline: ArrayLike) -> McNemar:
 
 
 def mean_jerk(actions: NDArray[np.float64]) -> float | None:
-    """Mean length of the third difference of actions (steps, A), in their units per step cubed; None below 4 steps."""
-    if len(actions) < 4:
+    """Mean length of the third difference of actions (..., steps, A), in their units per step cubed; None below 4 steps."""
+    if actions.shape[-2] < 4:
         return None
-    return float(np.linalg.norm(np.diff(actions, n=3, axis=0), axis=-1).mean())
+    return float(np.linalg.norm(np.diff(actions, n=3, axis=-2), axis=-1).mean())
 
 
 def chunk_jump(actions: NDArray[np.float64], chunk: int) -> float | None:

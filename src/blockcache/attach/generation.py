@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,14 +51,19 @@ class LayerCall:
         return self.layer.forward(route, *self.args, **self.kwargs)
 
 
-class Generation(Protocol):
+class Generation(ABC):
     """Decides what each layer does in one generation, and holds all state of that generation."""
 
-    def layer(self, call: LayerCall) -> Tensor: ...
+    def denoise(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of the denoiser, layers and all; for who wants to see what goes in and comes out."""
+        return forward(*args, **kwargs)
 
-    def finish(self) -> None:
+    @abstractmethod
+    def layer(self, call: LayerCall) -> Tensor:
+        """What one layer gives at one step."""
+
+    def finish(self) -> None:  # noqa: B027
         """The generation came to its end without an error."""
-        ...
 
 
 class _Scope:
@@ -70,13 +76,24 @@ class _Scope:
 _current: ContextVar[_Scope | None] = ContextVar("blockcache_generation", default=None)
 
 
-def attach(port: Port, begin: Callable[[], Generation]) -> Patches:
-    """From now on each `predict_action` of the policy is one generation, decided by a Generation that `begin` makes.
+class Attached(Patches):
+    """The patches of `attach`: removing them undoes everything."""
 
-    Returns the patches; removing them undoes everything.
-    """
-    owner = object()
-    patches = Patches()
+    @contextmanager
+    def at(self, step: int, generation: Generation) -> Iterator[None]:
+        """Inside, the next denoiser call of this thread is that step of a generation, by itself."""
+        scope = _Scope(self, generation)
+        scope.step = step - 1
+        token = _current.set(scope)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+def attach(port: Port, begin: Callable[[], Generation]) -> Attached:
+    """From now on each `predict_action` of the policy is one generation, decided by a Generation that `begin` makes."""
+    owner = patches = Attached()
     guard = nullcontext() if port.reentrant else threading.RLock()
 
     def scoped(predict_action: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,6 +128,7 @@ def attach(port: Port, begin: Callable[[], Generation]) -> Patches:
             scope = _current.get()
             if scope is not None and scope.owner is owner:
                 _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
+                return scope.generation.denoise(forward, args, kwargs)
             return forward(*args, **kwargs)
 
         return call

@@ -22,11 +22,13 @@ from blockcache.solvers.metrics import METRICS
 FORMAT = Format(
     "blockcache.recording",
     "recording",
-    {"blocks": list, "generations": object, "fingerprint": object, "origin": dict},
+    {"blocks": list, "generations": object, "fingerprint": object, "origin": dict, "every_step": int},
+    optional=("every_step",),
     again="calibrate again",
 )
 Array = NDArray[np.float64]
-_MATRICES, _ARRAYS = "matrices.", ("scores", "input_change", "output_change")  # names of tensors in the file
+# names of tensors in the file
+_MATRICES, _ARRAYS, _COSTS = "matrices.", ("scores", "input_change", "output_change"), "action_costs"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,9 @@ class Recording:
     scores       (blocks,) mean over all pairs of steps of the L1 norm of the difference; picks the union's blocks
     input_change, output_change  (samples, K - 1) relative change, from one step to the next, of the first block's
                  normalised input and of the whole stack's residual; what TeaCache is fitted to
+    action_costs (blocks, K, K) or None: [s, e] is the mean squared error that the executed action suffers, to first
+                 order, if the block is computed at step s and reused up to step e
+    every_step   FLOPs of a step outside the blocks, where that was recorded
     """
 
     blocks: tuple[Block, ...]
@@ -47,6 +52,8 @@ class Recording:
     generations: int
     fingerprint: Fingerprint = Fingerprint()
     origin: Mapping[str, Any] = field(default_factory=dict)
+    action_costs: Array | None = None
+    every_step: int | None = None
 
     def __post_init__(self) -> None:
         if not self.matrices:
@@ -61,6 +68,7 @@ class Recording:
             "scores": (self.scores, (n,)),
             "input_change": (self.input_change, (self.samples, k - 1)),
             "output_change": (self.output_change, (self.samples, k - 1)),
+            **({} if self.action_costs is None else {_COSTS: (self.action_costs, (n, k, k))}),
         }
         for name, (array, shape) in shapes.items():
             if array.shape != shape:
@@ -101,9 +109,11 @@ class Recording:
             "generations": self.generations,
             "fingerprint": self.fingerprint.to_dict(),
             "origin": dict(self.origin),
+            **({} if self.every_step is None else {"every_step": self.every_step}),
         }
         tensors = {_MATRICES + name: matrix for name, matrix in self.matrices.items()}
         tensors |= {name: getattr(self, name) for name in _ARRAYS}
+        tensors |= {} if self.action_costs is None else {_COSTS: self.action_costs}
         arrays = {name: np.ascontiguousarray(array, dtype=np.float64) for name, array in tensors.items()}
         FORMAT.save_tensors(path, content, arrays, safetensors.numpy.save)
 
@@ -115,12 +125,14 @@ class Recording:
             name.removeprefix(_MATRICES): array for name, array in tensors.items() if name.startswith(_MATRICES)
         }
         with FORMAT.reading(path):
-            expect_keys({name for name in tensors if not name.startswith(_MATRICES)}, _ARRAYS)
+            expect_keys({name for name in tensors if not name.startswith(_MATRICES)}, _ARRAYS, (_COSTS,))
             return cls(
                 blocks=tuple(Block(**item) for item in content["blocks"]),
                 matrices=matrices,
                 generations=content["generations"],
                 fingerprint=Fingerprint.from_dict(content["fingerprint"]),
                 origin=content["origin"],
+                action_costs=tensors.get(_COSTS),
+                every_step=content.get("every_step"),
                 **{name: tensors[name] for name in _ARRAYS},
             )

@@ -300,7 +300,7 @@ def test_solve_consecutive_objective():
     assert schedule.updates["layers.1.CA"] == consecutive(recording.matrix("cosine", "layers.1.CA"), 4)
 
 
-@pytest.mark.parametrize("method", solvers.METHODS)
+@pytest.mark.parametrize("method", solvers.PAPER_METHODS)
 def test_solve_binds_what_was_calibrated(method):
     recording = recorded()
     schedule = solve(recording, updates=4, method=method)

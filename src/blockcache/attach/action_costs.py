@@ -66,6 +66,7 @@ class ActionCosts:
         self._walk_back()
         return lower_mean(np.concatenate(self._found))
 
+    @torch.inference_mode(False)  # a caller may be in it, and what is made there cannot be differentiated
     def _walk_back(self) -> None:
         runs = _joined(self._waiting)
         self._waiting = []

@@ -101,7 +101,7 @@ def _step_back(
     noting, x = _NotingGeneration(), sample.requires_grad_()
     before = [] if x0_prev is None else [x0_prev.requires_grad_()]
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.enable_grad():
             out = _denoise(port, attached, step, call, x.clone(), noting)
             mean, x0, _ = mean_step(port.sampler, step, x, out, x0_prev)
             inputs, found = [x, *before, *noting.residuals.values()], []

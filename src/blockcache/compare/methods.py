@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from blockcache.errors import BlockcacheError
 from blockcache.samplers import SAMPLERS
 from blockcache.solvers import OBJECTIVES
 from blockcache.solvers.metrics import METRICS
+from blockcache.solvers.solve import BUDGET
 
 NAMES = """\
   full                          everything computed; always among the methods
   uniform:S=10  unified:S=10    schedules, solved from a calibration on the policy's observations;
   blockwise:S=10  bac:S=10,n=5  also metric=cosine|mse|l1|wasserstein, objective=anchor|consecutive
+  action:budget=0.15            where the executed action needs it, at that share of the FLOPs; or S=10 updates on average
   teacache:threshold=0.1        decides while it runs
   ddim-16  sde-dpmsolver++-8    fewer denoising steps instead, by any sampler's name
-  ddim-40+bac:S=5,n=3           both, calibrated with that sampler
+  ddim-40+bac:S=5,n=3           both, calibrated with that sampler; also ddpm-10+action:budget=0.6
   schedule.json                 a schedule file, also behind a sampler"""
 
 
@@ -58,6 +60,21 @@ class Solved:
 
 
 @dataclass(frozen=True)
+class ActionBudget:
+    """A schedule to be solved from action costs: the share of the FLOPs, or updates per block on average."""
+
+    budget: float | None = None
+    updates: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget is None and self.updates is None:
+            object.__setattr__(self, "budget", BUDGET)
+
+    def __str__(self) -> str:
+        return f"action:S={self.updates}" if self.budget is None else f"action:budget={self.budget!r}"
+
+
+@dataclass(frozen=True)
 class TeaCache:
     threshold: float = 0.1
 
@@ -73,12 +90,15 @@ class ScheduleFile:
         return self.path
 
 
+Reused: TypeAlias = Solved | ActionBudget | TeaCache | ScheduleFile
+
+
 @dataclass(frozen=True)
 class Method:
     """`sampler` None is the policy's own; `reuse` None computes everything. Its `name` parses to the method again."""
 
     sampler: FewerSteps | None = None
-    reuse: Solved | TeaCache | ScheduleFile | None = None
+    reuse: Reused | None = None
 
     @property
     def name(self) -> str:
@@ -92,6 +112,7 @@ _SOLVED = {  # method -> the parameters that it takes
     "blockwise": ("S", "metric", "objective"),
     "bac": ("S", "n", "metric", "objective"),
 }
+_OTHERS = {"action": ("budget", "S"), "teacache": ("threshold",)}
 _FIELDS = {"S": "updates", "n": "union"}
 
 
@@ -105,17 +126,18 @@ def parse_method(text: str) -> Method:
     return Method(sampler) if found[3] is None else Method(sampler, _parse_reuse(found[3], text))
 
 
-def _parse_reuse(part: str, text: str) -> Solved | TeaCache | ScheduleFile:
+def _parse_reuse(part: str, text: str) -> Reused:
     if part.endswith(".json"):
         return ScheduleFile(part)
     kind, colon, rest = part.partition(":")
-    if kind not in _SOLVED and kind != "teacache":
+    takes = _SOLVED | _OTHERS
+    if kind not in takes:
         raise MethodError(
-            f"unknown method {text!r}; known are full, {', '.join(_SOLVED)}, teacache, "
+            f"unknown method {text!r}; known are full, {', '.join(takes)}, "
             f"{', '.join(f'{name}-N' for name in SAMPLERS)}, a schedule file (.json), and a sampler with one of these "
             "such as ddim-40+bac:S=5,n=3"
         )
-    known = _SOLVED.get(kind, ("threshold",))
+    known = takes[kind]
     values: dict[str, Any] = {}
     for item in rest.split(",") if colon else ():
         name, equals, value = item.partition("=")
@@ -126,6 +148,10 @@ def _parse_reuse(part: str, text: str) -> Solved | TeaCache | ScheduleFile:
             )
         values[name] = _parse_value(name, value, text)
     settings = {_FIELDS.get(name, name): value for name, value in values.items()}
+    if kind == "action":
+        if len(settings) > 1:
+            raise MethodError(f"method {text!r}: action takes budget=... or S=..., not both")
+        return ActionBudget(**settings)
     return TeaCache(**settings) if kind == "teacache" else Solved(kind, **settings)
 
 
@@ -135,10 +161,14 @@ def _parse_value(name: str, value: str, text: str) -> int | float | str:
         if value in choices[name]:
             return value
         expected = f"one of {', '.join(choices[name])}"
-    elif name == "threshold":
-        if re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d\d?)?", value, re.ASCII):
+    elif name in ("threshold", "budget"):
+        if re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d\d?)?", value, re.ASCII) and (
+            name == "threshold" or 0 < float(value) <= 1
+        ):
             return float(value)
-        expected = "a number of at least 0, such as 0.1"
+        expected = {"threshold": "a number of at least 0, such as 0.1", "budget": "a number above 0 and at most 1"}[
+            name
+        ]
     else:
         least = 1 if name == "S" else 0
         if re.fullmatch(r"\d+", value, re.ASCII) and int(value) >= least:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blockcache.compare.methods import ScheduleFile, Solved, TeaCache, parse_method
+from blockcache.compare.methods import ActionBudget, Reused, ScheduleFile, Solved, TeaCache, parse_method
 from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, TIMINGS_FORMAT, Results
 from blockcache.compare.summary import MethodSummary, summarise
 from blockcache.errors import FileError
@@ -166,6 +166,7 @@ def family(name: str) -> str:
     if method.reuse is None:
         return "full precision" if sampler is None else f"{sampler}-N"
     kind = _NAMES[method.reuse.method] if isinstance(method.reuse, Solved) else type(method.reuse).__name__
+    kind = "Action costs" if isinstance(method.reuse, ActionBudget) else kind
     return kind if sampler is None else f"{kind} on {sampler}"
 
 
@@ -177,7 +178,9 @@ def label(name: str) -> str:
     return " + ".join(parts) or "full precision"
 
 
-def _reuse(part: Solved | TeaCache | ScheduleFile) -> str:
+def _reuse(part: Reused) -> str:
+    if isinstance(part, ActionBudget):
+        return "Action costs " + (f"S={part.updates}" if part.budget is None else f"{part.budget:g}")
     if isinstance(part, TeaCache):
         return f"TeaCache {part.threshold:g}"
     if isinstance(part, ScheduleFile):

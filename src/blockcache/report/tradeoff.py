@@ -155,4 +155,4 @@ def _place(name: str) -> tuple[str, str] | None:
         )
     if isinstance(reuse, TeaCache):
         return (kind, f"{reuse.threshold:g}") if kind in _KINDS else None
-    return None if sampler is None else (kind, f"N={sampler.steps}")
+    return None if sampler is None or reuse is not None else (kind, f"N={sampler.steps}")

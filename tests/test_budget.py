@@ -245,3 +245,9 @@ def test_a_file_keeps_action_costs(tmp_path):
 def test_wrong_action_costs_are_refused(wrong, sentence):
     with pytest.raises(RecordingError, match=sentence):
         recorded(action_costs=wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True])
+def test_wrong_flops_of_a_step_are_refused(wrong):
+    with pytest.raises(RecordingError, match="a step's FLOPs outside the blocks must be a whole number"):
+        recorded(every_step=wrong)

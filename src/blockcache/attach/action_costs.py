@@ -97,7 +97,8 @@ class ActionCosts:
 def _vectors(action: Tensor, seeds: range) -> Tensor:
     """(V, B, n, A) of random signs; the mean of (v . error)^2 over v is the mean squared error of the executed actions."""
     shape = VECTORS, *action.shape[1:]
-    drawn = [torch.randint(2, shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    others = [~seed & 0xFFFFFFFF for seed in seeds]  # the noise was drawn from the seeds themselves
+    drawn = [torch.randint(2, shape, generator=torch.Generator().manual_seed(seed)) for seed in others]
     return (2.0 * torch.stack(drawn, dim=1) - 1) / math.sqrt(math.prod(action.shape[1:]))
 
 

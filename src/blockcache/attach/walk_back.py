@@ -221,7 +221,8 @@ def _sample_name(port: Port) -> str:
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
-    limit = TOLERANCE * max(1.0, float(expected.abs().max()))
+    share = max(TOLERANCE, 10 * torch.finfo(expected.dtype).eps)
+    limit = share * max(1.0, float(expected.abs().max()))
     return bool(((found - expected).abs() <= limit).all())
 
 

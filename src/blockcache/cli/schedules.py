@@ -57,7 +57,9 @@ def calibrate(
 @click.option("-o", "--output", type=arg.OUTPUT, default="schedule.json", help="The schedule.")
 @click.option("-S", "--updates", type=int, help="Update steps per block, step 0 among them. Default: 10.")
 @click.option("-n", "--union", type=int, help="Blocks that the bubbling union repairs. Default: 5, or all if fewer.")
-@click.option("--metric", type=click.Choice(list(METRICS)), default="cosine")
+@click.option(
+    "--metric", type=click.Choice(list(METRICS)), default="cosine", help="Cosine is the paper's, MSE as a rule better."
+)
 @click.option("--method", type=click.Choice(METHODS), default="bac")
 @click.option("--objective", type=click.Choice(OBJECTIVES), default="anchor")
 @click.option("--budget", type=float, help="With --method action: the share of the full FLOPs. Default: 0.15.")

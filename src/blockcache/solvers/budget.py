@@ -1,9 +1,8 @@
 """One budget for all blocks: how often each is computed, and when, so that the action's error is least.
 
 For each block the dynamic programme of ACS gives the best schedule for every number of updates. The numbers are raised
-where an update gains most for its cost, along the lower hulls of the blocks' errors: what is spent then could not be spent
-better. What the next piece of a hull does not fit into goes to the best raises that do. Arrays in,
-steps out; knows nothing of recordings.
+where an update gains most for its cost, along the lower hulls of the blocks' errors: what is spent so could not be spent
+better. What the next piece of a hull does not fit into goes to the best raises that do. Arrays in, steps out.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from blockcache.errors import ScheduleError
 from blockcache.solvers.acs import Segments
 
 Array = NDArray[np.float64]
-WORK = 5 * 10**10
-"""Sums of the dynamic programme, some ten seconds; more than that is refused."""
+WORK = 25 * 10**9
+"""Sums in the dynamic programme, half a minute's work; more than that is refused."""
 
 
 @dataclass(frozen=True)
@@ -59,38 +58,48 @@ def split_counts(errors: Array, prices: Sequence[float], limit: float) -> list[i
     errors  (blocks, K): the error of each block with 1, 2, ... K updates
     """
     counts, left = [1] * len(errors), limit - sum(prices)
-    hulls = [_hull(row) for row in errors]
+    pieces = [
+        (rate / price, block, count) for block, price in enumerate(prices) for rate, count in _hull(errors[block])
+    ]
+    for _, block, count in sorted(pieces, key=lambda piece: -piece[0]):  # stable: a block's own stay in order
+        price = prices[block] * (count - counts[block])
+        if price > left:
+            break
+        counts[block] = count
+        left -= price
+    while True:
+        raises = [_best_raise(errors[block], counts[block], left / price) for block, price in enumerate(prices)]
+        block = int(np.argmax([rate / price for (rate, _), price in zip(raises, prices, strict=True)]))
+        rate, count = raises[block]
+        if rate <= 0:
+            return counts
+        left -= prices[block] * (count - counts[block])
+        counts[block] = count
 
-    def next_piece(block: int, count: int, room: float) -> tuple[float, int]:
-        return next(((rate / prices[block], high) for rate, high in hulls[block] if high > count), (0.0, count))
 
-    def best_raise(block: int, count: int, room: float) -> tuple[float, int]:
-        rates = (errors[block, count - 1] - errors[block, count:]) / np.arange(1, len(errors[block]) - count + 1)
-        rates = rates[: int(room / prices[block])]
-        return (float(rates.max() / prices[block]), count + 1 + int(rates.argmax())) if rates.size else (0.0, count)
-
-    for option in (next_piece, best_raise):
-        while True:
-            options = [option(block, count, left) for block, count in enumerate(counts)]
-            block = int(np.argmax([rate for rate, _ in options]))  # the first of equal ones
-            rate, count = options[block]
-            price = prices[block] * (count - counts[block])
-            if rate <= 0 or price > left:
-                break
-            counts[block] = count
-            left -= price
-    return counts
+def _best_raise(errors: Array, count: int, room: float) -> tuple[float, int]:
+    """The largest gain per update that `room` more updates allow, and the number of updates that has it."""
+    gains = errors[count - 1] - errors[count : count + int(room)]
+    if not gains.size:
+        return 0.0, count
+    rates = gains / np.arange(1, len(gains) + 1)
+    best = int(rates.argmax())
+    return float(rates[best]), count + 1 + best
 
 
 def _hull(errors: Array) -> list[tuple[float, int]]:
-    """The falling pieces of the lower convex hull of (updates, error): gain per update, and the updates at the end."""
+    """The falling pieces of the lower convex hull of (updates, error): gain per update, and the updates at its end."""
     hull: list[tuple[int, float]] = []
     for point in enumerate(errors.tolist(), start=1):
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) > _slope(hull[-2], point):
             hull.pop()
         hull.append(point)
-    pieces = [(-_slope(low, high), high[0]) for low, high in pairwise(hull)]
-    return [(rate, count) for rate, count in pieces if rate > 0]
+    pieces: list[tuple[float, int]] = []
+    for low, high in pairwise(hull):
+        rate = min(-_slope(low, high), pieces[-1][0] if pieces else np.inf)  # never rising, not by rounding either
+        if rate > 0:
+            pieces.append((rate, high[0]))
+    return pieces
 
 
 def _slope(low: tuple[int, float], high: tuple[int, float]) -> float:

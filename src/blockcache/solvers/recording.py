@@ -62,6 +62,8 @@ class Recording:
             raise RecordingError(
                 f"a recording holds blocks and generations, got {len(self.blocks)} and {self.generations!r}"
             )
+        if self.every_step is not None and (type(self.every_step) is not int or self.every_step < 0):
+            raise RecordingError(f"a step's FLOPs outside the blocks must be a whole number, got {self.every_step!r}")
         n, k = len(self.blocks), self.steps
         shapes = {
             **{name: (matrix, (n, k, k)) for name, matrix in self.matrices.items()},

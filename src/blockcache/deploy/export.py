@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from blockcache.deploy.arrays import Array, largest, read_array
-from blockcache.deploy.session import open_file
+from blockcache.deploy.session import open_file, run_session
 from blockcache.errors import ObservationError
 from blockcache.files import PathLike
 from blockcache.finite import check_generation
@@ -30,10 +30,10 @@ def open_export(path: PathLike, threads: int | None = None) -> ExportedPolicy:
 class ExportedPolicy:
     """A policy that needs numpy and onnxruntime only. Several threads may call it at once."""
 
-    def __init__(self, path: PathLike, threads: int | None = None) -> None:
-        """The arguments of `open_export`."""
+    def __init__(self, path: PathLike, threads: int | None = None, data: bytes | None = None) -> None:
+        """The arguments of `open_export`; and `data`, the file's content, if that is at hand and need not be read."""
         self.path = Path(path)
-        opened = open_file(self.path, threads)
+        opened = open_file(self.path, threads, data)
         self._session = opened.session
         self.threads = opened.threads
         self.header: Mapping[str, Any] = opened.header
@@ -120,12 +120,12 @@ class ExportedPolicy:
         expected = self._noise_shape(_batch(observed))
         if drawn.shape != expected:
             raise ObservationError(f"noise has shape {drawn.shape}, expected {expected}; draw_noise makes it")
-        arrays = self._session.run([*self._outputs], {**observed, "noise": drawn})
+        arrays = run_session(self._session, [*self._outputs], {**observed, "noise": drawn})
         found = dict(zip(self._outputs, arrays, strict=True))
-        # of the actions, and of rows on their way (`norms`, which older exports lack): no clip hides an overflow from us
+        # of the actions, and of rows on their way (`norms`): no clip hides an overflow from us
         reached = float(np.max([largest(array) for array in found.values()]))
         check_generation(reached, lambda: max(map(largest, observed.values())))
-        found.pop("norms", None)
+        del found["norms"]
         return found
 
     def _noise_shape(self, batch: int) -> tuple[int, ...]:

@@ -152,7 +152,7 @@ class _Attaching:
         for engine in ("onnx", "loop") if self.strategy.static else ():
             try:
                 return engine, self._attach(engine), tuple(passed_over)
-            except (EngineError, FileError) as error:  # FileError: no room for the export
+            except (EngineError, FileError) as error:  # FileError: an export that cannot be opened
                 if engine == "loop" and self.output != "chunk":
                     raise  # patched computes the whole chunk in any case, so this is the reason to give
                 passed_over.append(f"not {engine}: {error}")

@@ -16,6 +16,7 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
         ["first action, P95", _FORM.format(found.error.first_p95), _FORM.format(found.noise_floor.first_p95)],
         ["centre shift", distances.centre_shift.text(_FORM), floor.centre_shift.text(_FORM)],
         ["energy distance", distances.energy.text(_FORM), floor.energy.text(_FORM)],
+        ["energy beyond spread", distances.beyond_spread.text(_FORM), floor.beyond_spread.text(_FORM)],
         ["spread", distances.spread.text(_FORM), floor.spread.text(_FORM)],
         ["jerk inside a chunk", _shown(found.roughness.jerk), _shown(found.full_roughness.jerk)],
         ["jump between chunks", _shown(found.roughness.seam), _shown(found.full_roughness.seam)],
@@ -38,11 +39,7 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
         "a method really costs: `blockcache eval`.",
     ]
     name = plain(found.method["name"] or "the schedule")
-    clear = (
-        ""
-        if found.clear
-        else " The interval of the centre shift reaches over a threshold: more observations would tell."
-    )
+    clear = "" if found.clear else " The intervals reach over a threshold: more observations would tell."
     return (
         Paragraph(
             f"**{name}: {found.verdict}**, at 1/{share:.1f} of the FLOPs ({plain(found.method['engine'])} engine).{clear}"

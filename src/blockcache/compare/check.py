@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockcache.compare.candidates import Calibrations, Candidate, running
-from blockcache.compare.checked import Check, Roughness
+from blockcache.compare.checked import OBSERVATIONS, SAMPLES, Check, Roughness
 from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.methods import parse_method
 from blockcache.compare.results import GENERATIONS
@@ -24,7 +24,6 @@ from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick, rows, split
 from blockcache.schedule import Strategy
 
-OBSERVATIONS, SAMPLES = 24, 32
 SEAMS, SEAM_SAMPLES = 16, 2  # pairs of chunks that follow each other, and samples of each
 
 

@@ -33,10 +33,12 @@ FORMAT = Format(
     again="run 'blockcache check' again",
 )
 
+OBSERVATIONS, SAMPLES = 48, 16  # unless somebody asks otherwise; observations are worth more than samples
+
 Verdict: TypeAlias = Literal["looks lossless", "will likely cost score", "do not use"]
 VERDICTS: tuple[Verdict, ...] = ("looks lossless", "will likely cost score", "do not use")
-# Of methods on Push-T whose losses are known from 250 paired rollouts (docs/check.md has the table): all that lost 0.02 or
-# less lie below the first of each pair, all that lost 0.07 or more above the second.
+# From methods on Push-T whose losses are known from 250 paired rollouts each (docs/check.md): all that lost 0.02 or less lie
+# below the first of each pair, all that lost 0.07 or more above the second in at least one of the two.
 PUSHT_FEATURES = 16
 SHIFTS = (0.04, 0.06)
 ENERGIES = (0.05, 0.09)  # beyond spread

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from blockcache.cli import arguments as arg
-from blockcache.compare.checked import OBSERVATIONS, SAMPLES
 from blockcache.compare.methods import NAMES, parse_method
-from blockcache.compare.results import GENERATIONS
+from blockcache.compare.results import GENERATIONS, OBSERVATIONS, SAMPLES
 from blockcache.cores import cores
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockcache.compare.candidates import Calibrations, Candidate, running
-from blockcache.compare.checked import OBSERVATIONS, SAMPLES, Check, Roughness
+from blockcache.compare.checked import Check, Roughness
 from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.methods import parse_method
-from blockcache.compare.results import GENERATIONS
+from blockcache.compare.results import GENERATIONS, OBSERVATIONS, SAMPLES
 from blockcache.errors import ObservationError, PolicyError
 from blockcache.measure.action_error import Act, ActionError, action_error
 from blockcache.measure.distance import Distances, distances
@@ -56,10 +56,8 @@ class Reference:
         self.calibrations = Calibrations(self.port, first, progress=progress)
         places = split(observations, {"distances": count}, seed, taken=first)["distances"]
         seams = _seams(moments, generations, batch_size(observations), seed)
-        self._seen, self._sides = (
-            pick(observations, places),
-            [pick(observations, side) for side in seams.T if len(side)],
-        )
+        self._seen = pick(observations, places)
+        self._sides = [pick(observations, side) for side in seams.T if len(side)]
         # seeds of noise, each independent of the others: two halves of every cloud, both sides of a seam
         *self._halves, before, after = range(4 * seed, 4 * seed + 4)
         self._seam_noise = before, after

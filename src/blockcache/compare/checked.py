@@ -33,8 +33,6 @@ FORMAT = Format(
     again="run 'blockcache check' again",
 )
 
-OBSERVATIONS, SAMPLES = 48, 16  # unless somebody asks otherwise; observations are worth more than samples
-
 Verdict: TypeAlias = Literal["looks lossless", "will likely cost score", "do not use"]
 VERDICTS: tuple[Verdict, ...] = ("looks lossless", "will likely cost score", "do not use")
 # From methods on Push-T whose losses are known from 250 paired rollouts each (docs/check.md): all that lost 0.02 or less lie

@@ -222,6 +222,11 @@ def test_an_interval_over_a_threshold_is_said():
     assert "more observations would tell" in check_blocks(found)[0].text
 
 
+def test_too_wide_an_interval_never_looks_lossless():
+    assert made(0.0, width=SHIFTS[1] - 0.001).verdict == "looks lossless"
+    assert made(0.0, width=SHIFTS[1] + 0.001).verdict == "will likely cost score"
+
+
 def test_a_check_is_kept_in_a_file(tmp_path):
     made(0.02).save(tmp_path / "check.json")
     assert Check.load(tmp_path / "check.json") == made(0.02)

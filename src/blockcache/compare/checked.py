@@ -81,8 +81,8 @@ class Check:
 
     @property
     def verdict(self) -> Verdict:
-        """By the worse of centre shift and energy beyond spread."""
-        return VERDICTS[self._graded("mean")]
+        """By the worse of centre shift and energy beyond spread. What may yet be of no use never looks lossless."""
+        return VERDICTS[max(self._graded("mean"), self._graded("high") - 1)]
 
     @property
     def clear(self) -> bool:

@@ -14,7 +14,7 @@ from blockcache._version import __version__
 
 if TYPE_CHECKING:
     from blockcache.attach.recorder import calibrate
-    from blockcache.engines import Acceleration, Stats, accelerate, export_policy, open_export
+    from blockcache.engines import Acceleration, Stats, accelerate, export_policy, handle_of, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fingerprint import Fingerprint
     from blockcache.models.dpt.checkpoint import save_policy
@@ -37,6 +37,7 @@ __all__ = [
     "calibrate",
     "export_policy",
     "fit_teacache",
+    "handle_of",
     "load_policy",
     "open_export",
     "published_names",
@@ -48,7 +49,7 @@ __all__ = [
 # Imported at first use: torch takes seconds, which `blockcache show` and the reports need not wait for.
 _HOMES = {
     "attach.recorder": ("calibrate",),
-    "engines": ("Acceleration", "Stats", "accelerate", "export_policy", "open_export"),
+    "engines": ("Acceleration", "Stats", "accelerate", "export_policy", "handle_of", "open_export"),
     "errors": ("BlockcacheError",),
     "fingerprint": ("Fingerprint",),
     "models.dpt.checkpoint": ("save_policy",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import cycle
-from operator import attrgetter
 from typing import Literal, NoReturn
 
 from torch import Tensor
@@ -60,8 +59,12 @@ class WeightsGuard:
         self._counted = [tensor for tensor in tensors if not tensor.is_inference()]  # others have no counter
         self._versions, self._places = self._count(), self._locate()
         bytes_of = [memory(tensor) for tensor in tensors]
-        near = [(tensor, held) for tensor, held in zip(tensors, bytes_of, strict=True) if held.is_cpu and len(held)]
-        self._probes = [_probe(tensor.element_size(), held) for tensor, held in near]
+        both = [*zip(tensors, bytes_of, strict=True)]
+        self._probes = [
+            _probe(tensor.element_size(), held)
+            for tensor, held in both
+            if held.is_cpu and len(held) and tensor.ndim > 1
+        ]
         self._values = self._look()
         self._parts = _parts(bytes_of)
         self._sums = [checksum(part) for part in self._parts]
@@ -88,7 +91,7 @@ class WeightsGuard:
         self._differing = None
 
     def _count(self) -> list[int]:
-        return [*map(attrgetter("_version"), self._counted)]
+        return [tensor._version for tensor in self._counted]
 
     def _locate(self) -> list[int]:
         return [*map(Tensor.data_ptr, self._tensors)]
@@ -103,17 +106,20 @@ def _probe(size: int, held: Tensor) -> tuple[memoryview, int]:
     return words, int(0.618 * len(words))
 
 
-def _parts(pieces: list[Tensor]) -> list[list[Tensor]]:
+def _parts(pieces: list[Tensor]) -> list[list[Tensor | memoryview]]:
     """All the bytes in `PARTS` parts of one size; a part may begin and end within a tensor, and the last may be short."""
     size = -(-sum(map(len, pieces)) // PARTS)
-    parts: list[list[Tensor]] = [[] for _ in range(PARTS)]
+    parts: list[list[Tensor | memoryview]] = [[] for _ in range(PARTS)]
     place = 0
     for piece in pieces:
         start = 0
         while start < len(piece):
             number, taken = divmod(place + start, size)
             stop = start + size - taken
-            parts[number].append(piece[start:stop])
+            share = piece[start:stop]
+            parts[number].append(
+                share.numpy().data if share.is_cpu else share
+            )  # what lies elsewhere is fetched in its turn
             start = stop
         place += len(piece)
     return parts

@@ -6,8 +6,8 @@ Reads no weight and knows nothing of engines.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
-from operator import is_, itemgetter
+from itertools import chain, cycle
+from operator import is_
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from blockcache.attach.patching import Replacement
 from blockcache.engines.behaviour import OF_EVERY_MODULE, plain
 from blockcache.errors import StaleError, StaleWeightsError
 
+TURNS = 16
+"""Every call looks at one share of this many; so after as many calls everything was looked at."""
 _UNKNOWN: Final = object()  # a value of which we cannot say whether it changed
 _ABSENT: Final = object()
 
@@ -32,6 +34,7 @@ class Structure:
         modules = {f"{root}.{name}" if name else root: part for name, part in module.named_modules()}
         self._parts: dict[str, Any] = {"policy": policy, **modules}
         self._described = dict(self._describe())
+        self._suspect, self._turn = False, cycle(range(TURNS))
         self._remember()
 
     @property
@@ -41,10 +44,12 @@ class Structure:
         return [*{id(tensor): tensor for tensor in found}.values()]
 
     def check(self) -> None:
-        """Cheap enough for every call: that each part holds the very same objects, and only if not, what changed."""
-        if not self._holds_the_same():
+        """What every call can afford: the policy's own settings, all registered parts, and a share of all else."""
+        if self._suspect or not (self._always.are_the_same() and self._in_turn[next(self._turn)].are_the_same()):
+            self._suspect = True  # until all is found in order: the next call must not look at another share only
             self.check_everything()
             self._remember()  # only what does not count was set, such as a setting to the value that it had
+            self._suspect = False
 
     def check_everything(self) -> None:
         """Also what was changed within a list, a mapping or an array that a part holds."""
@@ -71,42 +76,43 @@ class Structure:
                 if not isinstance(value, Replacement):
                     yield f"{name}.{key}", _setting(value)
             if isinstance(part, nn.Module):
-                for registry in (part._modules, part._parameters, part._buffers):
+                for registry in _registries(part):
                     yield from ((f"{name}.{key}", value) for key, value in [*registry.items()])
                 for key in ("_forward_hooks", "_forward_pre_hooks"):
                     # a progress bar of ours counts steps with a hook, and changes nothing
                     hooks = [hook for hook in [*getattr(part, key).values()] if not _is_ours(hook)]
                     yield f"{name}.{key}", hooks
 
-    # -- the quick look: everything in it is compared by identity, most of it without a line of Python
-
     def _remember(self) -> None:
-        modules = [part for part in self._parts.values() if isinstance(part, nn.Module)]
-        tables = [
-            table
-            for part in modules
-            for table in (part._modules, part._parameters, part._buffers, part._forward_hooks, part._forward_pre_hooks)
-        ]
-        self._held = [vars(part) for part in self._parts.values()]
-        own = [(vars(part), _own(part)) for part in self._parts.values()]
-        self._own = [(held, itemgetter(*keys, keys[0])) for held, keys in own if keys]  # two at least: always a tuple
-        self._empty, self._filled = [item for item in tables if not item], [item for item in tables if item]
-        self._sizes = [*map(len, self._held)]
-        self._objects = self._look()
+        parts = [*self._parts.values()]
+        modules = [part for part in parts if isinstance(part, nn.Module)]
+        registries = [registry for part in modules for registry in _registries(part) if registry]
+        self._always = _Values([vars(self._parts["policy"]), *registries])
+        tables = [[vars(part), *(_tables(part) if isinstance(part, nn.Module) else ())] for part in parts]
+        self._in_turn = [_Values([*chain.from_iterable(tables[turn::TURNS])]) for turn in range(TURNS)]
 
-    def _look(self) -> list[Any]:
-        own = chain.from_iterable([read(item) for item, read in self._own])
-        registered = chain.from_iterable([item.values() for item in self._filled])
-        return [*map(type, self._parts.values()), *own, *registered]
 
-    def _holds_the_same(self) -> bool:
-        if any(self._empty) or [*map(len, self._held)] != self._sizes:
-            return False
-        try:
-            objects = self._look()
-        except KeyError:  # one setting is gone and another one came
-            return False
-        return len(objects) == len(self._objects) and all(map(is_, objects, self._objects))
+class _Values:
+    """What some dictionaries hold: whether it is the very same objects is found out without a line of Python for each."""
+
+    def __init__(self, held: list[dict[str, Any]]) -> None:
+        self._held = held
+        self._values = self._read()
+
+    def _read(self) -> list[Any]:
+        return [*chain.from_iterable(map(dict.values, self._held))]
+
+    def are_the_same(self) -> bool:
+        now = self._read()
+        return len(now) == len(self._values) and all(map(is_, now, self._values))
+
+
+def _registries(module: nn.Module) -> list[dict[str, Any]]:
+    return [module._modules, module._parameters, module._buffers]
+
+
+def _tables(module: nn.Module) -> list[dict[Any, Any]]:
+    return [*_registries(module), module._forward_hooks, module._forward_pre_hooks]
 
 
 def _own(part: Any) -> list[str]:

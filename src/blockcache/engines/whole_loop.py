@@ -15,7 +15,7 @@ from blockcache.engines.build import Build
 from blockcache.engines.guard import PARTS, Guard
 from blockcache.engines.rehearsal import disagreement
 from blockcache.engines.stats import Counts
-from blockcache.errors import StaleError
+from blockcache.errors import ObservationError, StaleError
 from blockcache.models.noise import check_noise, draw_all
 from blockcache.models.port import Port
 
@@ -37,7 +37,7 @@ class Attached:
 
 def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> Attached:
     """Replace the policy's entry by the runner."""
-    guard, own = Guard(port), getattr(port.policy, port.entry)
+    guard, own, foreign = Guard(port), getattr(port.policy, port.entry), not port.trusted
     program, sampler, schedule, like = built.program, built.sampler, built.schedule, built.program.like
     computed = {name: len(steps) for name, steps in schedule.updates.items()}
     reused = {name: schedule.steps - count for name, count in computed.items()}
@@ -53,6 +53,8 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> A
             (obs,) = given or named.values()
             guard.check()
             observed = port.observe(obs, like)
+            if foreign and isinstance(obs, Mapping):
+                _refuse_unread(obs, program.inputs)
             chunk = (len(next(iter(observed.values()))), *program.chunk)
             drawn = (
                 draw_all(sampler, chunk, like, generator) if noise is None else check_noise(noise, sampler, chunk, like)
@@ -73,3 +75,13 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> A
     patches.replace_entry(port.policy, port.entry, replacement)
     guard.check()  # notes that the entry is ours, so that the first call need not
     return Attached(patches, verify, PARTS)
+
+
+def _refuse_unread(obs: Mapping[Any, Any], inputs: Mapping[str, Any]) -> None:
+    """Code that we do not know may read more of an observation than the program does; it was compared without."""
+    unread = [str(name) for name in obs if name not in inputs]
+    if unread:
+        raise ObservationError(
+            f"the observation holds {', '.join(unread)} besides {', '.join(inputs)}, which this engine does not read but "
+            'the policy may; leave it out, or use engine="patched"'
+        )

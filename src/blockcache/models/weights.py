@@ -28,11 +28,11 @@ def memory(tensor: Tensor) -> Tensor:
     return tensor.detach().as_strided((span,), (1,), tensor.storage_offset()).view(torch.uint8)
 
 
-def checksum(pieces: Iterable[Tensor]) -> int:
+def checksum(pieces: Iterable[Tensor | memoryview]) -> int:
     """CRC-32 over bytes: no change of a single number up to 32 bits escapes it, others do once in four thousand million."""
     found = 0
     for piece in pieces:
-        found = zlib.crc32(piece.cpu().numpy().data, found)
+        found = zlib.crc32(piece.cpu().numpy().data if isinstance(piece, Tensor) else piece, found)
     return found
 
 

@@ -44,7 +44,7 @@ class Acceleration:
         self.policy = port.policy
         self.engine = engine
         self.noticed_within = attached.noticed_within
-        """Calls after which any changed byte of the weights was noticed, see `accelerate`; patched reads them anyway."""
+        """Calls after which a change of weights or settings was noticed, see `accelerate`; patched reads them anyway."""
         self._blocks = tuple(block.name for block in port.adapter.blocks)
         self._attached = attached
         self._counts = counts
@@ -120,12 +120,12 @@ def accelerate(
 
     Patched runs the policy as it is. Loop and onnx run a copy, and say so with a `StaleError` if the policy changed:
 
-    - at the next call: every edit of weights that torch counts; tensors and modules that are replaced, moved or removed;
-      on the CPU, what changes all of a tensor in any other way; hooks; the class and the functions of a module, its
-      numbers, flags, words and other plain settings; the sampler and the sizes
-    - within `noticed_within` calls, 128: any other byte of the weights, such as one written through `.data`
-    - by `verify()` only: what is changed within a list, mapping or array that a module holds; code that is replaced
-      elsewhere (in a class, in a library, in a hook of all modules); what a foreign policy's own code does otherwise
+    - at the next call: every edit of weights that torch counts; tensors and modules that are replaced, moved or removed; on
+      the CPU, all of a matrix changed in any other way; the policy's own plain settings, its sampler and sizes
+    - within 16 calls: hooks, functions (a replaced `forward`) and plain settings (`eps`) of every module in the policy
+    - within 128 calls, `noticed_within`: any other byte of the weights, such as a single one written through `.data`
+    - by `verify()` only: what is changed within a list, mapping or array that a module holds; the class of a module; code
+      that is replaced elsewhere (in a class, in a library, in a hook of all modules); what else makes its actions differ
     - not at all: what shows only with observations that are unlike those of `verify()`, which makes up its own
     """
     _check_choice("engine", engine, ENGINES)

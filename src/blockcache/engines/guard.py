@@ -20,15 +20,15 @@ _WORDS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I"}
 class Guard:
     """Remembers a policy as it is now.
 
-    At every call: mode, sampler and sizes, structure (see `Structure`), where each tensor lies, what torch counts of its
-    edits, one number of each tensor, and the next part of the bytes. The counters see every edit that torch knows of,
-    `load_state_dict` and optimisers among them. What goes around it through `.data` is seen at once if it changes a whole
-    tensor on the CPU, such as a switch to EMA weights, and else when its part is read.
+    At every call: mode, sampler and sizes, a share of the structure (see `Structure`), where each tensor lies, what torch
+    counts of its edits, one number of each matrix, and the next part of the bytes. The counters see every edit that torch
+    knows of, `load_state_dict` and optimisers among them. What goes around it through `.data` is seen at once if it changes
+    a whole matrix on the CPU, as a switch to EMA weights does, and else when its part is read.
     """
 
     def __init__(self, port: Port) -> None:
         self._port, self._settings = port, port.settings()
-        self._structure = Structure(port.policy, port.module)
+        self._structure = Structure(port.policy, port.module, port.entry)
         self._weights = WeightsGuard(self._structure.tensors)
 
     def check(self) -> None:

@@ -27,12 +27,14 @@ class Structure:
 
     policy  the policy object
     module  what holds its weights: the policy, or its denoiser where the policy is no module
+    entry   the policy's method that an engine replaces: what is put on top of it changes nothing beneath
     """
 
-    def __init__(self, policy: Any, module: nn.Module) -> None:
+    def __init__(self, policy: Any, module: nn.Module, entry: str) -> None:
         root = "policy" if module is policy else "denoiser"
         modules = {f"{root}.{name}" if name else root: part for name, part in module.named_modules()}
         self._parts: dict[str, Any] = {"policy": policy, **modules}
+        self._entry = ("policy", entry)
         self._described = dict(self._describe())
         self._suspect, self._turn = False, cycle(range(TURNS))
         self._remember()
@@ -52,12 +54,13 @@ class Structure:
             self._suspect = False
 
     def check_everything(self) -> None:
-        """Also what was changed within a list, a mapping or an array that a part holds."""
+        """Also classes, and what was changed within a list, a mapping or an array that a part holds."""
         now = dict(self._describe())
-        for name in {**self._described, **now}:
-            was, found = self._described.get(name, _ABSENT), now.get(name, _ABSENT)
-            if _is_same(was, found):
+        for place in {**self._described, **now}:
+            was, found = self._described.get(place, _ABSENT), now.get(place, _ABSENT)
+            if _is_same(was, found) or (was is _ABSENT and self._is_idle(*place)):
                 continue
+            name = ".".join(place)
             if isinstance(was, Tensor | nn.Module) or isinstance(found, Tensor | nn.Module):
                 raise StaleWeightsError(
                     f"the policy's weights changed after this engine had copied them ({name} is another object); "
@@ -68,20 +71,25 @@ class Structure:
                 'disable() and accelerate again, or use engine="patched", which reads the policy as it is'
             )
 
-    def _describe(self) -> Iterator[tuple[str, Any]]:
+    def _is_idle(self, name: str, key: str) -> bool:
+        """Whether an attribute that came later is a mere note: nothing of that name was there to be read."""
+        part = self._parts[name]
+        return key in vars(part) and not hasattr(type(part), key)
+
+    def _describe(self) -> Iterator[tuple[tuple[str, str], Any]]:
         for name, part in self._parts.items():
-            yield f"the class of {name}", type(part)
+            yield (name, "__class__"), type(part)
             for key in _own(part):
                 value = vars(part).get(key)
-                if not isinstance(value, Replacement):
-                    yield f"{name}.{key}", _setting(value)
+                if not isinstance(value, Replacement) and (name, key) != self._entry:
+                    yield (name, key), _setting(value)
             if isinstance(part, nn.Module):
                 for registry in _registries(part):
-                    yield from ((f"{name}.{key}", value) for key, value in [*registry.items()])
+                    yield from (((name, key), value) for key, value in [*registry.items()])
                 for key in ("_forward_hooks", "_forward_pre_hooks"):
                     # a progress bar of ours counts steps with a hook, and changes nothing
                     hooks = [hook for hook in [*getattr(part, key).values()] if not _is_ours(hook)]
-                    yield f"{name}.{key}", hooks
+                    yield (name, key), hooks
 
     def _remember(self) -> None:
         parts = [*self._parts.values()]

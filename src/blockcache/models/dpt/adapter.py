@@ -78,8 +78,8 @@ def _check(index: int, layer: Any) -> None:
         if patched:
             place = f"{where}.{module_name}" if module_name else where
             raise PolicyError(
-                f"{place}.{patched[0]} is already patched by something else; remove that patch (or disable() the other "
-                "acceleration) first"
+                f"{place}.{patched[0]} is already patched by something else; remove that patch first (an acceleration with "
+                "disable(); blockcache.handle_of(policy) gives back a handle that was lost)"
             )
 
 

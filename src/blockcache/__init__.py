@@ -14,6 +14,8 @@ from blockcache._version import __version__
 
 if TYPE_CHECKING:
     from blockcache.attach.recorder import calibrate
+    from blockcache.compare.check import check
+    from blockcache.compare.checked import Check
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fingerprint import Fingerprint
@@ -27,6 +29,7 @@ __all__ = [
     "Acceleration",
     "Block",
     "BlockcacheError",
+    "Check",
     "Fingerprint",
     "Recording",
     "Rule",
@@ -35,6 +38,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "calibrate",
+    "check",
     "export_policy",
     "fit_teacache",
     "load_policy",
@@ -48,6 +52,8 @@ __all__ = [
 # Imported at first use: torch takes seconds, which `blockcache show` and the reports need not wait for.
 _HOMES = {
     "attach.recorder": ("calibrate",),
+    "compare.check": ("check",),
+    "compare.checked": ("Check",),
     "engines": ("Acceleration", "Stats", "accelerate", "export_policy", "open_export"),
     "errors": ("BlockcacheError",),
     "fingerprint": ("Fingerprint",),

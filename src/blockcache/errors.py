@@ -37,6 +37,10 @@ class ObservationError(BlockcacheError):
     """An observation that the policy cannot answer: wrong shape, wrong type or not finite."""
 
 
+class NonFiniteError(BlockcacheError):
+    """A generation that went through NaN, infinity or numbers too large to compute with; no action is handed out."""
+
+
 class StepError(BlockcacheError):
     """The denoiser was called with another timestep than the sampler's table says."""
 

@@ -67,13 +67,24 @@ class PolicySource:
 
         The file is read before the policy is loaded.
         """
-        beside = None if path or is_entry(self.name) else policy_directory(self.name) / OBSERVATIONS
-        file = Path(path) if path else beside
-        if file is None or (file == beside and not file.exists()):
-            raise FileError(f"the policy {self} brings no observations; give some with --observations FILE.npz")
+        file = self._observations_file(path)
         arrays = _read_arrays(file)
         found = {name: _fitting(arrays, name, shape, file) for name, shape in self.port.inputs.items()}
         return found["obs"] if set(found) == {"obs"} else found
+
+    def moments(self, path: str | None) -> Any:
+        """When each observation was made, (N, 2) episode and place in it, where that file says so; else None."""
+        return _read_arrays(self._observations_file(path)).get("moments")
+
+    def _observations_file(self, path: str | None) -> Path:
+        beside = None if path or is_entry(self.name) else policy_directory(self.name) / OBSERVATIONS
+        file = Path(path) if path else beside
+        if file is None or (file == beside and not file.exists()):
+            raise FileError(
+                f"the policy {self} brings no observations; give some with --observations FILE.npz, such as "
+                "'blockcache policy observe' records"
+            )
+        return file
 
 
 def load_schedule(source: str) -> Schedule:

@@ -52,8 +52,9 @@ def calibrate(
 @click.option("--metric", type=click.Choice(list(METRICS)), default="cosine")
 @click.option("--method", type=click.Choice(METHODS), default="bac")
 @click.option("--objective", type=click.Choice(OBJECTIVES), default="anchor")
+@click.option("--last", is_flag=True, help="Every block at the last step too, as the authors' released code has it.")
 def solve(
-    recording: str, output: str, updates: int, union: int | None, metric: str, method: str, objective: str
+    recording: str, output: str, updates: int, union: int | None, metric: str, method: str, objective: str, last: bool
 ) -> None:
     """Solve a RECORDING for the steps at which each block is computed.
 
@@ -68,7 +69,7 @@ def solve(
     from blockcache.solvers import solve as run_solver
     from blockcache.solvers.recording import Recording
 
-    schedule = run_solver(Recording.load(recording), updates, union, metric, method, objective)
+    schedule = run_solver(Recording.load(recording), updates, union, metric, method, objective, last)
     schedule.save(output)
     click.echo(
         f"{output}: {schedule.computed} of {schedule.steps * len(schedule.blocks)} block computations, "

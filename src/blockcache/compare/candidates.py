@@ -161,7 +161,13 @@ class Calibrations:
         if isinstance(wanted, TeaCache):
             return fit_teacache(self.recording(sampler), wanted.threshold)
         return solve(
-            self.recording(sampler), wanted.updates, wanted.union, wanted.metric, wanted.method, wanted.objective
+            self.recording(sampler),
+            wanted.updates,
+            wanted.union,
+            wanted.metric,
+            wanted.method,
+            wanted.objective,
+            last=wanted.last,
         )
 
     def _recording(self, port: Port) -> Recording:

@@ -17,7 +17,8 @@ from blockcache.solvers.metrics import METRICS
 NAMES = """\
   full                          everything computed; always among the methods
   uniform:S=10  unified:S=10    schedules, solved from a calibration on the policy's observations;
-  blockwise:S=10  bac:S=10,n=5  also metric=cosine|mse|l1|wasserstein, objective=anchor|consecutive
+  blockwise:S=10  bac:S=10,n=5  also metric=cosine|mse|l1|wasserstein, objective=anchor|consecutive,
+                                last=1 (all blocks at the last step too, as in BAC's released code)
   teacache:threshold=0.1        decides while it runs
   ddim-16  sde-dpmsolver++-8    fewer denoising steps instead, by any sampler's name
   ddim-40+bac:S=5,n=3           both, calibrated with that sampler
@@ -48,12 +49,14 @@ class Solved:
     union: int = 5
     metric: str = "cosine"
     objective: str = "anchor"
+    last: bool = False
 
     def __str__(self) -> str:
         parts = [f"S={self.updates}"]
         parts += [f"n={self.union}"] if self.method == "bac" else []
         parts += [f"metric={self.metric}"] if self.metric != "cosine" else []
         parts += [f"objective={self.objective}"] if self.objective != "anchor" else []
+        parts += ["last=1"] if self.last else []
         return f"{self.method}:{','.join(parts)}"
 
 
@@ -87,10 +90,10 @@ class Method:
 
 FULL = Method()
 _SOLVED = {  # method -> the parameters that it takes
-    "uniform": ("S",),
-    "unified": ("S", "metric", "objective"),
-    "blockwise": ("S", "metric", "objective"),
-    "bac": ("S", "n", "metric", "objective"),
+    "uniform": ("S", "last"),
+    "unified": ("S", "metric", "objective", "last"),
+    "blockwise": ("S", "metric", "objective", "last"),
+    "bac": ("S", "n", "metric", "objective", "last"),
 }
 _FIELDS = {"S": "updates", "n": "union"}
 
@@ -135,6 +138,10 @@ def _parse_value(name: str, value: str, text: str) -> int | float | str:
         if value in choices[name]:
             return value
         expected = f"one of {', '.join(choices[name])}"
+    elif name == "last":
+        if value in ("0", "1"):
+            return value == "1"
+        expected = "0 or 1"
     elif name == "threshold":
         if re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d\d?)?", value, re.ASCII):
             return float(value)

@@ -185,6 +185,7 @@ def _reuse(part: Solved | TeaCache | ScheduleFile) -> str:
     words = [_NAMES[part.method], f"S={part.updates}"] + ([f"n={part.union}"] if part.method == "bac" else [])
     words += [_METRICS[part.metric]] if part.metric != "cosine" else []
     words += [part.objective] if part.objective != "anchor" else []
+    words += ["and the last step"] if part.last else []
     return " ".join(words)
 
 

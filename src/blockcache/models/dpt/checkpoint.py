@@ -17,6 +17,7 @@ from blockcache.errors import FileError, PolicyError
 from blockcache.files import PathLike, make_directory, read_bytes, reading, write_bytes
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.places import CONFIG, FORMAT, WEIGHTS, policy_directory, read_config
+from blockcache.models.weights import check_action_scale, check_mask, check_weight
 
 
 def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
@@ -90,9 +91,12 @@ def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tenso
             )
         if name.endswith("input_stats.std"):
             continue  # for the record only
-        wrong = tensor.isnan() if name.endswith("mask") else ~tensor.isfinite()  # masks hold -inf by design
-        if bool(wrong.any()):
-            raise PolicyError(f"the weights hold NaN or infinity in {name}")
+        if name.endswith("mask") and tensor.is_floating_point():
+            check_mask(name, tensor)
+        else:
+            check_weight(name, tensor)
+        if name.endswith("action.scale"):
+            check_action_scale(tensor)
     with torch.no_grad():
         for name, tensor in given.items():
             own[name].copy_(tensor)

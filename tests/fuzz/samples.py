@@ -17,6 +17,7 @@ import blockcache as bc
 from blockcache.cli.arguments import PolicySource
 from blockcache.cli.pictures import schedule_picture
 from blockcache.deploy import open_export
+from blockcache.deploy.integrity import with_hash
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.samplers import DDPM, DPMSolver, SamplerConfig, table
 from blockcache.schedule import compile_plan
@@ -157,10 +158,25 @@ def use_export(path: Path) -> None:
         raise AssertionError("other actions than those of the file that was written")
 
 
-def _actions(path: Path) -> np.ndarray[Any, Any]:
-    found = open_export(path, threads=1)
+def _actions(path: Path, seed: int | None = None) -> np.ndarray[Any, Any]:
+    """With noise of just the size that the undamaged file takes, unless a seed is given."""
+    found, seen = open_export(path, threads=1), observations()[:2]
     noise = np.random.default_rng(0).standard_normal((STEPS, 2, 3, ACTION)).astype(np.float32)
-    return found.predict_action(observations()[:2], noise=noise)["action_pred"]
+    return found.predict_action(seen, **{"noise": noise} if seed is None else {"seed": seed})["action"]
+
+
+def make_forged(place: Path) -> list[Path]:
+    """Exports without their hash, which is put on after they were damaged: as somebody does it who means harm."""
+    paths = make_export(place)
+    for path in paths:
+        path.write_bytes(path.read_bytes()[: -len(with_hash(b""))])
+    return paths
+
+
+def use_forged(path: Path) -> None:
+    """Its actions are its own; it may neither crash nor hang, nor hand out what is not finite."""
+    again(path).write_bytes(with_hash(path.read_bytes()))
+    assert np.isfinite(_actions(again(path), seed=0)).all(), "actions that are not finite"
 
 
 SAMPLES = {
@@ -178,4 +194,5 @@ SAMPLES = {
     "caching": Sample(made.make_caching, made.use_caching),
     "performance": Sample(made.make_performance, made.use_performance),
     "export": Sample(make_export, use_export),
+    "forged-export": Sample(make_forged, use_forged),
 }

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fingerprint import Fingerprint
+    from blockcache.fitting import Effort, fit_sampler, place_steps
     from blockcache.models.dpt.checkpoint import save_policy
     from blockcache.models.sources import load_policy
+    from blockcache.samplers import ChosenSampler
     from blockcache.schedule import Block, Schedule
     from blockcache.schedule.presets import published_names, published_schedule
     from blockcache.solvers import Recording, Rule, fit_teacache, solve
@@ -30,6 +32,8 @@ __all__ = [
     "Block",
     "BlockcacheError",
     "Check",
+    "ChosenSampler",
+    "Effort",
     "Fingerprint",
     "Recording",
     "Rule",
@@ -40,9 +44,11 @@ __all__ = [
     "calibrate",
     "check",
     "export_policy",
+    "fit_sampler",
     "fit_teacache",
     "load_policy",
     "open_export",
+    "place_steps",
     "published_names",
     "published_schedule",
     "save_policy",
@@ -57,8 +63,10 @@ _HOMES = {
     "engines": ("Acceleration", "Stats", "accelerate", "export_policy", "open_export"),
     "errors": ("BlockcacheError",),
     "fingerprint": ("Fingerprint",),
+    "fitting": ("Effort", "fit_sampler", "place_steps"),
     "models.dpt.checkpoint": ("save_policy",),
     "models.sources": ("load_policy",),
+    "samplers": ("ChosenSampler",),
     "schedule": ("Block", "Schedule"),
     "schedule.presets": ("published_names", "published_schedule"),
     "solvers": ("Recording", "Rule", "fit_teacache", "solve"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -113,6 +113,18 @@ def parts(batch: Any, size: int) -> list[Any]:
     return [_rows(batch, start, min(start + size, total), total) for start in range(0, total, size)]
 
 
+def as_one_batch(observations: Any) -> Any:
+    """A batch as it is, or many batches, such as `calibrate` takes them, put together."""
+    if isinstance(observations, Mapping) or hasattr(observations, "shape"):
+        return observations
+    batches = list(observations) if isinstance(observations, Iterable) else []
+    if not batches:
+        raise ObservationError(f"expected a batch of observations or a list of batches, got {observations!r}"[:200])
+    if isinstance(batches[0], Mapping):
+        return {name: as_one_batch([batch[name] for batch in batches]) for name in batches[0]}
+    return torch.cat([as_tensor(batch) for batch in batches])
+
+
 def hash_observations(batch: Any) -> str:
     """One name for a batch's shapes and bytes, the same in every process."""
     digests = {}
@@ -146,7 +158,7 @@ def _rows(batch: Any, start: int, stop: int, size: int) -> Any:
 
 
 def pick(batch: Any, places: Sequence[int] | NDArray[np.intp]) -> Any:
-    """The samples at those places, in that order."""
+    """The samples at those places, in that order; a place may be named often."""
     if isinstance(batch, Mapping):
         return {key: pick(value, places) for key, value in batch.items()}
     return batch[list(places)] if getattr(batch, "shape", ()) else batch

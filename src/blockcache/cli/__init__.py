@@ -13,11 +13,13 @@ from blockcache.errors import BlockcacheError
 
 policy = LazyGroup(
     "policy",
-    help="On the way to a policy and its calibration: demonstrations, training, observations.",
+    help="On the way to a policy and its calibration: demonstrations, training, observations, samplers of few steps.",
     verbs={
         "demonstrate": ("training:demonstrate", "Let a simulator's own expert show a task, to train on."),
         "train": ("training:train", "Train a DP-T policy from demonstrations."),
         "observe": ("training:observe", "Let a policy do its task and keep what it saw, to calibrate on."),
+        "place": ("samplers:place", "Find where the few steps of a sampler lie best for a policy."),
+        "fit": ("samplers:fit", "Fit the constants of a sampler of few steps to a policy."),
     },
 )
 paper = LazyGroup(

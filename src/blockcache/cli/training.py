@@ -9,8 +9,7 @@ import click
 
 from blockcache.cli import arguments as arg
 from blockcache.cli.rollouts import task_option
-from blockcache.errors import FileError
-from blockcache.files import check_writable
+from blockcache.files import check_writable, opened
 
 first_seed_option = click.option(
     "--first-seed", type=click.IntRange(min=0), default=0, help="First environment seed; test seeds are refused."
@@ -18,9 +17,8 @@ first_seed_option = click.option(
 
 
 def _demonstrations(path: str) -> str:
-    if not Path(path).is_file():
-        raise FileError(f"no demonstrations at {path}: the file does not exist")
-    return path
+    with opened(path, "demonstrations"):
+        return path
 
 
 def _policy_to_write(path: str) -> str:

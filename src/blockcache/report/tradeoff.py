@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from blockcache.compare.methods import Solved, TeaCache, parse_method
+from blockcache.compare.methods import SamplerFile, Solved, TeaCache, parse_method
 from blockcache.compare.results import BASELINE
 from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
@@ -154,4 +154,6 @@ def _place(name: str) -> tuple[str, str] | None:
         return (kind, f"S={reuse.updates}") if kind in _KINDS and plain else None
     if isinstance(reuse, TeaCache):
         return (kind, f"{reuse.threshold:g}") if kind in _KINDS else None
-    return None if sampler is None else (kind, f"N={sampler.steps}")
+    if sampler is None or reuse is not None or isinstance(sampler, SamplerFile):
+        return None
+    return kind, f"N={sampler.steps}"

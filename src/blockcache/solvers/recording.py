@@ -13,20 +13,23 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from blockcache.errors import RecordingError
-from blockcache.files import Format, PathLike, expect_keys
+from blockcache.errors import RecordingError, short, shortened
+from blockcache.files import Count, Format, PathLike, expect_keys
 from blockcache.fingerprint import Fingerprint
 from blockcache.schedule.block import Block
+from blockcache.schedule.schedule import MOST_STEPS, checked_origin
 from blockcache.solvers.metrics import METRICS
 
 FORMAT = Format(
     "blockcache.recording",
     "recording",
-    {"blocks": list, "generations": object, "fingerprint": object, "origin": dict},
+    {"blocks": list[Block], "generations": Any, "fingerprint": Fingerprint, "origin": dict, "every_step": Count},
+    optional=("every_step",),
     again="calibrate again",
 )
 Array = NDArray[np.float64]
-_MATRICES, _ARRAYS = "matrices.", ("scores", "input_change", "output_change")  # names of tensors in the file
+# names of tensors in the file
+_MATRICES, _ARRAYS, _COSTS = "matrices.", ("scores", "input_change", "output_change"), "action_costs"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,9 @@ class Recording:
     scores       (blocks,) mean over all pairs of steps of the L1 norm of the difference; picks the union's blocks
     input_change, output_change  (samples, K - 1) relative change, from one step to the next, of the first block's
                  normalised input and of the whole stack's residual; what TeaCache is fitted to
+    action_costs (blocks, K, K) or None: [s, e] is the mean squared error that the executed action suffers, to first
+                 order, if the block is computed at step s and reused up to step e
+    every_step   FLOPs of a step outside the blocks, where that was recorded
     """
 
     blocks: tuple[Block, ...]
@@ -47,27 +53,39 @@ class Recording:
     generations: int
     fingerprint: Fingerprint = Fingerprint()
     origin: Mapping[str, Any] = field(default_factory=dict)
+    action_costs: Array | None = None
+    every_step: int | None = None
 
     def __post_init__(self) -> None:
         if not self.matrices:
             raise RecordingError("a recording holds the matrices of one metric at least, got none; calibrate again")
-        if not self.blocks or not isinstance(self.generations, int) or self.generations < 1:
+        if not self.blocks or type(self.generations) is not int or self.generations < 1:
             raise RecordingError(
-                f"a recording holds blocks and generations, got {len(self.blocks)} and {self.generations!r}"
+                f"a recording holds blocks and generations, got {len(self.blocks)} and {short(self.generations)}"
             )
+        object.__setattr__(self, "origin", checked_origin(self.origin, RecordingError))
+        if self.every_step is not None and (type(self.every_step) is not int or self.every_step < 0):
+            raise RecordingError(f"a step's FLOPs outside the blocks must be a whole number, got {self.every_step!r}")
         n, k = len(self.blocks), self.steps
+        if len({block.name for block in self.blocks}) < n or max(n, k) > MOST_STEPS:
+            raise RecordingError(
+                f"a recording holds blocks of different names, {MOST_STEPS:,} of them and of steps at most, got {n} and {k}"
+            )
         shapes = {
             **{name: (matrix, (n, k, k)) for name, matrix in self.matrices.items()},
             "scores": (self.scores, (n,)),
             "input_change": (self.input_change, (self.samples, k - 1)),
             "output_change": (self.output_change, (self.samples, k - 1)),
+            **({} if self.action_costs is None else {_COSTS: (self.action_costs, (n, k, k))}),
         }
         for name, (array, shape) in shapes.items():
             if array.shape != shape:
-                raise RecordingError(f"the recording's {name} has shape {array.shape}, expected {shape}")
+                raise RecordingError(f"the recording's {shortened(name, 60)} has shape {array.shape}, expected {shape}")
+            if array.dtype.kind != "f":
+                raise RecordingError(f"the recording's {shortened(name, 60)} holds {array.dtype}, expected floats")
             if not np.isfinite(array).all():
                 raise RecordingError(
-                    f"the recording's {name} holds NaN or infinity; calibrate again on sound observations"
+                    f"the recording's {shortened(name, 60)} holds NaN or infinity; calibrate again on sound observations"
                 )
 
     @property
@@ -101,9 +119,11 @@ class Recording:
             "generations": self.generations,
             "fingerprint": self.fingerprint.to_dict(),
             "origin": dict(self.origin),
+            **({} if self.every_step is None else {"every_step": self.every_step}),
         }
         tensors = {_MATRICES + name: matrix for name, matrix in self.matrices.items()}
         tensors |= {name: getattr(self, name) for name in _ARRAYS}
+        tensors |= {} if self.action_costs is None else {_COSTS: self.action_costs}
         arrays = {name: np.ascontiguousarray(array, dtype=np.float64) for name, array in tensors.items()}
         FORMAT.save_tensors(path, content, arrays, safetensors.numpy.save)
 
@@ -115,12 +135,9 @@ class Recording:
             name.removeprefix(_MATRICES): array for name, array in tensors.items() if name.startswith(_MATRICES)
         }
         with FORMAT.reading(path):
-            expect_keys({name for name in tensors if not name.startswith(_MATRICES)}, _ARRAYS)
+            expect_keys({name for name in tensors if not name.startswith(_MATRICES)}, _ARRAYS, (_COSTS,))
             return cls(
-                blocks=tuple(Block(**item) for item in content["blocks"]),
+                **{**content, "blocks": tuple(content["blocks"]), **{name: tensors[name] for name in _ARRAYS}},
                 matrices=matrices,
-                generations=content["generations"],
-                fingerprint=Fingerprint.from_dict(content["fingerprint"]),
-                origin=content["origin"],
-                **{name: tensors[name] for name in _ARRAYS},
+                action_costs=tensors.get(_COSTS),
             )

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from blockcache.compare.results import Results
 from blockcache.errors import ContentError, FileError
-from blockcache.files import PathLike, read_exactly
+from blockcache.files import PathLike, read
 
 BASE = "bac:S=10,n=5"
 TIMINGS = "timings.json"  # beside the suites' files; all their methods, timed in one run
@@ -64,9 +64,9 @@ def suite_by_name(name: str, equal: Equal, quick: bool = False) -> Suite:
 def suite_of(results: Results, path: PathLike) -> Suite:
     """What a results file says of the suite that it is of; strict."""
     try:
-        value: dict[str, Any] = results.setting["suite"]
-        return read_exactly(Suite, {**value, "cells": tuple(read_exactly(Cell, cell) for cell in value["cells"])})
-    except (ContentError, KeyError, TypeError) as error:
+        suite: Suite = read(Suite, results.setting["suite"], "setting.suite")
+        return suite
+    except (ContentError, KeyError) as error:
         raise FileError(
             f"the results file {path} is not a suite's ({error}); suites are run by 'blockcache paper suite'"
         ) from error

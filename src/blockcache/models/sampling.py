@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from blockcache.errors import SamplerError
-from blockcache.models.noise import check_noise, draw
+from blockcache.models.noise import check_generator, check_noise, draw
 from blockcache.samplers import DDIM, Diffusion, SamplerConfig, SDEDPMSolver, step, table, to_diffusers
 
 
@@ -51,6 +51,7 @@ def denoise(
     noise: all of it, (1 + draws, B, T, D), instead of a generator.
     constrain: applied to the sample before every step and at the end (in-painting).
     """
+    check_generator(generator)
     if noise is not None:
         noise = check_noise(noise, table(config), chunk, like)
     scheduler = make_scheduler(config)

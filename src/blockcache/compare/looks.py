@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from blockcache._version import __version__
 from blockcache.compare.candidates import Calibrations, Candidate, digest, running
-from blockcache.compare.checked import predicted_loss, read_distances
+from blockcache.compare.checked import predicted_loss
 from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.jobs import Outcome, Store
 from blockcache.compare.methods import parse_method
@@ -26,8 +26,8 @@ from blockcache.compare.results import PLAIN
 from blockcache.compare.tuning import Point, TuningError
 from blockcache.cores import cores
 from blockcache.errors import BlockcacheError, in_one_line
-from blockcache.files import make_directory
-from blockcache.measure.distance import Cloud, distances
+from blockcache.files import make_directory, read
+from blockcache.measure.distance import Cloud, Distances, distances
 from blockcache.measure.latency import measure
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, hash_observations, rows
@@ -35,7 +35,6 @@ from blockcache.samplers import ChosenSampler, Diffusion
 from blockcache.schedule import Schedule
 
 GLANCE_CALLS, TIMED_CALLS = 8, 40
-OWN, ANOTHER = 0, 1  # seeds of noise: the policy's own cloud, and that of whatever is compared with it
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class Looks:
         candidate = self._calibrations.candidate(parse_method(method), self.engine)
         self.candidates[method] = candidate
         found = self._kept({"method": candidate.describe(self.port)}, look, lambda: self._measured(candidate, look))
-        measured = read_distances(found["distances"])
+        measured = read(Distances, found["distances"])
         return Point(
             method=method,
             engine=found["engine"],
@@ -161,7 +160,7 @@ class Looks:
         )
 
     def _measured(self, candidate: Candidate, look: Look) -> Outcome:
-        found, own = self._cloud(candidate, look, ANOTHER), self._own(look)
+        found, own = self._cloud(candidate, look), self._own(look)
         p50, p95 = self._milliseconds({"it": (candidate, 1)}, GLANCE_CALLS)["it"]
         with running(self.port, candidate) as fast:
             engine = fast.engine
@@ -170,13 +169,16 @@ class Looks:
 
     def _own(self, look: Look) -> Cloud:
         """The policy's own cloud."""
-        drawn = self._kept({"own": True}, look, lambda: {"cloud": self._cloud(Candidate(engine=self.engine), look, OWN).tolist()})
+        drawn = self._kept(
+            {"own": True}, look, lambda: {"cloud": self._cloud(Candidate(engine=self.engine), look).tolist()}
+        )
         return np.asarray(drawn["cloud"])
 
-    def _cloud(self, candidate: Candidate, look: Look, noise: int) -> Cloud:
+    def _cloud(self, candidate: Candidate, look: Look) -> Cloud:
+        """All with the same noise: that makes distances steadier and adds no bias."""
         seen = rows(self.at_observations, 0, min(look.observations, batch_size(self.at_observations)))
         with running(self.port, candidate) as fast:
-            return flattened(draw_chunks(fast.act, seen, look.samples, self.port.action_scale, 2 * self.seed + noise))
+            return flattened(draw_chunks(fast.act, seen, look.samples, self.port.action_scale, self.seed))
 
     def _kept(self, what: Mapping[str, Any], look: Look, make: Any) -> Outcome:
         key = digest(

@@ -18,7 +18,7 @@ from blockcache.compare.looks import GLANCE, LONG, Clock, Looks
 from blockcache.compare.results import GENERATIONS
 from blockcache.compare.summary import summarise
 from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, promising
-from blockcache.files import Format, PathLike, make_directory
+from blockcache.files import Count, Format, PathLike, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
 from blockcache.models.port import Port
@@ -31,7 +31,7 @@ from blockcache.tasks import task_spec
 STATE = Format(
     "blockcache.tuning-state",
     "tuning state",
-    {"policy": dict, "machine": str, "observations": str, "seed": int},
+    {"policy": dict, "machine": str, "observations": str, "seed": Count},
     again="tune into another directory",
 )
 PARTS, LEAST = {"calibration": GENERATIONS, "fitting": 32, "distances": LONG.observations}, 8
@@ -112,8 +112,16 @@ def tune(
         def differences(methods: list[str], first_seed: int) -> dict[str, Estimate]:
             names = {looks.as_files(method): method for method in methods}
             evaluation = prepare(
-                port, task, list(names), observations, state=Path(state) / "rollouts", source=source, rollouts=rollouts,
-                first_seed=first_seed, engine=engine, progress=progress,
+                port,
+                task,
+                list(names),
+                observations,
+                state=Path(state) / "rollouts",
+                source=source,
+                rollouts=rollouts,
+                first_seed=first_seed,
+                engine=engine,
+                progress=progress,
             )
             rows = summarise(evaluation.run(backend, progress=progress))
             return {names[row.method.name]: row.difference for row in rows if row.difference is not None}
@@ -203,5 +211,3 @@ def _claim(state: Path, port: Port, observations: Any, seed: int) -> None:
         return
     make_directory(state)
     STATE.save(file, now)
-
-

@@ -11,27 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from blockcache.errors import BlockcacheError
-from blockcache.files import Format, PathLike, read_exactly
+from blockcache.files import Count, Fields, Format, PathLike, Positive
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
 
-FORMAT = Format(
-    "blockcache.tuning",
-    "tuning",
-    {
-        "policy": dict,
-        "goal": dict,
-        "setting": dict,
-        "machine": dict,
-        "plain_ms": object,
-        "points": list,
-        "chosen": str,
-        "fresh": object,
-        "notes": list,
-    },
-    again="run 'blockcache tune' again",
-)
 MARGIN = 0.5
 """A prediction scatters, so that half of the loss that a user allows is kept in hand."""
 
@@ -55,13 +39,19 @@ class Goal:
 
     def __post_init__(self) -> None:
         if (self.deadline_ms is None) == (self.loss is None):
-            raise TuningError("tuning needs either a deadline or a loss that is allowed, such as deadline_ms=25 or loss=0.03")
+            raise TuningError(
+                "tuning needs either a deadline or a loss that is allowed, such as deadline_ms=25 or loss=0.03"
+            )
         for name, value in (("deadline", self.deadline_ms), ("loss", self.loss)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise TuningError(f"the {name} must be a number above 0, got {value}")
 
     def text(self) -> str:
-        return f"within {self.deadline_ms:g} ms" if self.deadline_ms is not None else f"for a loss of at most {self.loss:g}"
+        return (
+            f"within {self.deadline_ms:g} ms"
+            if self.deadline_ms is not None
+            else f"for a loss of at most {self.loss:g}"
+        )
 
     def order(self, point: Point) -> tuple[float, ...]:
         """Points in the order in which they are wanted: those that meet the goal first, the nearest miss after them."""
@@ -96,11 +86,11 @@ class Point:
 
     method: str
     engine: str
-    threads: int
-    p50_ms: float
-    p95_ms: float
-    flops: int
-    chunks: int
+    threads: Count
+    p50_ms: Positive
+    p95_ms: Positive
+    flops: Count
+    chunks: Count
     distances: Distances
     loss: float
     rollouts: Estimate | None = None
@@ -125,6 +115,24 @@ def promising(points: Sequence[Point], goal: Goal, count: int) -> tuple[Point, .
     on_front = sorted(front(points), key=goal.order)
     rest = sorted((point for point in points if point not in on_front), key=goal.order)
     return tuple((on_front + rest)[:count])
+
+
+FORMAT = Format(
+    "blockcache.tuning",
+    "tuning",
+    {
+        "policy": Fields({"source": str, "fingerprint": dict}),
+        "goal": Goal,
+        "setting": dict,
+        "machine": dict,
+        "plain_ms": Positive,
+        "points": tuple[Point, ...],
+        "chosen": str,
+        "fresh": Estimate | None,
+        "notes": tuple[str, ...],
+    },
+    again="run 'blockcache tune' again",
+)
 
 
 @dataclass(frozen=True)
@@ -166,40 +174,14 @@ class Tuning:
 
     @classmethod
     def load(cls, path: PathLike) -> Tuning:
-        value = FORMAT.load(path)
+        content = FORMAT.load(path)
         with FORMAT.reading(path):
-            Fingerprint.from_dict(value["policy"]["fingerprint"])
-            goal = dict(value["goal"])
-            spread = goal.pop("spread", None)
-            points = tuple(_point(item) for item in value["points"])
-            chosen = [point for point in points if _label(point) == value["chosen"]]
+            Fingerprint.from_dict(content["policy"]["fingerprint"])
+            chosen = [point for point in content["points"] if _label(point) == content["chosen"]]
             if len(chosen) != 1:
-                raise ValueError(f"it has {len(chosen)} points called {value['chosen']!r}, not one")
-            return cls(
-                value["policy"],
-                Goal(**goal, spread=None if spread is None else (spread[0], spread[1])),
-                value["setting"],
-                value["machine"],
-                float(value["plain_ms"]),
-                points,
-                chosen[0],
-                None if value["fresh"] is None else read_exactly(Estimate, value["fresh"]),
-                tuple(map(str, value["notes"])),
-            )
+                raise ValueError(f"it has {len(chosen)} points called {content['chosen']!r}, not one")
+            return cls(**{**content, "chosen": chosen[0]})
 
 
 def _label(point: Point) -> str:
     return f"{point.method} @ {point.threads}"
-
-
-def _point(value: Mapping[str, Any]) -> Point:
-    measured = {name: read_exactly(Estimate, item) for name, item in value["distances"].items()}
-    rollouts = value["rollouts"]
-    return read_exactly(
-        Point,
-        {
-            **value,
-            "distances": read_exactly(Distances, measured),
-            "rollouts": None if rollouts is None else read_exactly(Estimate, rollouts),
-        },
-    )

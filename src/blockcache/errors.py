@@ -69,6 +69,10 @@ class ObservationError(BlockcacheError):
     """An observation that the policy cannot answer: wrong shape, wrong type or not finite."""
 
 
+class NonFiniteError(BlockcacheError):
+    """A generation that went through NaN, infinity or numbers too large to compute with; no action is handed out."""
+
+
 class StepError(BlockcacheError):
     """The denoiser was called with another timestep than the sampler's table says."""
 
@@ -77,12 +81,20 @@ class EngineError(BlockcacheError):
     """An engine that is missing, or that does not support what was asked of it."""
 
 
-class StaleWeightsError(EngineError):
+class StaleError(EngineError):
+    """The policy changed after an engine was made of it."""
+
+
+class StaleWeightsError(StaleError):
     """The policy's weights changed after an engine had copied them."""
 
 
 class SamplerError(BlockcacheError):
     """A sampler setting that is unknown or not supported."""
+
+
+class FitError(BlockcacheError):
+    """A sampler that cannot be placed or fitted for a policy, or a fit that is no better than where it started."""
 
 
 class TaskError(BlockcacheError):

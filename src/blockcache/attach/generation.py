@@ -7,10 +7,12 @@ scope of another policy that shares the denoiser, every call runs as if we were 
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -50,47 +52,84 @@ class LayerCall:
         return self.layer.forward(route, *self.args, **self.kwargs)
 
 
-class Generation(Protocol):
+class Generation(ABC):
     """Decides what each layer does in one generation, and holds all state of that generation."""
 
-    def layer(self, call: LayerCall) -> Tensor: ...
+    def denoise(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of the denoiser, layers and all; for who wants to see what goes in and comes out."""
+        return forward(*args, **kwargs)
 
-    def finish(self) -> None:
+    @abstractmethod
+    def layer(self, call: LayerCall) -> Tensor:
+        """What one layer gives at one step."""
+
+    def finish(self) -> None:  # noqa: B027
         """The generation came to its end without an error."""
+
+
+class Watcher(Protocol):
+    """Looks on at one generation; what it raises at the end takes the answer's place."""
+
+    def see(self, value: Any) -> None:
+        """Of each step the stream behind the last layer, and what the denoiser gives back."""
+        ...
+
+    def end(self, obs: Any, returned: Any) -> None:
+        """What was asked, and what is about to be answered."""
         ...
 
 
 class _Scope:
-    def __init__(self, owner: object, generation: Generation) -> None:
+    def __init__(self, owner: object, generation: Generation, watcher: Watcher | None) -> None:
         self.owner = owner
         self.generation = generation
+        self.watcher = watcher
         self.step = -1
 
 
 _current: ContextVar[_Scope | None] = ContextVar("blockcache_generation", default=None)
 
 
-def attach(port: Port, begin: Callable[[], Generation]) -> Patches:
+class Attached(Patches):
+    """The patches of `attach`: removing them undoes everything."""
+
+    @contextmanager
+    def at(self, step: int, generation: Generation) -> Iterator[None]:
+        """Inside, the next denoiser call of this thread is that step of a generation, by itself."""
+        scope = _Scope(self, generation, None)
+        scope.step = step - 1
+        token = _current.set(scope)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watcher | None] = lambda: None) -> Attached:
     """From now on each `predict_action` of the policy is one generation, decided by a Generation that `begin` makes.
 
-    Returns the patches; removing them undoes everything.
+    `watch` makes who looks on, if anybody.
     """
-    owner = object()
-    patches = Patches()
+    owner = patches = Attached()
     guard = nullcontext() if port.reentrant else threading.RLock()
 
+    last = len(port.adapter.layers) - 1
+
     def scoped(predict_action: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(predict_action).parameters)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             port.mode.check()
-            for value in (*args, *kwargs.values()):
-                check_finite(value)
-            scope = _Scope(owner, begin())
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+                check_finite(value, "noise" if name == "noise" else "the observation")
+            obs = next(iter((*args, *kwargs.values())), None)
+            scope = _Scope(owner, begin(), watch())
             with guard:
                 token = _current.set(scope)
                 try:
                     result = predict_action(*args, **kwargs)
                 except Exception as error:  # foreign code may raise anything
-                    explained = port.explain(error, next(iter((*args, *kwargs.values())), None))
+                    explained = port.explain(error, obs)
                     if explained is None:
                         raise
                     raise explained from error
@@ -101,6 +140,8 @@ def attach(port: Port, begin: Callable[[], Generation]) -> Patches:
                     f"the policy took {scope.step + 1} denoising steps, the schedule counts {len(port.timesteps)}; "
                     "was num_inference_steps changed after enabling?"
                 )
+            if scope.watcher is not None:
+                scope.watcher.end(obs, result)
             scope.generation.finish()
             return result
 
@@ -109,9 +150,13 @@ def attach(port: Port, begin: Callable[[], Generation]) -> Patches:
     def counted(forward: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             scope = _current.get()
-            if scope is not None and scope.owner is owner:
-                _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
-            return forward(*args, **kwargs)
+            if scope is None or scope.owner is not owner:
+                return forward(*args, **kwargs)
+            _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
+            output = scope.generation.denoise(forward, args, kwargs)
+            if scope.watcher is not None:
+                scope.watcher.see(output)
+            return output
 
         return call
 
@@ -123,14 +168,17 @@ def attach(port: Port, begin: Callable[[], Generation]) -> Patches:
                     return forward(*args, **kwargs)
                 if not args:  # a denoiser may hand its layers everything by name
                     args = (kwargs.pop(layer.stream),)
-                return scope.generation.layer(LayerCall(scope.step, index, layer, forward, args, kwargs))
+                stream = scope.generation.layer(LayerCall(scope.step, index, layer, forward, args, kwargs))
+                if scope.watcher is not None and index == last:
+                    scope.watcher.see(stream)
+                return stream
 
             return call
 
         return make
 
     try:
-        patches.replace(port.policy, port.entry, scoped)
+        patches.replace_entry(port.policy, port.entry, scoped)
         patches.replace(port.adapter.denoiser, "forward", counted)
         for index, layer in enumerate(port.adapter.layers):
             patches.replace(layer.module, "forward", routed(index, layer))

@@ -53,6 +53,16 @@ class PolicySource:
 
         return open_port(self.name)
 
+    def port_with(self, sampler: str | None) -> Port:
+        """With the sampler of that file in place of its own, if one is named."""
+        if sampler is None:
+            return self.port
+        from blockcache.samplers import ChosenSampler
+
+        chosen = ChosenSampler.load(sampler)
+        chosen.check_fit(self.port.fingerprint)
+        return self.port.with_sampler(chosen.sampler)
+
     def task(self, named: str | None) -> str:
         """The task that somebody named, or else the one that the policy says it was trained for."""
         said = named or (self.port.task if is_entry(self.name) else read_config(self.name).get("task"))
@@ -65,13 +75,23 @@ class PolicySource:
 
         The file is read before the policy is loaded.
         """
+        file, arrays = self._arrays(path)
+        found = {name: _fitting(arrays, name, shape, file) for name, shape in self.port.inputs.items()}
+        return found["obs"] if set(found) == {"obs"} else found
+
+    def moments(self, path: str | None) -> Any:
+        """When each observation was made, (N, 2) episode and place in it, where that file says so; else None."""
+        return self._arrays(path)[1].get("moments")
+
+    def _arrays(self, path: str | None) -> tuple[Path, dict[str, Any]]:
         beside = None if path or is_entry(self.name) else policy_directory(self.name) / OBSERVATIONS
         file = Path(path) if path else beside
         if file is None or (file == beside and not exists(file)):
-            raise FileError(f"the policy {self} brings no observations; give some with --observations FILE.npz")
-        arrays = parse_arrays(read_bytes(file, "observations"), "observations", file)
-        found = {name: _fitting(arrays, name, shape, file) for name, shape in self.port.inputs.items()}
-        return found["obs"] if set(found) == {"obs"} else found
+            raise FileError(
+                f"the policy {self} brings no observations; give some with --observations FILE.npz, such as "
+                "'blockcache policy observe' records"
+            )
+        return file, parse_arrays(read_bytes(file, "observations"), "observations", file)
 
 
 def load_schedule(source: str) -> Schedule:
@@ -178,5 +198,8 @@ observations_option = click.option(
 )
 generations_option = click.option(
     "--generations", type=COUNT, default=GENERATIONS, help="Observations to calibrate on."
+)
+sampler_file_option = click.option(
+    "--sampler-file", metavar="FILE", help="A sampler file in place of the policy's own, such as 'policy fit' writes."
 )
 threads_option = click.option("--threads", type=COUNT, default=1, help="Threads for torch.")

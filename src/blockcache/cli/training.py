@@ -99,7 +99,7 @@ def train(task: str, data: str, output: str, threads: int | None, resume: bool, 
 def observe(
     policy: arg.PolicySource, task: str | None, output: str, episodes: int, count: int, first_seed: int, threads: int
 ) -> None:
-    """Let POLICY do its task and keep what it saw, to calibrate on.
+    """Let POLICY do its task and keep what it saw over whole episodes, to calibrate on and to check schedules with.
 
     \b
     Examples:
@@ -111,9 +111,8 @@ def observe(
     import torch
 
     from blockcache.compare.observe import observe as run
-    from blockcache.compare.observe import save_observations
 
     torch.set_num_threads(threads)
-    obs = run(policy.port, chosen, episodes, count, first_seed)
-    save_observations(output, obs)
-    click.echo(f"{output}: {len(obs)} observations of {episodes} episodes")
+    seen = run(policy.port, chosen, episodes, count, first_seed)
+    seen.save(output)
+    click.echo(f"{output}: {len(seen.obs)} observations of {episodes} episodes")

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockcache.deploy import open_export
+from blockcache.deploy import ExportedPolicy
 from blockcache.errors import EngineError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.noise import draw
-from blockcache.observations import Observation
+from blockcache.observations import Observation, as_tensor
 
 _SINGLE = torch.empty(0, dtype=torch.float32)
 
@@ -24,9 +24,9 @@ class OnnxRunner:
     obs (B, n_obs, obs) in robot units, noise (1 + draws, B, horizon, D): `sizes` gives the sizes, B is "batch".
     """
 
-    def __init__(self, path: PathLike, threads: int | None = None) -> None:
-        """Open an export. Without `threads`, one thread and all cores are tried and the faster one is taken."""
-        self._export = open_export(path, threads)
+    def __init__(self, path: PathLike, threads: int | None = None, data: bytes | None = None) -> None:
+        """Open an export. The arguments of `deploy.ExportedPolicy`."""
+        self._export = ExportedPolicy(path, threads, data)
         self.path, self.threads, self.sizes = self._export.path, self._export.threads, self._export.sizes
         self.header, self.fingerprint = self._export.header, self._export.fingerprint
 
@@ -40,7 +40,7 @@ class OnnxRunner:
         observed = self._export.check_observation(_to_numpy(obs))
         if noise is None:
             noise = self.draw_noise(len(next(iter(observed.values()))), generator)
-        arrays = self._export.run(observed, _to_numpy(noise))
+        arrays = self._export.run(observed, _to_numpy(noise, "noise"))
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
@@ -61,8 +61,8 @@ class OnnxRunner:
             )
 
 
-def _to_numpy(value: Any) -> Any:
+def _to_numpy(value: Any, what: str = "the observation") -> Any:
     """Tensors of any kind as float32 arrays on the CPU; what is none stays as it is."""
     if isinstance(value, Mapping):
-        return {name: _to_numpy(item) for name, item in value.items()}
-    return value.detach().to(_SINGLE).numpy() if isinstance(value, Tensor) else value
+        return {name: _to_numpy(item, what) for name, item in value.items()}
+    return as_tensor(value, what).detach().to(_SINGLE).numpy() if isinstance(value, Tensor) else value

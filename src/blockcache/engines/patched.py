@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from blockcache.attach.generation import LayerCall, attach
+from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.attach.patching import Patches
 from blockcache.attach.recorder import relative_change
 from blockcache.engines.stats import Counts
+from blockcache.engines.watch import GenerationWatch
 from blockcache.models.port import Port
 from blockcache.schedule import Plan, Reuse, Schedule, Strategy, compile_plan
 from blockcache.solvers.teacache import Rule
@@ -20,13 +21,13 @@ from blockcache.solvers.teacache import Rule
 def attach_strategy(port: Port, strategy: Strategy, counts: Counts) -> Patches:
     """Follow a strategy: compute blocks when it says so, and reuse what they added elsewhere."""
     if isinstance(strategy, Rule):
-        return attach(port, lambda: _RuleGeneration(strategy, port, counts))
+        return attach(port, lambda: _RuleGeneration(strategy, port, counts), lambda: GenerationWatch(port))
     assert isinstance(strategy, Schedule)
     plan = compile_plan(strategy)
-    return attach(port, lambda: _ScheduledGeneration(plan, counts))
+    return attach(port, lambda: _ScheduledGeneration(plan, counts), lambda: GenerationWatch(port))
 
 
-class _ScheduledGeneration:
+class _ScheduledGeneration(Generation):
     def __init__(self, plan: Plan, counts: Counts) -> None:
         self.reuse: Reuse[Tensor] = Reuse(plan)
         self.counts = counts
@@ -48,7 +49,7 @@ class _ScheduledGeneration:
         self.counts.add(self.computed, self.asked - self.computed)
 
 
-class _RuleGeneration:
+class _RuleGeneration(Generation):
     """The decision is each sample's own. In a mixed batch all samples are computed and the reusing ones keep their old
     residual, so a sample's result does not depend on its neighbours; `counts` tells what each sample needed."""
 

@@ -6,6 +6,7 @@ Knows nothing of policies, tasks or files.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +78,22 @@ def difference_interval(differences: ArrayLike, *, of_successes: bool) -> Estima
     return _bootstrap(_checked(differences), unseen=(-1.0, 1.0) if of_successes else ())
 
 
+def interval_of(statistic: Callable[..., NDArray[np.float64]], *rows: ArrayLike) -> Estimate:
+    """A value that follows from the means of several rows, with its 95 % interval by resampling all rows together.
+
+    statistic  takes an array of means for each row and gives as many values, such as `np.divide` for a ratio of means
+    rows       as many values each
+    """
+    values = np.stack([_checked(row) for row in rows])
+    n = values.shape[1]
+    mean = float(statistic(*values.mean(axis=1, keepdims=True))[0])
+    if n == 1:
+        return Estimate(mean, -math.inf, math.inf, n)
+    times = np.random.default_rng(SEED).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)  # how often each is drawn
+    low, high = np.percentile(statistic(*(values @ times.T / n)), (2.5, 97.5))
+    return Estimate(mean, min(float(low), mean), max(float(high), mean), n)
+
+
 def _bootstrap(values: NDArray[np.float64], unseen: tuple[float, ...] = ()) -> Estimate:
     """Percentiles of 10,000 resampled means, with a fixed seed. `unseen` values are drawn too, but not in the mean.
 
@@ -110,10 +127,10 @@ def mcnemar(found: ArrayLike, baseline: ArrayLike) -> McNemar:
 
 
 def mean_jerk(actions: NDArray[np.float64]) -> float | None:
-    """Mean length of the third difference of actions (steps, A), in their units per step cubed; None below 4 steps."""
-    if len(actions) < 4:
+    """Mean length of the third difference of actions (..., steps, A), in their units per step cubed; None below 4 steps."""
+    if actions.shape[-2] < 4:
         return None
-    return float(np.linalg.norm(np.diff(actions, n=3, axis=0), axis=-1).mean())
+    return float(np.linalg.norm(np.diff(actions, n=3, axis=-2), axis=-1).mean())
 
 
 def chunk_jump(actions: NDArray[np.float64], chunk: int) -> float | None:

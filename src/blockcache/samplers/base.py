@@ -20,7 +20,13 @@ from blockcache.errors import SamplerError, short
 from blockcache.files import Format, PathLike
 from blockcache.samplers.coefficients import Array, SamplerTable
 
-FORMAT = Format("blockcache.sampler", "sampler", {"sampler": dict})
+# a sampler that was chosen for one policy also says for which, and why
+FORMAT = Format(
+    "blockcache.sampler",
+    "sampler",
+    {"sampler": dict, "policy": dict, "evidence": dict},
+    optional=("policy", "evidence"),
+)
 DEFAULT_STEPS, MOST_STEPS = 100, 10_000
 
 
@@ -127,8 +133,11 @@ class SamplerConfig(ABC):
     def to_dict(self) -> dict[str, Any]:
         """The settings in JSON types; `from_dict` gives back an equal sampler. `timesteps` only if they were given."""
         settings = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "timesteps"}
-        placed = {} if self.timesteps is None else {"timesteps": list(self.timesteps)}
-        return {"type": self.type, **settings, **placed}
+        placed = {} if self.timesteps is None else {"timesteps": self.timesteps}
+        listed = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in (settings | placed).items()
+        }
+        return {"type": self.type, **listed}
 
     def save(self, path: PathLike) -> None:
         """Write the JSON file, atomically."""

@@ -33,6 +33,7 @@ from blockcache.files import (
 )
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.places import CONFIG, FORMAT, PENDING, WEIGHTS, config_file, pending_config, policy_directory
+from blockcache.models.weight_checks import check_action_scale, check_mask, check_weight
 
 
 def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
@@ -140,9 +141,12 @@ def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tenso
             )
         if name.endswith("input_stats.std"):
             continue  # for the record only
-        wrong = tensor.isnan() if name.endswith("mask") else ~tensor.isfinite()  # masks hold -inf by design
-        if bool(wrong.any()):
-            raise PolicyError(f"the weights hold NaN or infinity in {name}")
+        if name.endswith("mask") and tensor.is_floating_point():
+            check_mask(name, tensor)
+        else:
+            check_weight(name, tensor)
+        if name.endswith("action.scale"):
+            check_action_scale(tensor)
     with torch.no_grad():
         for name, tensor in given.items():
             own[name].copy_(tensor)

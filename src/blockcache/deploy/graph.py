@@ -53,6 +53,7 @@ OPERATORS = {
     "Sum": Operator((3, MANY)),
     "Transpose": Operator((1, 1), ("perm",)),
 }
+_COUNTS = {"q_num_heads", "kv_num_heads", "num_outputs"}
 _OPERATORS = {name.encode(): operator for name, operator in OPERATORS.items()}
 
 # fields of ONNX's messages, as far as we write them
@@ -144,12 +145,12 @@ class _Walk:
         if operator is None:
             raise ContentError(f"it uses the operator {_shown(kind)}, which blockcache does not write")
         if not operator.inputs[0] <= len(inputs) <= operator.inputs[1]:
-            raise ContentError(f"a {kind.decode()} in it has {len(inputs)} inputs")
+            raise ContentError(f"its {kind.decode()} has {len(inputs)} inputs")
         if not operator.outputs[0] <= len(outputs) <= operator.outputs[1]:
-            raise ContentError(f"a {kind.decode()} in it has {len(outputs)} outputs")
+            raise ContentError(f"its {kind.decode()} has {len(outputs)} outputs")
         for name in inputs:
             if name not in known:
-                raise ContentError(f"a {kind.decode()} in it takes {_shown(name)}, which nothing before it gives")
+                raise ContentError(f"its {kind.decode()} takes {_shown(name)}, which nothing before it gives")
         if kind == b"Scan":
             self._scan(attributes, len(inputs), known)
         elif attributes:
@@ -166,9 +167,9 @@ class _Walk:
             name, number = self._attributes[kind, content]
             found[name] = number
         if len(found) != len(attributes):
-            raise ContentError(f"a {kind.decode()} in it has an attribute twice")
+            raise ContentError(f"its {kind.decode()} has an attribute twice")
         if found.get("num_outputs", outputs) != outputs:  # ONNX Runtime would write where it has no place to
-            raise ContentError(f"a {kind.decode()} in it has {outputs} outputs and says that it has others")
+            raise ContentError(f"its {kind.decode()} has {outputs} outputs and says that it has others")
 
     def _attribute(self, kind: bytes, begin: int, end: int) -> tuple[str, int]:
         """Its name, and its value if that is a whole number."""
@@ -178,7 +179,9 @@ class _Walk:
                 number = start
         name = self._name(begin, end, _VALUES).decode(errors="replace")
         if name not in _OPERATORS[kind].attributes:
-            raise ContentError(f"a {kind.decode()} in it has the attribute {reprlib.repr(name)}")
+            raise ContentError(f"its {kind.decode()} has the attribute {reprlib.repr(name)}")
+        if name in _COUNTS and not 0 < number < MANY:  # ONNX Runtime divides by some of them
+            raise ContentError(f"its {kind.decode()} has {name} {number}")
         return name, number
 
     def _scan(self, attributes: list[tuple[int, int]], inputs: int, known: set[bytes]) -> None:
@@ -223,7 +226,7 @@ class _Walk:
             if key == _NAME:
                 name = self._data[start:stop]
             elif key not in others:
-                raise _unknown("attribute or declaration", key)
+                raise _unknown("attribute or declared value", key)
         return name
 
 
@@ -236,7 +239,7 @@ def _define(known: set[bytes], name: bytes) -> None:
 
 
 def _unknown(what: str, key: int) -> ContentError:
-    return ContentError(f"a {what} in it has field {key >> 3} of ONNX, which blockcache does not write")
+    return ContentError(f"its {what} has field {key >> 3} of ONNX, which blockcache does not write")
 
 
 def _shown(name: bytes) -> str:

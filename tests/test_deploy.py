@@ -213,11 +213,14 @@ def test_several_inputs_go_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"fingerprint": None}, r"the ONNX file .*toy.onnx is garbled \(a fingerprint has the keys"),
-        ({"executed": [1]}, r"toy.onnx is garbled \(not enough values to unpack.*export it again"),
+        (
+            {"fingerprint": None},
+            r"the ONNX file .*toy.onnx is garbled \(it needs an object under 'fingerprint', got None",
+        ),
+        ({"executed": [1]}, r"toy.onnx is garbled \(it needs a length of 2 .*under 'executed'.*export it again"),
         ({"executed": None}, r"toy.onnx is garbled \(it needs a list under 'executed', got None"),
         ({"executed": [1, 1]}, "executed is the first action and the one behind the last, got"),
-        ({"executed": [0, True]}, "executed is the first action and the one behind the last, got"),
+        ({"executed": [0, True]}, r"it needs a whole number under 'executed\[1\]', got True"),
         ({"output": "all"}, "its output is 'all', expected 'chunk' or 'action'"),
         ({"version": 1}, "has format version 1, this blockcache reads version 2; .*make the file again"),
     ],

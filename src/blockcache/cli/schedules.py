@@ -14,10 +14,17 @@ from blockcache.solvers.metrics import METRICS
 @click.option("-o", "--output", type=arg.OUTPUT, default="recording.safetensors", help="The recording.")
 @arg.observations_option
 @arg.generations_option
+@arg.sampler_file_option
 @click.option("--seed", default=0, help="Of the noise.")
 @arg.threads_option
 def calibrate(
-    policy: arg.PolicySource, output: str, observations: str | None, generations: int, seed: int, threads: int
+    policy: arg.PolicySource,
+    output: str,
+    observations: str | None,
+    generations: int,
+    sampler_file: str | None,
+    seed: int,
+    threads: int,
 ) -> None:
     """Run POLICY in full and record how each block's output changes over the denoising steps.
 
@@ -35,8 +42,9 @@ def calibrate(
     from blockcache.observations import parts, rows
 
     torch.set_num_threads(threads)
-    batches = [policy.port.given(one) for one in parts(rows(seen, 0, generations), 1)]
-    recording = record(policy.port, batches, seed=seed)
+    port = policy.port_with(sampler_file)
+    batches = [port.given(one) for one in parts(rows(seen, 0, generations), 1)]
+    recording = record(port, batches, seed=seed)
     recording.save(output)
     click.echo(
         f"{output}: {len(recording.blocks)} blocks x {recording.steps} steps from {recording.generations} generations "
@@ -52,8 +60,9 @@ def calibrate(
 @click.option("--metric", type=click.Choice(list(METRICS)), default="cosine")
 @click.option("--method", type=click.Choice(METHODS), default="bac")
 @click.option("--objective", type=click.Choice(OBJECTIVES), default="anchor")
+@click.option("--last", is_flag=True, help="Every block at the last step too, as the authors' released code has it.")
 def solve(
-    recording: str, output: str, updates: int, union: int | None, metric: str, method: str, objective: str
+    recording: str, output: str, updates: int, union: int | None, metric: str, method: str, objective: str, last: bool
 ) -> None:
     """Solve a RECORDING for the steps at which each block is computed.
 
@@ -68,7 +77,7 @@ def solve(
     from blockcache.solvers import solve as run_solver
     from blockcache.solvers.recording import Recording
 
-    schedule = run_solver(Recording.load(recording), updates, union, metric, method, objective)
+    schedule = run_solver(Recording.load(recording), updates, union, metric, method, objective, last)
     schedule.save(output)
     click.echo(
         f"{output}: {schedule.computed} of {schedule.steps * len(schedule.blocks)} block computations, "

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from blockcache.deploy.graph import check_model, read_metadata
 from blockcache.deploy.integrity import has_hash, is_intact
 from blockcache.errors import ContentError, EngineError, FileError, in_one_line
 from blockcache.extras import require
-from blockcache.files import Format, read_bytes
+from blockcache.files import Count, Format, Limit, read_bytes
 from blockcache.fingerprint import Fingerprint
 
 FORMAT = Format(
@@ -29,12 +29,12 @@ FORMAT = Format(
     "ONNX file",
     {
         "output": str,
-        "executed": list,
+        "executed": Annotated[list[Count], Limit(2, 2)],
         "inputs": dict,
         "outputs": dict,
-        "schedule": dict,
+        "schedule": dict[str, list[Count]],
         "origin": dict,
-        "fingerprint": object,
+        "fingerprint": dict,
         "build": str,
     },
     optional=("build",),
@@ -101,7 +101,7 @@ def _read_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint, 
     with FORMAT.reading(path):
         fingerprint = Fingerprint.from_dict(header["fingerprint"])
         start, stop = header["executed"]
-        if type(start) is not int or type(stop) is not int or not 0 <= start < stop:
+        if not start < stop:
             raise ContentError(f"executed is the first action and the one behind the last, got {[start, stop]}")
         if header["output"] not in ("chunk", "action"):
             raise ContentError(f"its output is {reprlib.repr(header['output'])}, expected 'chunk' or 'action'")

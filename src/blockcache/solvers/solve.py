@@ -35,6 +35,7 @@ def solve(
     metric: str = "cosine",
     method: str = "bac",
     objective: str = "anchor",
+    last: bool = False,
 ) -> Schedule:
     """A schedule from a recording.
 
@@ -45,6 +46,7 @@ def solve(
     method     "bac" (ACS per block, then the union), "blockwise" (no union), "unified" (the first block's ACS steps for
                all) or "uniform" (evenly spaced)
     objective  "anchor", or for comparison "consecutive"
+    last       compute every block at the last step too, as the authors' released code does; the paper does not say so
     """
     union = min(UNION, len(recording.blocks)) if union is None else union
     _check_choice("method", method, METHODS)
@@ -70,6 +72,9 @@ def solve(
         upstream = most_changing(recording, union)
         steps = bubbling_union(steps, upstream, recording.blocks)
         origin |= {"union": union, "union_blocks": list(upstream)}
+    if last:
+        steps = {name: tuple(sorted({*own, recording.steps - 1})) for name, own in steps.items()}
+        origin |= {"last": True}
     return Schedule(recording.steps, steps, recording.fingerprint, origin)
 
 

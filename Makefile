@@ -3,12 +3,13 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint bench pins clean
+.PHONY: help demo test lint bench fuzz pins clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   the main job on the shipped policy (sets everything up first)"
 	@echo "make test   ruff, mypy, the layer test and pytest (sets everything up first)"
+	@echo "make fuzz   100,000 damaged files a format and 2,000 random policies, summary in out/fuzz.json; hours"
 	@echo "make bench  engines beside what users run today, into out/; leave the machine alone while it runs"
 
 $(READY): requirements.txt pyproject.toml
@@ -31,6 +32,9 @@ test: lint
 bench: $(READY)
 	mkdir -p out
 	$(VENV)/bin/blockcache bench --json out/bench.json --plot out/bench.png
+
+fuzz: $(READY)
+	$(PYTHON) -m tests.fuzz --output out/fuzz.json
 
 pins: $(READY)
 	{ sed -n '/^#/p' requirements.txt; $(PYTHON) -m pip freeze --exclude blockcache | sed 's/+cpu//'; } > requirements.new

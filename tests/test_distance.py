@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockcache.measure.distance import distances, pair_distances, signed_root, squared_shifts
-from blockcache.measure.statistics import mean_interval, ratio_interval
+from blockcache.measure.distance import distances, pair_distances, shifts, signed_root
+from blockcache.measure.statistics import interval_of
 
 
 def clouds(seed, observations=6, samples=5, others=4, features=3):
@@ -17,8 +17,11 @@ def clouds(seed, observations=6, samples=5, others=4, features=3):
 
 
 def brute(found, reference):
-    """Every mean as a loop over pairs."""
-    between = [np.mean([math.dist(x, y) for x in a for y in b]) for a, b in zip(found, reference, strict=True)]
+    """Every mean as a loop over pairs; of two clouds, samples at the same place may share their noise and are no pair."""
+    between = [
+        np.mean([math.dist(x, y) for i, x in enumerate(a) for j, y in enumerate(b) if i != j])
+        for a, b in zip(found, reference, strict=True)
+    ]
     inside = [
         [np.mean([math.dist(x, y) for i, x in enumerate(a) for j, y in enumerate(a) if i != j]) for a in cloud]
         for cloud in (found, reference)
@@ -35,30 +38,59 @@ def test_every_distance_is_what_a_loop_over_all_pairs_gives(seed, observations, 
     assert np.allclose(pairs.between, between)
     assert np.allclose(pairs.inside_found, one)
     assert np.allclose(pairs.inside_reference, other)
-    # a product of two different samples' differences has no noise in its mean: the square without its bias
-    products = [
-        np.mean([(x - y) @ (u - v) for i, x in enumerate(a) for k, u in enumerate(a) if i != k
-                 for j, y in enumerate(b) for m, v in enumerate(b) if j != m])
-        for a, b in zip(found, reference, strict=True)
-    ]  # fmt: skip
-    assert np.allclose(squared_shifts(found, reference), products)
     whole = distances(found, reference)
-    assert whole.energy.mean == pytest.approx((2 * between - one - other).mean() / other.mean())
-    assert whole.spread.mean == pytest.approx(one.mean() / other.mean())
-    assert whole.centre_shift.mean == pytest.approx(signed_root(float(np.mean(products))), abs=1e-7)
+    energy, spread = (2 * between - one - other).mean() / other.mean(), one.mean() / other.mean()
+    assert whole.energy.mean == pytest.approx(energy)
+    assert whole.spread.mean == pytest.approx(spread)
+    assert whole.beyond_spread.mean == pytest.approx(energy - math.sqrt(2 + 2 * spread**2) + 1 + spread)
+    assert whole.centre_shift.mean == pytest.approx(shifts(found, reference).mean())
 
 
-def test_equal_distributions_are_at_distance_0_on_average():
+@given(st.integers(0, 2**20), st.integers(1, 5), st.integers(1, 4))
+def test_two_samples_have_one_cut_and_the_shift_is_the_root_of_the_product(seed, observations, features):
+    found, reference = clouds(seed, observations, 2, 2, features)
+    apart = found - reference
+    products = [float(first @ second) for first, second in apart]
+    expected = [math.copysign(math.sqrt(abs(value)), value) for value in products]
+    assert np.allclose(shifts(found, reference), expected)
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 9), st.integers(2, 9))
+def test_a_shift_without_scatter_is_found_exactly_whatever_the_numbers_of_samples(samples, others):
+    found, reference = np.tile([3.0, 4.0], (2, samples, 1)), np.zeros((2, others, 2))
+    np.testing.assert_allclose(shifts(found, reference), 5)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_equal_distributions_are_at_distance_0_on_average_whether_noise_is_shared_or_not(shared):
+    """Few samples, where a bias would be large; skewed, so that nothing cancels by symmetry."""
     rng = np.random.default_rng(0)
-    found, reference = rng.normal(size=(2, 600, 4, 3))  # few samples, where a bias would be large
-    shift = mean_interval(squared_shifts(found, reference))
-    pairs = pair_distances(found, reference)
-    energy, spread = mean_interval(pairs.energy), ratio_interval(pairs.inside_found, pairs.inside_reference)
-    for estimate, truth in ((shift, 0), (energy, 0), (spread, 1)):
+    noise, other = rng.normal(size=(2, 300, 4, 3)) ** 2
+    found, reference = noise, (noise + other) / 2 if shared else other
+    if shared:  # the same distribution, half of it the very same noise
+        found = (noise + rng.normal(size=noise.shape) ** 2) / 2
+    whole = distances(found, reference)
+    for estimate, truth in (
+        (whole.centre_shift, 0),
+        (whole.energy, 0),
+        (whole.beyond_spread, 0),
+        (whole.spread, 1),
+    ):
         assert estimate.low < truth < estimate.high
-        assert estimate.high - estimate.low < 0.3
-    naive = ((found.mean(axis=1) - reference.mean(axis=1)) ** 2).sum(axis=-1).mean()
-    assert naive == pytest.approx(1.5, abs=0.1)  # what the means' own scatter would have put there
+        assert estimate.high - estimate.low < 0.4
+    naive = np.linalg.norm(found.mean(axis=1) - reference.mean(axis=1), axis=-1).mean()
+    assert naive > 0.6  # what the means' own scatter would have put there
+
+
+def test_shared_noise_makes_the_estimates_steadier():
+    rng = np.random.default_rng(2)
+    noise, other = rng.normal(size=(2, 40, 8, 3))
+    shared, apart = distances(0.9 * noise + 0.1, noise), distances(0.9 * noise + 0.1, other)
+    for name in ("centre_shift", "energy"):
+        one, two = getattr(shared, name), getattr(apart, name)
+        assert one.high - one.low < 0.6 * (two.high - two.low)
+    assert shared.centre_shift.low < 0.1 * math.sqrt(3) < shared.centre_shift.high
 
 
 def test_gaussians_have_the_distances_of_the_textbook():
@@ -78,20 +110,25 @@ def test_gaussians_have_the_distances_of_the_textbook():
         assert estimate.low < truth < estimate.high
 
 
-def test_neither_a_turn_nor_a_common_shift_nor_the_order_of_samples_counts_and_the_scale_only_in_the_shift():
+def test_normal_clouds_of_one_centre_have_no_energy_beyond_their_spread():
+    rng = np.random.default_rng(0)
+    apart = distances(0.6 * rng.normal(size=(60, 60, 16)), rng.normal(size=(60, 60, 16)))
+    assert apart.energy.mean > 0.04
+    assert apart.beyond_spread.mean == pytest.approx(0, abs=0.004)
+
+
+def test_neither_a_turn_nor_a_common_shift_counts_and_the_scale_only_in_the_centre_shift():
     found, reference = clouds(3, observations=8, samples=12, others=9)
     rng = np.random.default_rng(4)
     turn, _ = np.linalg.qr(rng.normal(size=(3, 3)))
     before = distances(found, reference)
     places = rng.normal(size=(8, 1, 3))  # another one for each observation: only differences count
-    moved = distances(
-        (2 * found @ turn + places)[:, rng.permutation(12)], (2 * reference @ turn + places)[:, rng.permutation(9)]
-    )
-    assert moved.energy.mean == pytest.approx(before.energy.mean)
-    assert moved.energy.low == pytest.approx(before.energy.low)
-    assert moved.spread.mean == pytest.approx(before.spread.mean)
-    assert moved.centre_shift.mean == pytest.approx(2 * before.centre_shift.mean)
-    assert moved.centre_shift.high == pytest.approx(2 * before.centre_shift.high)
+    moved = distances(2 * found @ turn + places, 2 * reference @ turn + places)
+    for name, factor in (("energy", 1), ("spread", 1), ("beyond_spread", 1), ("centre_shift", 2)):
+        one, other = getattr(before, name), getattr(moved, name)
+        assert (other.low, other.mean, other.high) == pytest.approx(
+            (factor * one.low, factor * one.mean, factor * one.high)
+        )
 
 
 def test_a_difference_at_one_observation_is_not_hidden_by_its_neighbours():
@@ -103,11 +140,12 @@ def test_a_difference_at_one_observation_is_not_hidden_by_its_neighbours():
     assert turned.energy.low > 1
 
 
-def test_a_square_below_zero_has_minus_the_root_of_its_amount():
-    assert [signed_root(value) for value in (-4.0, 0.0, 9.0)] == [-2, 0, 3]
-    alternating = np.tile([[-1.0], [1.0]], (5, 10, 1))
-    shift = distances(alternating, alternating).centre_shift  # the same mean: less than chance would have it
-    assert shift.mean == shift.low == shift.high == pytest.approx(-math.sqrt(2 * 20 / 19 / 20))
+def test_a_cloud_is_at_distance_0_from_itself_and_its_interval_is_that_point():
+    found, _ = clouds(7)
+    whole = distances(found, found)
+    for estimate, truth in ((whole.centre_shift, 0), (whole.energy, 0), (whole.beyond_spread, 0), (whole.spread, 1)):
+        assert (estimate.low, estimate.mean, estimate.high) == pytest.approx((truth, truth, truth), abs=1e-12)
+    assert signed_root(np.array([-4.0, 0.0, 9.0])).tolist() == [-2, 0, 3]
 
 
 def test_sixty_four_samples_at_a_hundred_observations_are_ready_at_once():
@@ -118,14 +156,13 @@ def test_sixty_four_samples_at_a_hundred_observations_are_ready_at_once():
 
 
 def test_an_interval_of_ratios_resamples_both_sides_together():
-    assert ratio_interval([1, 2, 3], [2, 4, 6]) == ratio_interval([3, 1, 2], [6, 2, 4])
-    found = ratio_interval([1, 2, 3], [2, 4, 6])
-    assert (found.mean, found.low, found.high) == (0.5, 0.5, 0.5)
-    wide = ratio_interval([0.0, 2.0], [1.0, 1.0])
+    found = interval_of(np.divide, [1, 2, 3], [2, 4, 6])
+    assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    wide = interval_of(np.divide, [0.0, 2.0], [1.0, 1.0])
     assert (wide.mean, wide.low, wide.high) == (1.0, 0.0, 2.0)
-    assert ratio_interval([3], [2]).low == -math.inf
-    with pytest.raises(ValueError, match="a sum below that is not 0"):
-        ratio_interval([1, 2], [1, -1])
+    assert interval_of(np.divide, [3], [2]).low == -math.inf
+    with pytest.raises(ValueError, match="finite numbers"):
+        interval_of(np.divide, [1, np.nan], [1, 1])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import math
 import re
 
 import numpy as np
-import onnx
 import pytest
 import torch
 
@@ -12,13 +11,7 @@ import blockcache as bc
 import foreign_policy
 import toy_family
 from blockcache import deploy
-from blockcache.deploy.session import FORMAT
-from blockcache.engines.build import Build
-from blockcache.engines.onnx import _content
-from blockcache.engines.onnx_graph import build_graph
 from blockcache.errors import EngineError, NonFiniteError, ObservationError
-from blockcache.models.registry import port_of
-from blockcache.samplers import table
 from blockcache.schedule import Schedule
 from conftest import tiny_policy
 from test_watch import names, plainly
@@ -152,21 +145,6 @@ def test_an_action_that_is_not_finite_is_refused_whatever_the_way(monkeypatch, t
     for engine in ENGINES:
         with accelerated(policy, engine) as fast, pytest.raises(NonFiniteError, match="no action is given"):
             fast.predict_action(obs)
-
-
-def test_exports_of_older_versions_open(policy, observe, tmp_path):
-    """They have no `norms`; their actions alone are looked at."""
-    build = Build(port_of(policy).program(), Schedule.every_step(6, names(policy)), table(policy.sampler))
-    text = FORMAT.text(_content(build, port_of(policy).fingerprint), tmp_path)
-    model = build_graph(build.program, build.plan, build.sampler, {"blockcache": text})
-    (norms,) = [item for item in model.graph.output if item.name == "norms"]
-    model.graph.output.remove(norms)
-    onnx.save(model, tmp_path / "old.onnx")
-    bc.export_policy(policy, None, tmp_path / "new.onnx")
-    old, new = (deploy.open_export(tmp_path / f"{name}.onnx", threads=1) for name in ("old", "new"))
-    found, expected = (opened.predict_action(observe(), seed=0) for opened in (old, new))
-    assert set(found) == set(expected) == {"action", "action_pred"}
-    np.testing.assert_array_equal(found["action_pred"], expected["action_pred"])
 
 
 # -- autocast

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from blockcache.attach.recorder import calibrate
+from blockcache.compare import candidates
 from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.methods import (
     FULL,
+    ActionBudget,
     FewerSteps,
     FittedSteps,
     Method,
@@ -21,7 +24,7 @@ from blockcache.errors import FileError, SamplerError, ScheduleError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, fewer_steps
 from blockcache.schedule import Schedule
-from blockcache.solvers import METHODS, solve
+from blockcache.solvers import METHODS, PAPER_METHODS, solve
 from blockcache.solvers.teacache import Rule, fit_teacache
 
 PARSED = {
@@ -36,6 +39,11 @@ PARSED = {
     "bac:S=10,n=5,last=1": Method(reuse=Solved("bac", last=True)),
     "bac:S=10,n=5,last=0": Method(reuse=Solved("bac")),
     "ddim-40+uniform:last=1,S=4": Method(FewerSteps("ddim", 40), Solved("uniform", 4, last=True)),
+    "action": Method(reuse=ActionBudget(0.15)),
+    "action:budget=0.6": Method(reuse=ActionBudget(0.6)),
+    "action:budget=1": Method(reuse=ActionBudget(1.0)),
+    "action:S=10": Method(reuse=ActionBudget(updates=10)),
+    "ddpm-10+action:budget=0.6": Method(FewerSteps("ddpm", 10), ActionBudget(0.6)),
     "teacache": Method(reuse=TeaCache(0.1)),
     "teacache:threshold=0.25": Method(reuse=TeaCache(0.25)),
     "teacache:threshold=1e-05": Method(reuse=TeaCache(1e-5)),
@@ -83,7 +91,8 @@ def test_a_name_says_what_was_left_out(text, name):
 
 
 def test_every_method_of_the_solver_has_a_name():
-    assert {parse_method(name).reuse for name in METHODS} == {Solved(name) for name in METHODS}
+    assert {parse_method(name).reuse for name in PAPER_METHODS} == {Solved(name) for name in PAPER_METHODS}
+    assert {*METHODS} - {*PAPER_METHODS} == {"action"}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +108,10 @@ def test_every_method_of_the_solver_has_a_name():
         ("ddim-16+full", "unknown method"),
         ("ddim-16+", "unknown method"),
         ("ddim-16+ddim-8", "unknown method"),
-        ("dpmsolver-8", "ddim-N, ddpm-N, dpmsolver++-N, euler-N, sde-dpmsolver++-N, fitted-N, a schedule file"),
+        (
+            "dpmsolver-8",
+            "action, teacache, ddim-N, ddpm-N, dpmsolver++-N, euler-N, sde-dpmsolver++-N, fitted-N, a schedule file",
+        ),
         ("ddim-16:place", "unknown method"),
         ("fitted", "unknown method"),
         ("fitted-0", "unknown method"),
@@ -110,6 +122,10 @@ def test_every_method_of_the_solver_has_a_name():
         ("fitted-5:", "fitted-N takes spread="),
         ("sampler:", "unknown method"),
         ("sampler:fitted", "unknown method"),
+        ("action:budget=0", "budget must be a number above 0 and at most 1, got '0'"),
+        ("action:budget=1.5", "budget must be a number above 0 and at most 1, got '1.5'"),
+        ("action:budget=0.5,S=3", "action takes budget=... or S=..., not both"),
+        ("action:n=3", "action takes budget=..., S=..."),
         ("bac:", "bac takes S=..., n=..., metric=..., objective=..."),
         ("bac:S=10,", "separated by commas, got ''"),
         ("bac:S=10,S=11", "at most once"),
@@ -243,6 +259,28 @@ def test_calibrations_are_kept_and_told_apart(ready, make_policy, tmp_path):
     schedule(port_of(make_policy(seed=1)), ready.observations)
     schedule(ready.port, ready.observations[:2])
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_action_costs_are_made_only_for_a_method_that_needs_them(ready, tmp_path, monkeypatch, keep):
+    asked = []
+
+    def watched(port, batches, *, action_costs, **options):
+        asked.append((len(port.timesteps), action_costs))
+        return calibrate(port, batches, action_costs=action_costs, **options)
+
+    monkeypatch.setattr(candidates, "calibrate", watched)
+    made = Calibrations(ready.port, ready.observations, keep=tmp_path if keep else None, progress=False)
+    for name in ("bac:S=3", "teacache", "action:budget=0.7", "action:S=3", "bac:S=2", "ddim-4+action:budget=0.8"):
+        schedule = made.candidate(parse_method(name)).strategy
+    assert asked == [(6, False), (6, True), (4, True)]
+    assert (schedule.steps, schedule.origin["method"], schedule.fingerprint.sampler["type"]) == (4, "action", "ddim")
+    full = Candidate().flops(ready.port, 0.0)
+    assert made.candidate(parse_method("action:budget=0.7")).flops(ready.port, 0.0) <= 0.7 * full
+    if keep:
+        again = Calibrations(ready.port, ready.observations, keep=tmp_path, progress=False)
+        assert again.candidate(parse_method("ddim-4+action:budget=0.8")).strategy == schedule
+        assert len(asked) == len(list(tmp_path.iterdir())) == 3
 
 
 def test_candidates_run_side_by_side_on_copies(ready, observe, run):

@@ -21,12 +21,32 @@ Observation: TypeAlias = Tensor | np.ndarray[Any, Any] | Mapping[str, Any]
 """(B, n_obs_steps, obs_dim), bare or under the key "obs"; for cameras a mapping of such."""
 
 
-def as_tensor(value: Any) -> Tensor:
-    """An array of numbers, or a sentence saying that it is none."""
+def as_tensor(value: Any, what: str = "the observation") -> Tensor:
+    """An array of numbers however it lies in memory, or a sentence saying that it is none; `what` names it there."""
+    if isinstance(value, np.ndarray) and not _as_torch_has_it(value):
+        value = value.astype(value.dtype.newbyteorder("="), order="C")
     try:
-        return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ObservationError(f"the observation is not an array of numbers: {error}") from error
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = str(error).partition("\n")[0][:150]
+        raise ObservationError(f"{what} is not an array of numbers: {reason}") from error
+    if tensor.is_nested:
+        raise ObservationError(f"{what} is a nested tensor; give one tensor in which all samples have the same shape")
+    if tensor.layout != torch.strided:
+        raise ObservationError(f"{what} is a sparse tensor; call to_dense() first")
+    if tensor.is_meta:
+        raise ObservationError(f"{what} is on the meta device, where tensors hold no numbers")
+    if tensor.is_quantized:
+        raise ObservationError(f"{what} is a quantized tensor; call dequantize() first")
+    if tensor.is_complex():
+        raise ObservationError(f"{what} is not an array of numbers: its type is {tensor.dtype}")
+    return tensor
+
+
+def _as_torch_has_it(array: NDArray[Any]) -> bool:
+    """Whether torch takes an array as it lies in memory: it knows no other byte order and no steps backwards, and warns of
+    memory that cannot be written."""
+    return array.dtype.isnative and array.flags.writeable and all(stride >= 0 for stride in array.strides)
 
 
 def check_observation(obs: Observation, n_obs_steps: int, obs_dim: int, like: Tensor) -> Tensor:
@@ -47,7 +67,7 @@ def check_observation(obs: Observation, n_obs_steps: int, obs_dim: int, like: Te
 
 def check_finite(value: Any, what: str = "the observation") -> None:
     """Refuse NaN, infinity and absurdly large values anywhere in an observation, however nested, or in "noise"."""
-    for tensor in _floating(value):
+    for tensor in _floating(value, what):
         check_input(largest(tensor), what)
 
 
@@ -59,17 +79,17 @@ def largest(value: Any) -> float:
     return max(found, key=lambda item: (math.isnan(item), item), default=0.0)
 
 
-def _floating(value: Any) -> Iterator[Tensor]:
+def _floating(value: Any, what: str = "the observation") -> Iterator[Tensor]:
     """All tensors with fractions in something nested."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
-            yield from _floating(item)
-    elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
-        yield from _floating(torch.as_tensor(value))
-    elif isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-        yield value
+            yield from _floating(item, what)
+    elif isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
+        tensor = as_tensor(value, what)
+        if tensor.is_floating_point() and tensor.numel():
+            yield tensor
 
 
 def batch_size(batch: Any) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from blockcache.attach.generation import LayerCall, attach
+from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.engines.accelerate import check_fit
 from blockcache.errors import ObservationError
 from blockcache.models.pairing import generate
@@ -81,7 +81,7 @@ def _residuals(port: Port, schedule: Schedule, batch: Any, seed: int) -> dict[st
     return {name: torch.stack(residuals) for name, residuals in noting.used.items()}
 
 
-class _NotingGeneration:
+class _NotingGeneration(Generation):
     """Follows a schedule and notes what each block adds."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -94,6 +94,3 @@ class _NotingGeneration:
             return self.used[name][-1]
 
         return call.routed(route)
-
-    def finish(self) -> None:
-        pass

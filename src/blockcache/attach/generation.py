@@ -10,8 +10,9 @@ from __future__ import annotations
 import inspect
 import math
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -51,14 +52,19 @@ class LayerCall:
         return self.layer.forward(route, *self.args, **self.kwargs)
 
 
-class Generation(Protocol):
+class Generation(ABC):
     """Decides what each layer does in one generation, and holds all state of that generation."""
 
-    def layer(self, call: LayerCall) -> Tensor: ...
+    def denoise(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of the denoiser, layers and all; for who wants to see what goes in and comes out."""
+        return forward(*args, **kwargs)
 
-    def finish(self) -> None:
+    @abstractmethod
+    def layer(self, call: LayerCall) -> Tensor:
+        """What one layer gives at one step."""
+
+    def finish(self) -> None:  # noqa: B027
         """The generation came to its end without an error."""
-        ...
 
 
 class Watcher(Protocol):
@@ -84,13 +90,27 @@ class _Scope:
 _current: ContextVar[_Scope | None] = ContextVar("blockcache_generation", default=None)
 
 
-def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watcher | None] = lambda: None) -> Patches:
+class Attached(Patches):
+    """The patches of `attach`: removing them undoes everything."""
+
+    @contextmanager
+    def at(self, step: int, generation: Generation) -> Iterator[None]:
+        """Inside, the next denoiser call of this thread is that step of a generation, by itself."""
+        scope = _Scope(self, generation, None)
+        scope.step = step - 1
+        token = _current.set(scope)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watcher | None] = lambda: None) -> Attached:
     """From now on each `predict_action` of the policy is one generation, decided by a Generation that `begin` makes.
 
-    `watch` makes who looks on, if anybody. Returns the patches; removing them undoes everything.
+    `watch` makes who looks on, if anybody.
     """
-    owner = object()
-    patches = Patches()
+    owner = patches = Attached()
     guard = nullcontext() if port.reentrant else threading.RLock()
 
     last = len(port.adapter.layers) - 1
@@ -133,7 +153,7 @@ def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watc
             if scope is None or scope.owner is not owner:
                 return forward(*args, **kwargs)
             _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
-            output = forward(*args, **kwargs)
+            output = scope.generation.denoise(forward, args, kwargs)
             if scope.watcher is not None:
                 scope.watcher.see(output)
             return output
@@ -158,7 +178,7 @@ def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watc
         return make
 
     try:
-        patches.replace(port.policy, port.entry, scoped)
+        patches.replace_entry(port.policy, port.entry, scoped)
         patches.replace(port.adapter.denoiser, "forward", counted)
         for index, layer in enumerate(port.adapter.layers):
             patches.replace(layer.module, "forward", routed(index, layer))

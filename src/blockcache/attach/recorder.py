@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from blockcache.attach.generation import LayerCall, attach
+from blockcache.attach.action_costs import ActionCosts
+from blockcache.attach.generation import Generation, LayerCall, attach
+from blockcache.attach.walk_back import DenoiserCall
 from blockcache.errors import ObservationError, RecordingError
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
@@ -37,6 +39,7 @@ def calibrate(
     generations: int | None = None,
     *,
     seed: int = 0,
+    action_costs: bool = False,
     progress: bool = True,
 ) -> Recording:
     """Record how each block's output changes over the steps. The policy runs unchanged and comes back unchanged.
@@ -45,6 +48,8 @@ def calibrate(
     observations  batches as the policy takes them: one generation is recorded for each
     generations   at most so many of them
     seed          the noise depends on it alone
+    action_costs  whether to record as well what reusing each block does to the executed action, for `solve` with
+                  method="action"; the denoiser must be differentiable, and observations should come from whole episodes
     progress      whether to show a bar
     """
     if generations is not None and generations < 1:
@@ -61,6 +66,8 @@ def calibrate(
     started, count = time.perf_counter(), 0
     patches = attach(port, recorder.begin)
     try:
+        if action_costs:
+            recorder.costs = ActionCosts(port, patches, total or 1, progress)
         bar = tqdm(
             islice(observations, generations),
             "calibrating",
@@ -71,12 +78,13 @@ def calibrate(
         )
         for count, batch in enumerate(bar, start=1):
             recorder.generation(batch, seed=seed + count)
+        if not count:
+            raise RecordingError("calibration needs at least one observation, got none")
+        costs = None if recorder.costs is None else recorder.costs.result()
     finally:
         patches.remove()
-    if not count:
-        raise RecordingError("calibration needs at least one observation, got none")
     seconds = round(time.perf_counter() - started, 2)
-    return recorder.result(count, {"seed": seed, "seconds": seconds})
+    return recorder.result(count, {"seed": seed, "seconds": seconds}, costs)
 
 
 class _Recorder:
@@ -91,9 +99,10 @@ class _Recorder:
         self.changes: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []  # input, output of each sample
         self.current: _RecordingGeneration | None = None
         self.thread = threading.get_ident()
+        self.costs: ActionCosts | None = None
 
     def begin(self) -> _RecordingGeneration:
-        run = _RecordingGeneration(self.port)
+        run = _RecordingGeneration(self.port, keep_calls=self.costs is not None)
         if threading.get_ident() == self.thread:  # whoever else uses the policy meanwhile is not recorded
             self.current = run
         return run
@@ -102,27 +111,32 @@ class _Recorder:
         size, start = batch_size(batch), 0
         while start < size:
             stop = min(start + self.part, size)
-            self._generate(rows(batch, start, stop), range(seed * 1_000_003 + start, seed * 1_000_003 + stop))
+            seeds = range(seed * 1_000_003 + start, seed * 1_000_003 + stop)
+            returned = self._generate(rows(batch, start, stop), seeds)
             assert self.current is not None
-            self._reduce(self.current, stop - start)
+            residuals = self._reduce(self.current, stop - start)
+            if self.costs is not None:
+                self.costs.add(self.current.calls, residuals, returned, seeds)
             self.part = max(1, FEATURE_BYTES * (stop - start) // self.current.feature_bytes)
             self.current = None
             start = stop
 
     @torch.no_grad()  # public policies leave this to their caller; a graph over all steps would take gigabytes
-    def _generate(self, batch: Any, seeds: range) -> None:
+    def _generate(self, batch: Any, seeds: range) -> Any:
         """Where a policy takes noise, each sample has its own seed, so parts of any size give the same recording."""
         predict_action = getattr(self.port.policy, self.port.entry)
         if not self.port.takes_noise:
-            generate(predict_action, batch, seeds[0])
-            return
+            return generate(predict_action, batch, seeds[0])
         noise = [self.port.draw_noise(1, torch.Generator().manual_seed(seed)) for seed in seeds]
-        predict_action(batch, noise=torch.cat(noise, dim=1))  # (1 + draws, B, T, D)
+        return predict_action(batch, noise=torch.cat(noise, dim=1))  # (1 + draws, B, T, D)
 
-    def _reduce(self, run: _RecordingGeneration, samples: int) -> None:
+    def _reduce(self, run: _RecordingGeneration, samples: int) -> list[Tensor]:
+        """Add a generation to the sums; its residuals by block, (K, B, F), if action costs need them."""
+        kept = []
         for index, features in enumerate(run.features.values()):
             held = torch.stack(features)  # (K, B, F)
             features.clear()
+            kept += [] if self.costs is None else [held]
             if not bool(torch.isfinite(held).all()):
                 raise RecordingError(f"{list(run.features)[index]} gave NaN or infinity; check the policy's weights")
             for sample in range(samples):
@@ -134,8 +148,11 @@ class _Recorder:
                         self.scores[index] += matrix.mean() * feature.shape[1]
         inputs, outputs = _columns(run.input_change, samples), _columns(run.output_change, samples)
         self.changes += list(zip(inputs, outputs, strict=True))
+        return kept
 
-    def result(self, generations: int, origin: Mapping[str, Any]) -> Recording:
+    def result(
+        self, generations: int, origin: Mapping[str, Any], action_costs: NDArray[np.float64] | None
+    ) -> Recording:
         samples = len(self.changes)
         return Recording(
             blocks=self.port.adapter.blocks,
@@ -146,13 +163,17 @@ class _Recorder:
             generations=generations,
             fingerprint=self.port.fingerprint,
             origin={**origin, "samples": samples},
+            action_costs=action_costs,
+            every_step=self.port.adapter.every_step,
         )
 
 
-class _RecordingGeneration:
-    """One generation: computes everything, keeps every residual."""
+class _RecordingGeneration(Generation):
+    """One generation: computes everything, keeps every residual, and if told so every call of the denoiser."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, keep_calls: bool = False) -> None:
+        self.calls: list[DenoiserCall] = []
+        self._keep_calls = keep_calls
         self.features: dict[str, list[Tensor]] = {block.name: [] for block in port.adapter.blocks}
         self.last = len(port.adapter.layers) - 1
         self.feature_bytes = 0
@@ -160,6 +181,13 @@ class _RecordingGeneration:
         self.output_change: list[Tensor] = []
         self._before: dict[str, Tensor] = {}
         self._entered: Tensor
+
+    def denoise(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._keep_calls:
+            return forward(*args, **kwargs)
+        out, call = DenoiserCall.watched(forward, args, kwargs)
+        self.calls.append(call)
+        return out
 
     def layer(self, call: LayerCall) -> Tensor:
         if call.index == 0:
@@ -169,9 +197,6 @@ class _RecordingGeneration:
         if call.index == self.last:
             self._note("output", out - self._entered, self.output_change)
         return out
-
-    def finish(self) -> None:
-        pass
 
     def _route(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         residual = compute()

@@ -9,6 +9,7 @@ import click
 
 from blockcache.cli import arguments as arg
 from blockcache.compare.methods import NAMES, parse_method
+from blockcache.compare.results import GENERATIONS, OBSERVATIONS, SAMPLES
 from blockcache.cores import cores
 
 if TYPE_CHECKING:
@@ -29,12 +30,14 @@ def _method_or_schedule(text: str) -> Schedule | str:
 @click.argument("schedule")
 @arg.observations_option
 @click.option("-o", "--output", type=arg.OUTPUT, help="Keep the figures in this file (.json).")
-@click.option("--count", type=click.IntRange(min=2), default=24, help="Observations to compare at.")
-@click.option("--samples", type=click.IntRange(min=4), default=32, help="Chunks for each observation; an even number.")
+@click.option("--count", type=click.IntRange(min=2), default=OBSERVATIONS, help="Observations to compare at.")
+@click.option(
+    "--samples", type=click.IntRange(min=4), default=SAMPLES, help="Chunks for each observation; an even number."
+)
 @click.option(
     "--generations",
     type=arg.COUNT,
-    default=16,
+    default=GENERATIONS,
     help="The first observations, to calibrate on; none of them is compared at.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the noise and the choice of observations.")

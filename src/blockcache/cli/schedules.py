@@ -16,6 +16,7 @@ from blockcache.solvers.metrics import METRICS
 @arg.generations_option
 @arg.sampler_file_option
 @click.option("--seed", default=0, help="Of the noise.")
+@click.option("--action-costs", is_flag=True, help="What reuse does to the executed action, too: for --method action.")
 @arg.threads_option
 def calibrate(
     policy: arg.PolicySource,
@@ -24,6 +25,7 @@ def calibrate(
     generations: int,
     sampler_file: str | None,
     seed: int,
+    action_costs: bool,
     threads: int,
 ) -> None:
     """Run POLICY in full and record how each block's output changes over the denoising steps.
@@ -33,6 +35,7 @@ def calibrate(
       blockcache calibrate pusht
       blockcache calibrate my_policy/ --observations obs.npz --generations 32 -o my_recording.safetensors
       blockcache calibrate my_module:make_policy --observations obs.npz
+      blockcache calibrate pusht --action-costs
     """
     seen = policy.observations(observations)
 
@@ -44,7 +47,7 @@ def calibrate(
     torch.set_num_threads(threads)
     port = policy.port_with(sampler_file)
     batches = [port.given(one) for one in parts(rows(seen, 0, generations), 1)]
-    recording = record(port, batches, seed=seed)
+    recording = record(port, batches, seed=seed, action_costs=action_costs)
     recording.save(output)
     click.echo(
         f"{output}: {len(recording.blocks)} blocks x {recording.steps} steps from {recording.generations} generations "
@@ -55,29 +58,46 @@ def calibrate(
 @click.command()
 @click.argument("recording")
 @click.option("-o", "--output", type=arg.OUTPUT, default="schedule.json", help="The schedule.")
-@click.option("-S", "--updates", default=10, help="Update steps per block, step 0 among them.")
+@click.option("-S", "--updates", type=int, help="Update steps per block, step 0 among them. Default: 10.")
 @click.option("-n", "--union", type=int, help="Blocks that the bubbling union repairs. Default: 5, or all if fewer.")
-@click.option("--metric", type=click.Choice(list(METRICS)), default="cosine")
+@click.option(
+    "--metric", type=click.Choice(list(METRICS)), default="cosine", help="Cosine is the paper's, MSE as a rule better."
+)
 @click.option("--method", type=click.Choice(METHODS), default="bac")
 @click.option("--objective", type=click.Choice(OBJECTIVES), default="anchor")
 @click.option("--last", is_flag=True, help="Every block at the last step too, as the authors' released code has it.")
+@click.option("--budget", type=float, help="With --method action: the share of the full FLOPs. Default: 0.15.")
+@click.option("--flops", type=float, help="With --method action, instead of a budget: FLOPs of one generation.")
 def solve(
-    recording: str, output: str, updates: int, union: int | None, metric: str, method: str, objective: str, last: bool
+    recording: str,
+    output: str,
+    updates: int | None,
+    union: int | None,
+    metric: str,
+    method: str,
+    objective: str,
+    last: bool,
+    budget: float | None,
+    flops: float | None,
 ) -> None:
     """Solve a RECORDING for the steps at which each block is computed.
 
-    The objective is the one that the paper's code has; "consecutive" is as the paper prints it.
+    The objective is the one that the paper's code has; "consecutive" is as the paper prints it. --method action asks
+    instead where the executed action needs a block, and takes a recording with action costs.
 
     \b
     Examples:
       blockcache solve recording.safetensors
       blockcache solve recording.safetensors --updates 20 --union 5 -o safe.json
       blockcache solve recording.safetensors --method uniform -o uniform.json
+      blockcache solve recording.safetensors --method action --budget 0.15
     """
     from blockcache.solvers import solve as run_solver
     from blockcache.solvers.recording import Recording
 
-    schedule = run_solver(Recording.load(recording), updates, union, metric, method, objective, last)
+    schedule = run_solver(
+        Recording.load(recording), updates, union, metric, method, objective, last, budget=budget, flops=flops
+    )
     schedule.save(output)
     click.echo(
         f"{output}: {schedule.computed} of {schedule.steps * len(schedule.blocks)} block computations, "

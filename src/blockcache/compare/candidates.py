@@ -21,7 +21,16 @@ from torch import Tensor
 
 from blockcache._version import __version__
 from blockcache.attach.recorder import calibrate
-from blockcache.compare.methods import FewerSteps, FittedSteps, Method, MethodError, SamplerFile, ScheduleFile, TeaCache
+from blockcache.compare.methods import (
+    ActionBudget,
+    FewerSteps,
+    FittedSteps,
+    Method,
+    MethodError,
+    SamplerFile,
+    ScheduleFile,
+    TeaCache,
+)
 from blockcache.compare.results import EAGER
 from blockcache.engines import Stats, accelerate
 from blockcache.files import PathLike, make_directory
@@ -154,12 +163,13 @@ class Calibrations:
             sampler = self.sampler(method.sampler.kind, method.sampler.steps)
         return Candidate(self._strategy(method, sampler), engine, sampler)
 
-    def recording(self, sampler: SamplerConfig | None = None) -> Recording:
-        """With that sampler, or the policy's own."""
+    def recording(self, sampler: SamplerConfig | None = None, action_costs: bool = False) -> Recording:
+        """With that sampler, or the policy's own; with action costs, which take a while, if somebody needs them."""
         sampler = None if sampler == self.port.sampler else sampler
-        if sampler not in self._made:
-            self._made[sampler] = self._recording(Candidate(sampler=sampler).on(self.port))
-        return self._made[sampler]
+        made = self._made.get(sampler)
+        if made is None or (action_costs and made.action_costs is None):
+            made = self._made[sampler] = self._recording(Candidate(sampler=sampler).on(self.port), action_costs)
+        return made
 
     def sampler(self, kind: str, steps: int) -> SamplerConfig:
         """A sampler of that kind with so many steps, in place of the policy's own."""
@@ -205,6 +215,9 @@ class Calibrations:
             return Schedule.load(wanted.path)
         if isinstance(wanted, TeaCache):
             return fit_teacache(self.recording(sampler), wanted.threshold)
+        if isinstance(wanted, ActionBudget):
+            recording = self.recording(sampler, action_costs=True)
+            return solve(recording, wanted.updates, method="action", budget=wanted.budget)
         return solve(
             self.recording(sampler),
             wanted.updates,
@@ -215,13 +228,13 @@ class Calibrations:
             last=wanted.last,
         )
 
-    def _recording(self, port: Port) -> Recording:
-        name = digest(self._origin(port, self.observations))
-        file = None if self._keep is None else self._keep / f"recording-{name[:16]}.safetensors"
+    def _recording(self, port: Port, action_costs: bool) -> Recording:
+        name = digest(self._origin(port, self.observations))[:16] + ("-action" if action_costs else "")
+        file = None if self._keep is None else self._keep / f"recording-{name}.safetensors"
         if file is not None and file.exists():
             return Recording.load(file)
         batches = [port.given(one) for one in parts(self.observations, 1)]
-        made = calibrate(port, batches, seed=self.seed, progress=self._progress)
+        made = calibrate(port, batches, seed=self.seed, action_costs=action_costs, progress=self._progress)
         if file is not None:
             make_directory(file.parent)
             made.save(file)

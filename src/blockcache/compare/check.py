@@ -15,7 +15,7 @@ from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.checked import Check, Roughness
 from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.methods import parse_method
-from blockcache.compare.results import GENERATIONS
+from blockcache.compare.results import GENERATIONS, OBSERVATIONS, SAMPLES
 from blockcache.errors import ObservationError, PolicyError
 from blockcache.measure.action_error import Act, ActionError, action_error
 from blockcache.measure.distance import Distances, distances
@@ -24,12 +24,7 @@ from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick, rows, split
 from blockcache.schedule import Strategy
 
-OBSERVATIONS, SAMPLES = 24, 32
-PAIRED, SEAMS, SEAM_SAMPLES = (
-    4,
-    16,
-    2,
-)  # chunks per observation for the action error; pairs of chunks, and samples of each
+SEAMS, SEAM_SAMPLES = 16, 2  # pairs of chunks that follow each other, and samples of each
 
 
 class Reference:
@@ -61,12 +56,11 @@ class Reference:
         self.calibrations = Calibrations(self.port, first, progress=progress)
         places = split(observations, {"distances": count}, seed, taken=first)["distances"]
         seams = _seams(moments, generations, batch_size(observations), seed)
-        self._seen, self._sides = (
-            pick(observations, places),
-            [pick(observations, side) for side in seams.T if len(side)],
-        )
-        # seeds of noise, each independent of the others: two halves of the reference, a method, both sides of a seam
-        self._one, self._other, self._own, *self._seam_noise = range(5 * seed, 5 * seed + 5)
+        self._seen = pick(observations, places)
+        self._sides = [pick(observations, side) for side in seams.T if len(side)]
+        # seeds of noise, each independent of the others: two halves of every cloud, both sides of a seam
+        *self._halves, before, after = range(4 * seed, 4 * seed + 4)
+        self._seam_noise = before, after
         self._policy = {"source": source, "fingerprint": self.port.fingerprint.to_dict()}
         self._setting = {
             "observations": count,
@@ -82,10 +76,8 @@ class Reference:
         """A candidate against the full policy."""
         port = self.port
         with running(port, candidate) as fast:  # a schedule that does not fit is refused before anything is drawn
-            one, other, full_roughness = self._full
-            found = self._draw(fast.act, self.samples, self._own, name or "the schedule")
-            paired = self._draw(fast.act, min(PAIRED, one.shape[1]), self._one)
-            roughness = Roughness(mean_jerk(found), self._jump(fast.act))
+            full, full_roughness = self._full
+            found, roughness = self._drawn(fast.act, name or "the schedule")
             stats, engine = fast.stats(), fast.engine
         return Check(
             policy=self._policy,
@@ -98,26 +90,25 @@ class Reference:
                 "full_flops": Candidate().flops(port, 0.0),
             },
             setting=self._setting,
-            error=_error(paired, one[:, : paired.shape[1]]),
-            noise_floor=_error(one, other),
-            distances=_distances(found, np.concatenate((one, other), axis=1)),
-            floor=_distances(one, other),
+            error=_error(found, full),
+            noise_floor=_error(*np.split(full, 2, axis=1)),
+            distances=_distances(found, full),
+            floor=_distances(*np.split(full, 2, axis=1)),
             roughness=roughness,
             full_roughness=full_roughness,
         )
 
     @cached_property
-    def _full(self) -> tuple[NDArray[np.float64], NDArray[np.float64], Roughness]:
-        """Two halves with different noise, and how rough both are."""
+    def _full(self) -> tuple[NDArray[np.float64], Roughness]:
         with running(self.port, Candidate(engine=self.engine)) as full:
-            one, other = (
-                self._draw(full.act, self.samples // 2, s, "full precision") for s in (self._one, self._other)
-            )
-            return one, other, Roughness(mean_jerk(np.stack((one, other))), self._jump(full.act))
+            return self._drawn(full.act, "full precision")
 
-    def _draw(self, act: Act, samples: int, seed: int, label: str | None = None) -> NDArray[np.float64]:
-        bar = label if self.progress else None
-        return draw_chunks(act, self._seen, samples, self.port.action_scale, seed, progress=bar)
+    def _drawn(self, act: Act, label: str) -> tuple[NDArray[np.float64], Roughness]:
+        """A cloud in two halves, and how rough it is. All methods have the same noise: see `measure.distance`."""
+        bar, scale = label if self.progress else None, self.port.action_scale
+        halves = [draw_chunks(act, self._seen, self.samples // 2, scale, s, progress=bar) for s in self._halves]
+        chunks = np.concatenate(halves, axis=1)
+        return chunks, Roughness(mean_jerk(chunks), self._jump(act))
 
     def _jump(self, act: Act) -> float | None:
         """Mean distance from the last action of a chunk to the first of the next, where some follow each other."""

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from blockcache.errors import BlockcacheError
 from blockcache.samplers import sampler_names
 from blockcache.solvers import OBJECTIVES
 from blockcache.solvers.metrics import METRICS
+from blockcache.solvers.solve import BUDGET
 
 NAMES = """\
   full                          everything computed; always among the methods
   uniform:S=10  unified:S=10    schedules, solved from a calibration on the policy's observations;
   blockwise:S=10  bac:S=10,n=5  also metric=cosine|mse|l1|wasserstein, objective=anchor|consecutive,
                                 last=1 (all blocks at the last step too, as in BAC's released code)
+  action:budget=0.15            where the executed action needs it, at that share of the FLOPs; or S=10 updates on average
   teacache:threshold=0.1        decides while it runs
   ddim-16  sde-dpmsolver++-8    fewer denoising steps instead, by any sampler's name
   ddpm-8:placed                 the same with its steps placed for the policy, on its observations
   fitted-5  fitted-5:spread=1   all constants of so many steps fitted to the policy; below 1 (0.7) its actions are sharper
   sampler:fitted.json           a sampler file, such as 'policy place' and 'policy fit' write
-  ddim-40+bac:S=5,n=3           both, calibrated with that sampler
+  ddim-40+bac:S=5,n=3           both, calibrated with that sampler; also ddpm-10+action:budget=0.6
   schedule.json                 a schedule file, also behind a sampler"""
 
 
@@ -88,6 +90,21 @@ class Solved:
 
 
 @dataclass(frozen=True)
+class ActionBudget:
+    """A schedule to be solved from action costs: the share of the FLOPs, or updates per block on average."""
+
+    budget: float | None = None
+    updates: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget is None and self.updates is None:
+            object.__setattr__(self, "budget", BUDGET)
+
+    def __str__(self) -> str:
+        return f"action:S={self.updates}" if self.budget is None else f"action:budget={self.budget!r}"
+
+
+@dataclass(frozen=True)
 class TeaCache:
     threshold: float = 0.1
 
@@ -103,12 +120,15 @@ class ScheduleFile:
         return self.path
 
 
+Reused: TypeAlias = Solved | ActionBudget | TeaCache | ScheduleFile
+
+
 @dataclass(frozen=True)
 class Method:
     """`sampler` None is the policy's own; `reuse` None computes everything. Its `name` parses to the method again."""
 
     sampler: FewerSteps | FittedSteps | SamplerFile | None = None
-    reuse: Solved | TeaCache | ScheduleFile | None = None
+    reuse: Reused | None = None
 
     @property
     def name(self) -> str:
@@ -122,6 +142,7 @@ _SOLVED = {  # method -> the parameters that it takes
     "blockwise": ("S", "metric", "objective", "last"),
     "bac": ("S", "n", "metric", "objective", "last"),
 }
+_OTHERS = {"action": ("budget", "S"), "teacache": ("threshold",)}
 _FIELDS = {"S": "updates", "n": "union"}
 
 
@@ -156,17 +177,18 @@ def _parse_spread(settings: str | None, text: str) -> dict[str, float]:
     return {"spread": float(value)}
 
 
-def _parse_reuse(part: str, text: str) -> Solved | TeaCache | ScheduleFile:
+def _parse_reuse(part: str, text: str) -> Reused:
     if part.endswith(".json"):
         return ScheduleFile(part)
     kind, colon, rest = part.partition(":")
-    if kind not in _SOLVED and kind != "teacache":
+    takes = _SOLVED | _OTHERS
+    if kind not in takes:
         raise MethodError(
-            f"unknown method {text!r}; known are full, {', '.join(_SOLVED)}, teacache, "
+            f"unknown method {text!r}; known are full, {', '.join(takes)}, "
             f"{', '.join(f'{name}-N' for name in sampler_names())}, fitted-N, a schedule file (.json), and a sampler with "
             "one of these such as ddim-40+bac:S=5,n=3"
         )
-    known = _SOLVED.get(kind, ("threshold",))
+    known = takes[kind]
     values: dict[str, Any] = {}
     for item in rest.split(",") if colon else ():
         name, equals, value = item.partition("=")
@@ -177,6 +199,10 @@ def _parse_reuse(part: str, text: str) -> Solved | TeaCache | ScheduleFile:
             )
         values[name] = _parse_value(name, value, text)
     settings = {_FIELDS.get(name, name): value for name, value in values.items()}
+    if kind == "action":
+        if len(settings) > 1:
+            raise MethodError(f"method {text!r}: action takes budget=... or S=..., not both")
+        return ActionBudget(**settings)
     return TeaCache(**settings) if kind == "teacache" else Solved(kind, **settings)
 
 
@@ -190,10 +216,14 @@ def _parse_value(name: str, value: str, text: str) -> int | float | str:
         if value in ("0", "1"):
             return value == "1"
         expected = "0 or 1"
-    elif name == "threshold":
-        if re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d\d?)?", value, re.ASCII):
+    elif name in ("threshold", "budget"):
+        if re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d\d?)?", value, re.ASCII) and (
+            name == "threshold" or 0 < float(value) <= 1
+        ):
             return float(value)
-        expected = "a number of at least 0, such as 0.1"
+        expected = {"threshold": "a number of at least 0, such as 0.1", "budget": "a number above 0 and at most 1"}[
+            name
+        ]
     else:
         least = 1 if name == "S" else 0
         if re.fullmatch(r"\d+", value, re.ASCII) and int(value) >= least:

@@ -13,7 +13,7 @@ from blockcache.errors import EngineError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.noise import draw
-from blockcache.observations import Observation
+from blockcache.observations import Observation, as_tensor
 
 _SINGLE = torch.empty(0, dtype=torch.float32)
 
@@ -40,7 +40,7 @@ class OnnxRunner:
         observed = self._export.check_observation(_to_numpy(obs))
         if noise is None:
             noise = self.draw_noise(len(next(iter(observed.values()))), generator)
-        arrays = self._export.run(observed, _to_numpy(noise))
+        arrays = self._export.run(observed, _to_numpy(noise, "noise"))
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
@@ -61,8 +61,8 @@ class OnnxRunner:
             )
 
 
-def _to_numpy(value: Any) -> Any:
+def _to_numpy(value: Any, what: str = "the observation") -> Any:
     """Tensors of any kind as float32 arrays on the CPU; what is none stays as it is."""
     if isinstance(value, Mapping):
-        return {name: _to_numpy(item) for name, item in value.items()}
-    return value.detach().to(_SINGLE).numpy() if isinstance(value, Tensor) else value
+        return {name: _to_numpy(item, what) for name, item in value.items()}
+    return as_tensor(value, what).detach().to(_SINGLE).numpy() if isinstance(value, Tensor) else value

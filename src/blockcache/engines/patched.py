@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from blockcache.attach.generation import LayerCall, attach
+from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.attach.patching import Patches
 from blockcache.attach.recorder import relative_change
 from blockcache.engines.stats import Counts
@@ -27,7 +27,7 @@ def attach_strategy(port: Port, strategy: Strategy, counts: Counts) -> Patches:
     return attach(port, lambda: _ScheduledGeneration(plan, counts), lambda: GenerationWatch(port))
 
 
-class _ScheduledGeneration:
+class _ScheduledGeneration(Generation):
     def __init__(self, plan: Plan, counts: Counts) -> None:
         self.reuse: Reuse[Tensor] = Reuse(plan)
         self.counts = counts
@@ -49,7 +49,7 @@ class _ScheduledGeneration:
         self.counts.add(self.computed, self.asked - self.computed)
 
 
-class _RuleGeneration:
+class _RuleGeneration(Generation):
     """The decision is each sample's own. In a mixed batch all samples are computed and the reusing ones keep their old
     residual, so a sample's result does not depend on its neighbours; `counts` tells what each sample needed."""
 

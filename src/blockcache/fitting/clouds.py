@@ -50,9 +50,9 @@ class Clouds:
                 f"choosing a sampler needs at least {LEAST} observations (better 30), as a quarter is held back; got {count}"
                 ", record more with blockcache policy observe"
             )
+        self.fingerprint = port.fingerprint  # before the port is copied, so that the weights are hashed once
         self.port, self.own_sampler = port.copy(), port.sampler
         self.samples, self.seed, self.progress = samples, seed, progress
-        self.fingerprint = port.fingerprint
         order = np.random.default_rng(seed).permutation(count).tolist()
         self.held_back, self.chosen_on = sorted(order[: count // 4]), sorted(order[count // 4 :])
         self.generations = {"own": 0, "other": 0}

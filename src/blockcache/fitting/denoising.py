@@ -17,7 +17,7 @@ from blockcache.attach.patching import Patches
 from blockcache.errors import FitError
 from blockcache.fitting.clouds import executed
 from blockcache.models.noise import draw_all
-from blockcache.models.pairing import generate
+from blockcache.models.pairing import generate, takes_generator
 from blockcache.models.port import Port
 from blockcache.samplers import Coefficients, Fitted, step, table
 from blockcache.samplers.fitted import WEIGHTS
@@ -98,16 +98,16 @@ def clip_of(sampler: Fitted) -> float | None:
 def check_same(port: Port, sampler: Fitted, batch: Any, seed: int, whole_times: bool) -> None:
     """Refuse a policy that does something of its own around its denoiser: what would be fitted is another generation."""
     other = port.with_sampler(sampler)
-    returned = generate(getattr(other.policy, other.entry), other.given(batch), seed)
-    expected = executed(other, other.action_of(returned))
+    entry = getattr(other.policy, other.entry)
+    expected = executed(other, other.action_of(generate(entry, other.given(batch), seed)))
     few = FewSteps(port, batch, whole_times)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         chunk = (len(expected), port.horizon, port.sample_dim)
-        generator = torch.Generator().manual_seed(seed) if port.takes_noise else None
+        generator = torch.Generator().manual_seed(seed) if takes_generator(entry) else None
         noise = draw_all(table(sampler), chunk, few.like, generator)
         found = few.run(constants_of(sampler), clip_of(sampler), noise)
-    apart = float((found.cpu() - expected).abs().max())
+    apart = float((found.cpu() - expected).abs().max()) if found.shape == expected.shape else torch.inf
     if not apart <= TOLERANCE:
         raise FitError(
             f"{type(port.policy).__name__}.{port.entry} does more around its denoiser than the sampler's steps (its actions "
@@ -159,7 +159,9 @@ def _denoiser(port: Port, batch: Any) -> tuple[Callable[[Tensor, Tensor], Tensor
     fixed = {key: _plain(value) for key, value in named.items()}
 
     def output(sample: Tensor, time: Tensor) -> Tensor:
-        filled = {**fixed, place: sample, when: time.expand(timestep.shape) if isinstance(timestep, Tensor) else time}
+        if isinstance(timestep, Tensor):
+            time = time.to(timestep.device).expand(timestep.shape)
+        filled = {**fixed, place: sample, when: time}
         found: Tensor = denoiser(*(filled[index] for index in range(len(args))), **{key: filled[key] for key in kwargs})
         return found
 

@@ -2,46 +2,47 @@
 without a rollout. Plain arrays in, plain values out; knows nothing of policies.
 
 A cloud is (observations, samples, features): for each observation so many chunks drawn by one method, each the executed
-slice in normalised units, flattened. The two clouds are over the same observations, drawn with independent noise, and may
-differ in their number of samples. All three are about whole distributions: two draws of one sampler are at distance 0.
+slice in normalised units, flattened. The two clouds are over the same observations. Samples at different places have
+independent noise; samples at the same place may share it, which makes the estimates steadier and adds no bias, since no
+estimate looks at such a pair. All figures are about whole distributions: two draws of one sampler are at distance 0.
 
 - centre shift: the distance between the two clouds' means;
-- energy distance, over the mean distance between two samples of the reference, so that it has no unit;
-- spread: the mean distance between two samples of the one over that of the other; 1 where nothing is lost.
+- energy distance, 2 E|X - Y| - E|X - X'| - E|Y - Y'|, over the mean distance between two samples of the reference;
+- spread: the mean distance between two samples of the one over that of the other; 1 where nothing is lost;
+- energy beyond spread: what is left of the energy distance when that of a mere change of spread is taken off, which does no
+  harm in closed loop.
 
-Estimates are unbiased where a distance is concerned (its square, for the centre shift), so they scatter around 0 for equal
-distributions and are negative about every other time.
+Estimates of a distance scatter around 0 for equal distributions, so they are negative about every other time.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist, pdist
 
-from blockcache.measure.statistics import Estimate, ratio_interval
+from blockcache.measure.statistics import Estimate, interval_of
 
 Cloud = NDArray[np.float64]
 """(observations, samples, features)."""
+CUTS = 32
 
 
 @dataclass(frozen=True)
 class Distances:
-    """Each over all observations, with a 95 % interval by resampling these."""
+    """Each is a mean over all observations with a 95 % interval by resampling these."""
 
     centre_shift: Estimate
-    """Root of the mean squared shift. A square that is estimated below 0 has minus the root of its amount: such a value says
-    by its size how much the estimate scatters, and by its sign that no shift was seen."""
     energy: Estimate
     spread: Estimate
+    beyond_spread: Estimate
 
 
 @dataclass(frozen=True, eq=False)
 class PairDistances:
-    """Mean distance between two samples for each observation, (observations,): of either cloud, inside each of them."""
+    """Mean distance between two samples for each observation, (observations,): one of either cloud, both of one cloud."""
 
     between: NDArray[np.float64]
     inside_found: NDArray[np.float64]
@@ -49,52 +50,73 @@ class PairDistances:
 
     @property
     def energy(self) -> NDArray[np.float64]:
-        """2 E|X - Y| - E|X - X'| - E|Y - Y'|, unbiased, in the unit of the features; 0 for equal distributions only."""
+        """2 E|X - Y| - E|X - X'| - E|Y - Y'|, unbiased, in the unit of the features."""
         return 2 * self.between - self.inside_found - self.inside_reference
 
 
 def distances(found: Cloud, reference: Cloud) -> Distances:
-    """All three distances of a method's cloud from the reference's.
+    """All distances of a method's cloud from the reference's.
 
     found      (observations, samples, features) of the method that is judged
-    reference  the same of the policy as it is, at the same observations, with noise of its own
+    reference  the same of the policy as it is; it may have more samples or fewer
     """
     pairs = pair_distances(found, reference)
     if not pairs.inside_reference.any():
         raise ValueError("the reference's samples are all equal, so there is no spread to measure a distance against")
-    ones = np.ones(len(pairs.between))
+    energy, own, others = pairs.energy, pairs.inside_found, pairs.inside_reference
     return Distances(
-        _rooted(ratio_interval(squared_shifts(found, reference), ones)),
-        ratio_interval(pairs.energy, pairs.inside_reference),
-        ratio_interval(pairs.inside_found, pairs.inside_reference),
+        interval_of(np.positive, shifts(found, reference)),
+        interval_of(np.divide, energy, others),
+        interval_of(np.divide, own, others),
+        interval_of(lambda e, x, y: e / y - energy_of_spread(x / y), energy, own, others),
     )
 
 
-def squared_shifts(found: Cloud, reference: Cloud) -> NDArray[np.float64]:
-    """Squared distance between the means for each observation, unbiased: what the means scatter by is taken off again."""
+def shifts(found: Cloud, reference: Cloud) -> NDArray[np.float64]:
+    """Distance between the means for each observation.
+
+    The means' own scatter would put a floor beneath it. So the samples are cut into two halves, which give two independent
+    estimates of the difference, and the distance is the root of their product; where the two point away from each other the
+    product is negative, and so is its signed root. It is the mean over many random cuts. For equal distributions it is 0 on
+    average; a shift that is small against the scatter comes out too small, never too large.
+    """
     one, other = _checked(found, reference)
-    scatter = sum(cloud.var(axis=1, ddof=1).sum(axis=-1) / cloud.shape[1] for cloud in (one, other))
-    apart: NDArray[np.float64] = ((one.mean(axis=1) - other.mean(axis=1)) ** 2).sum(axis=-1) - scatter
-    return apart
+    most = max(one.shape[1], other.shape[1])
+    heads = np.random.default_rng(0).integers(2, size=(CUTS, (most + 1) // 2))
+    side = np.stack((heads, 1 - heads), axis=-1).reshape(CUTS, -1)  # neighbours always part, so that halves are even
+    a, b = (_means(one, half) - _means(other, half) for half in (side, 1 - side))
+    rooted: NDArray[np.float64] = signed_root((a * b).sum(axis=-1)).mean(axis=1)
+    return rooted
 
 
 def pair_distances(found: Cloud, reference: Cloud) -> PairDistances:
-    """Mean Euclidean distances for each observation; a sample is never paired with itself."""
+    """Mean Euclidean distances for each observation; a sample is paired neither with itself nor with what has its place."""
     one, other = _checked(found, reference)
+    apart = ~np.eye(one.shape[1], other.shape[1], dtype=bool)
     return PairDistances(
-        np.array([cdist(x, y).mean() for x, y in zip(one, other, strict=True)]),
+        np.array([cdist(x, y)[apart].mean() for x, y in zip(one, other, strict=True)]),
         np.array([pdist(x).mean() for x in one]),
         np.array([pdist(y).mean() for y in other]),
     )
 
 
-def signed_root(square: float) -> float:
-    """The root of an estimated square; minus the root of its amount where chance put it below 0. It keeps the order."""
-    return math.copysign(math.sqrt(abs(square)), square)
+def energy_of_spread(spread: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The energy distance, over the reference's spread, of normal clouds that differ in this ratio of spreads alone."""
+    value: NDArray[np.float64] = np.sqrt(2 * (1 + spread**2)) - 1 - spread
+    return value
 
 
-def _rooted(square: Estimate) -> Estimate:
-    return Estimate(signed_root(square.mean), signed_root(square.low), signed_root(square.high), square.n)
+def signed_root(square: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The root of an estimated square; minus the root of its amount where chance put it below 0."""
+    value: NDArray[np.float64] = np.copysign(np.sqrt(np.abs(square)), square)
+    return value
+
+
+def _means(cloud: Cloud, half: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(observations, cuts, features): the mean over those samples that each cut has on this side."""
+    chosen = half[:, : cloud.shape[1]]
+    means: NDArray[np.float64] = (chosen / chosen.sum(axis=1, keepdims=True)) @ cloud
+    return means
 
 
 def _checked(found: Cloud, reference: Cloud) -> tuple[Cloud, Cloud]:

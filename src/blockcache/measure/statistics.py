@@ -6,6 +6,7 @@ Knows nothing of policies, tasks or files.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,20 +78,19 @@ def difference_interval(differences: ArrayLike, *, of_successes: bool) -> Estima
     return _bootstrap(_checked(differences), unseen=(-1.0, 1.0) if of_successes else ())
 
 
-def ratio_interval(numerators: ArrayLike, denominators: ArrayLike) -> Estimate:
-    """The sum of one row over the sum of another, with its 95 % interval by resampling both together."""
-    above, below = _checked(numerators), _checked(denominators)
-    if above.shape != below.shape or not below.sum():
-        raise ValueError(
-            f"a ratio needs as many values on both sides and a sum below that is not 0, got {len(above)} and {len(below)} "
-            f"values and the sum {below.sum()}"
-        )
-    mean, n = float(above.sum() / below.sum()), len(above)
+def interval_of(statistic: Callable[..., NDArray[np.float64]], *rows: ArrayLike) -> Estimate:
+    """A value that follows from the means of several rows, with its 95 % interval by resampling all rows together.
+
+    statistic  takes an array of means for each row and gives as many values, such as `np.divide` for a ratio of means
+    rows       as many values each
+    """
+    values = np.stack([_checked(row) for row in rows])
+    n = values.shape[1]
+    mean = float(statistic(*values.mean(axis=1, keepdims=True))[0])
     if n == 1:
         return Estimate(mean, -math.inf, math.inf, n)
     times = np.random.default_rng(SEED).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)  # how often each is drawn
-    drawn = times @ below
-    low, high = np.percentile((times @ above)[drawn != 0] / drawn[drawn != 0], (2.5, 97.5))
+    low, high = np.percentile(statistic(*(values @ times.T / n)), (2.5, 97.5))
     return Estimate(mean, min(float(low), mean), max(float(high), mean), n)
 
 

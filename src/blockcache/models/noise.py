@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blockcache.errors import ObservationError
-from blockcache.observations import check_finite
+from blockcache.observations import as_tensor, check_finite
 from blockcache.samplers import SamplerTable
 
 
@@ -23,6 +23,7 @@ def noise_shape(sampler: SamplerTable, chunk: tuple[int, int, int]) -> tuple[int
 
 def draw(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
     """One tensor, with the dtype and device of `like`; a generator on another device draws there."""
+    check_generator(generator)
     device = like.device if generator is None else generator.device
     return torch.randn(shape, generator=generator, device=device, dtype=like.dtype).to(like.device)
 
@@ -35,14 +36,23 @@ def draw_all(
     return torch.stack([draw(tuple(shape), like, generator) for _ in range(count)])
 
 
+def check_generator(generator: Any) -> None:
+    """Refuse what torch cannot draw from."""
+    if not isinstance(generator, torch.Generator | None):
+        raise ObservationError(
+            f"noise is drawn from a torch.Generator, got {type(generator).__name__}; torch.Generator().manual_seed(0) makes "
+            "a generator that always draws the same"
+        )
+
+
 def check_noise(noise: Any, sampler: SamplerTable, chunk: tuple[int, int, int], like: Tensor) -> Tensor:
     """Noise that a caller hands over, as (1 + draws, B, T, D)."""
-    noise, expected = torch.as_tensor(noise), noise_shape(sampler, chunk)
-    if tuple(noise.shape) != expected:
+    given, expected = as_tensor(noise, "noise"), noise_shape(sampler, chunk)
+    if tuple(given.shape) != expected:
         raise ObservationError(
-            f"noise has shape {tuple(noise.shape)}, expected {expected}: the start and one tensor for each step that "
+            f"noise has shape {tuple(given.shape)}, expected {expected}: the start and one tensor for each step that "
             "draws; policy.draw_noise makes it"
         )
-    noise = noise.to(like)
-    check_finite(noise, "noise")
-    return noise  # type: ignore[no-any-return]
+    given = given.to(like)
+    check_finite(given, "noise")
+    return given

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from blockcache.errors import SamplerError
-from blockcache.models.noise import check_noise, draw
+from blockcache.models.noise import check_generator, check_noise, draw
 from blockcache.samplers import DDIM, Diffusion, SamplerConfig, SDEDPMSolver, step, table, to_diffusers
 
 
@@ -51,6 +51,7 @@ def denoise(
     noise: all of it, (1 + draws, B, T, D), instead of a generator.
     constrain: applied to the sample before every step and at the end (in-painting).
     """
+    check_generator(generator)
     if noise is not None:
         noise = check_noise(noise, table(config), chunk, like)
     scheduler = make_scheduler(config)
@@ -81,6 +82,18 @@ class TorchArithmetic:
 
     def clip(self, value: Tensor, limit: float) -> Tensor:
         return value.clamp(-limit, limit)
+
+
+def mean_step(
+    config: SamplerConfig, k: int, x: Tensor, out: Tensor, x0_prev: Tensor | None
+) -> tuple[Tensor, Tensor, float]:
+    """Step k without its noise: the mean of the next sample, the x0 to hand on, and how much noise is added to the mean.
+
+    Plain arithmetic on tensors, so that it can be differentiated; arguments as those of `samplers.step`.
+    """
+    at = table(config).at(k)
+    mean, x0 = step(TorchArithmetic(), replace(at, s=0.0), x, out, x0_prev, None)
+    return mean, x0, float(at.s)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
         ["first action, P95", _FORM.format(found.error.first_p95), _FORM.format(found.noise_floor.first_p95)],
         ["centre shift", distances.centre_shift.text(_FORM), floor.centre_shift.text(_FORM)],
         ["energy distance", distances.energy.text(_FORM), floor.energy.text(_FORM)],
+        ["energy beyond spread", distances.beyond_spread.text(_FORM), floor.beyond_spread.text(_FORM)],
         ["spread", distances.spread.text(_FORM), floor.spread.text(_FORM)],
         ["jerk inside a chunk", _shown(found.roughness.jerk), _shown(found.full_roughness.jerk)],
         ["jump between chunks", _shown(found.roughness.seam), _shown(found.full_roughness.seam)],
@@ -30,19 +31,14 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
         "intervals over observations.",
         f"Action error: to the full policy with {noise}; on the right, of two full runs with different noise.",
         "Centre shift, energy distance and spread: of the method's actions from the full policy's as distributions; on the right, of "
-        "the full policy from itself, which is 0, 0 and 1 but for chance.",
+        "one half of the full policy's from the other, which is 0, 0 and 1 but for chance.",
         _seam_note(found),
-        f"The verdict is a prediction from Push-T, where methods with a centre shift up to {low:.3f} lost nothing that 250 paired rollouts "
-        f"could show and those above {high:.3f} lost 0.07 and more (scaled to the {setting['features']} values of a chunk here); or an "
-        f"energy distance, beyond what the change of spread explains, up to {ENERGIES[0]} and above {ENERGIES[1]}. Only rollouts show what "
-        "a method really costs: `blockcache eval`.",
+        f"The verdict is a prediction: on Push-T methods with a centre shift up to {low:.3f} and an energy beyond spread up to "
+        f"{ENERGIES[0]} lost 0.02 or less, those above {high:.3f} or {ENERGIES[1]} lost 0.07 or more (shifts scaled to the "
+        f"{setting['features']} values of a chunk here). Only rollouts show what a method costs: `blockcache eval`.",
     ]
     name = plain(found.method["name"] or "the schedule")
-    clear = (
-        ""
-        if found.clear
-        else " The interval of the centre shift reaches over a threshold: more observations would tell."
-    )
+    clear = "" if found.clear else " The intervals reach over a threshold: more observations would tell."
     return (
         Paragraph(
             f"**{name}: {found.verdict}**, at 1/{share:.1f} of the FLOPs ({plain(found.method['engine'])} engine).{clear}"

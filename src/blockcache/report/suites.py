@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from blockcache.compare.methods import (
+    ActionBudget,
     FewerSteps,
     FittedSteps,
+    Reused,
     SamplerFile,
     ScheduleFile,
     Solved,
@@ -178,6 +180,7 @@ def family(name: str) -> str:
     if method.reuse is None:
         return "full precision" if sampler is None else f"{sampler}-N"
     kind = _NAMES[method.reuse.method] if isinstance(method.reuse, Solved) else type(method.reuse).__name__
+    kind = "Action costs" if isinstance(method.reuse, ActionBudget) else kind
     return kind if sampler is None else f"{kind} on {sampler}"
 
 
@@ -203,7 +206,9 @@ def label(name: str) -> str:
     return " + ".join(parts) or "full precision"
 
 
-def _reuse(part: Solved | TeaCache | ScheduleFile) -> str:
+def _reuse(part: Reused) -> str:
+    if isinstance(part, ActionBudget):
+        return "Action costs " + (f"S={part.updates}" if part.budget is None else f"{part.budget:g}")
     if isinstance(part, TeaCache):
         return f"TeaCache {part.threshold:g}"
     if isinstance(part, ScheduleFile):

@@ -3,12 +3,13 @@
 from blockcache.schedule.union import bubbling_union
 from blockcache.solvers.acs import adaptive, consecutive, uniform
 from blockcache.solvers.recording import Recording
-from blockcache.solvers.solve import METHODS, OBJECTIVES, most_changing, solve
+from blockcache.solvers.solve import METHODS, OBJECTIVES, PAPER_METHODS, most_changing, solve
 from blockcache.solvers.teacache import Rule, fit_teacache
 
 __all__ = [
     "METHODS",
     "OBJECTIVES",
+    "PAPER_METHODS",
     "Recording",
     "Rule",
     "adaptive",

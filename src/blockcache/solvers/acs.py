@@ -1,4 +1,4 @@
-"""At which steps one block is computed: the paper's ACS, exact, and simpler choices. A matrix in, steps out.
+"""At which steps one block is computed: the paper's ACS and any other sum over segments, exact, and simpler choices.
 
 Knows nothing of blocks, recordings or schedules.
 """
@@ -23,18 +23,39 @@ def adaptive(similarity: ArrayLike, updates: int, maximise: bool = True) -> tupl
     _check_count(updates, steps)
     if not maximise:
         matrix = -matrix
-    # gain[i, j]: what steps i..j-1 are worth when all of them use step i; impossible where j <= i
     gain = np.full((steps, steps + 1), -np.inf)
     for i in range(steps):
         np.cumsum(matrix[i, i:], out=gain[i, i + 1 :])
-    tail = _tail_values(gain, updates)
-    scale = 1e-12 * float(np.abs(matrix).sum(axis=1).max())
-    chosen = [0]
-    for left in range(updates - 1, 0, -1):
-        here = chosen[-1]
-        total = gain[here, :steps] + tail[left]
-        chosen.append(int(np.argmax(total >= total.max() - scale)))
-    return tuple(chosen)
+    return Segments(gain, updates, float(np.abs(matrix).sum(axis=1).max())).choose(updates)
+
+
+class Segments:
+    """The best division of K steps into segments, exactly, for every number of segments up to a limit.
+
+    gain   (K, K + 1): what the segment of steps i..j-1 is worth at [i, j], -inf where j <= i
+    limit  the largest number of segments that is asked for
+    size   of what is added up in `gain`; sums that differ by 1e-12 of it count as equal
+    """
+
+    def __init__(self, gain: NDArray[np.float64], limit: int, size: float) -> None:
+        self._gain = gain
+        self._tail = _tail_values(gain, limit)
+        self._tolerance = 1e-12 * size
+
+    def value(self, count: int) -> float:
+        """What the best division into `count` segments is worth."""
+        steps = len(self._gain)
+        if count == 1:
+            return float(self._gain[0, steps])
+        return float((self._gain[0, :steps] + self._tail[count - 1]).max())
+
+    def choose(self, count: int) -> tuple[int, ...]:
+        """The first steps of the best segments; of equal divisions the lexicographically smallest."""
+        steps, chosen = len(self._gain), [0]
+        for left in range(count - 1, 0, -1):
+            total = self._gain[chosen[-1], :steps] + self._tail[left]
+            chosen.append(int(np.argmax(total >= total.max() - self._tolerance)))
+        return tuple(chosen)
 
 
 def consecutive(similarity: ArrayLike, updates: int, maximise: bool = True) -> tuple[int, ...]:

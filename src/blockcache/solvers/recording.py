@@ -14,7 +14,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from blockcache.errors import RecordingError, short, shortened
-from blockcache.files import Format, PathLike, expect_keys
+from blockcache.files import Count, Format, PathLike, expect_keys
 from blockcache.fingerprint import Fingerprint
 from blockcache.schedule.block import Block
 from blockcache.schedule.schedule import MOST_STEPS, checked_origin
@@ -23,11 +23,13 @@ from blockcache.solvers.metrics import METRICS
 FORMAT = Format(
     "blockcache.recording",
     "recording",
-    {"blocks": list[Block], "generations": Any, "fingerprint": Fingerprint, "origin": dict},
+    {"blocks": list[Block], "generations": Any, "fingerprint": Fingerprint, "origin": dict, "every_step": Count},
+    optional=("every_step",),
     again="calibrate again",
 )
 Array = NDArray[np.float64]
-_MATRICES, _ARRAYS = "matrices.", ("scores", "input_change", "output_change")  # names of tensors in the file
+# names of tensors in the file
+_MATRICES, _ARRAYS, _COSTS = "matrices.", ("scores", "input_change", "output_change"), "action_costs"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,9 @@ class Recording:
     scores       (blocks,) mean over all pairs of steps of the L1 norm of the difference; picks the union's blocks
     input_change, output_change  (samples, K - 1) relative change, from one step to the next, of the first block's
                  normalised input and of the whole stack's residual; what TeaCache is fitted to
+    action_costs (blocks, K, K) or None: [s, e] is the mean squared error that the executed action suffers, to first
+                 order, if the block is computed at step s and reused up to step e
+    every_step   FLOPs of a step outside the blocks, where that was recorded
     """
 
     blocks: tuple[Block, ...]
@@ -48,6 +53,8 @@ class Recording:
     generations: int
     fingerprint: Fingerprint = Fingerprint()
     origin: Mapping[str, Any] = field(default_factory=dict)
+    action_costs: Array | None = None
+    every_step: int | None = None
 
     def __post_init__(self) -> None:
         if not self.matrices:
@@ -57,6 +64,8 @@ class Recording:
                 f"a recording holds blocks and generations, got {len(self.blocks)} and {short(self.generations)}"
             )
         object.__setattr__(self, "origin", checked_origin(self.origin, RecordingError))
+        if self.every_step is not None and (type(self.every_step) is not int or self.every_step < 0):
+            raise RecordingError(f"a step's FLOPs outside the blocks must be a whole number, got {self.every_step!r}")
         n, k = len(self.blocks), self.steps
         if len({block.name for block in self.blocks}) < n or max(n, k) > MOST_STEPS:
             raise RecordingError(
@@ -67,6 +76,7 @@ class Recording:
             "scores": (self.scores, (n,)),
             "input_change": (self.input_change, (self.samples, k - 1)),
             "output_change": (self.output_change, (self.samples, k - 1)),
+            **({} if self.action_costs is None else {_COSTS: (self.action_costs, (n, k, k))}),
         }
         for name, (array, shape) in shapes.items():
             if array.shape != shape:
@@ -109,9 +119,11 @@ class Recording:
             "generations": self.generations,
             "fingerprint": self.fingerprint.to_dict(),
             "origin": dict(self.origin),
+            **({} if self.every_step is None else {"every_step": self.every_step}),
         }
         tensors = {_MATRICES + name: matrix for name, matrix in self.matrices.items()}
         tensors |= {name: getattr(self, name) for name in _ARRAYS}
+        tensors |= {} if self.action_costs is None else {_COSTS: self.action_costs}
         arrays = {name: np.ascontiguousarray(array, dtype=np.float64) for name, array in tensors.items()}
         FORMAT.save_tensors(path, content, arrays, safetensors.numpy.save)
 
@@ -123,8 +135,9 @@ class Recording:
             name.removeprefix(_MATRICES): array for name, array in tensors.items() if name.startswith(_MATRICES)
         }
         with FORMAT.reading(path):
-            expect_keys({name for name in tensors if not name.startswith(_MATRICES)}, _ARRAYS)
+            expect_keys({name for name in tensors if not name.startswith(_MATRICES)}, _ARRAYS, (_COSTS,))
             return cls(
                 **{**content, "blocks": tuple(content["blocks"]), **{name: tensors[name] for name in _ARRAYS}},
                 matrices=matrices,
+                action_costs=tensors.get(_COSTS),
             )

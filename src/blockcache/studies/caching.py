@@ -16,7 +16,7 @@ from blockcache.measure.action_error import action_error, actions
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, parts, rows
 from blockcache.schedule.cost import generation
-from blockcache.solvers import METHODS, solve
+from blockcache.solvers import PAPER_METHODS, solve
 
 
 def caching_study(
@@ -51,7 +51,7 @@ def caching_study(
         floor = action_error(actions(plain.act, batches, seed=10_000, progress=note), full, scale)
     found = []
     for count in updates:
-        for method in reversed(METHODS):
+        for method in reversed(PAPER_METHODS):
             schedule = solve(recording, updates=count, method=method)
             name = f"{method}, S = {count}"
             caching = caching_error(port, schedule, batches, progress=name if progress else None)

@@ -1,0 +1,4 @@
+"""Files that were damaged at random, and random policies in every engine, against a reference that shares no code.
+
+`python -m tests.fuzz --help` runs as many cases as one likes (`make fuzz` all of them); the tests in here run a few.
+"""

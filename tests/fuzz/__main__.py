@@ -1,0 +1,124 @@
+"""As many cases as one likes, with a summary: `python -m tests.fuzz --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from .engines import compare
+from .running import Plan, Runner, damaged, prepare
+from .samples import SAMPLES
+
+ENGINES, CORES = "engines", len(os.sched_getaffinity(0))
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    options.add_argument(
+        "--format", action="append", choices=[*SAMPLES, ENGINES], help="only these; may be given often"
+    )
+    options.add_argument("--cases", type=int, default=100_000, help="damaged files of each format")
+    options.add_argument("--policies", type=int, default=2_000, help="random policies, in every engine")
+    options.add_argument("--seed", type=int, default=0, help="of all that is random")
+    options.add_argument("--case", type=int, help="only this one of --format, here and with its traceback")
+    options.add_argument("--keep", type=Path, metavar="DIR", help="with --case: write the damaged file here")
+    options.add_argument("--output", type=Path, help="write the summary here, as JSON")
+    options.add_argument("--list", action="store_true", help="name the formats")
+    asked = options.parse_args()
+    if asked.list:
+        print("\n".join([*SAMPLES, ENGINES]))
+        return
+    names = asked.format or [*SAMPLES, ENGINES]
+    if asked.case is not None:
+        for name in names:
+            repeat(name, asked.seed, asked.case, asked.keep)
+        return
+    started = time.time()
+    found = all_files([name for name in names if name != ENGINES], asked.seed, asked.cases)
+    if ENGINES in names:
+        found[ENGINES] = engines(asked.seed, asked.policies)
+    findings = [line for item in found.values() for line in item.pop("findings")]
+    summary: dict[str, Any] = {"seed": asked.seed, "formats": found, "findings": findings}
+    summary["seconds"] = round(time.time() - started)
+    if asked.output:
+        asked.output.parent.mkdir(parents=True, exist_ok=True)
+        asked.output.write_text(json.dumps(summary, indent=1) + "\n")
+    for line in findings[:200]:
+        print(f"finding: {line}")
+    for name, item in found.items():
+        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in item.items()))
+    print(f"{len(findings)} findings with seed {asked.seed}; repeat one with --format NAME --case NUMBER")
+    raise SystemExit(bool(findings))
+
+
+def all_files(names: list[str], seed: int, cases: int) -> dict[str, Any]:
+    """A format at a time on each core."""
+    with (
+        tqdm(desc="damaged files", total=cases * len(names), unit="file", disable=None) as bar,
+        ThreadPoolExecutor(CORES) as pool,
+    ):
+        return dict(zip(names, pool.map(lambda name: files(name, seed, cases, bar), names), strict=True))
+
+
+def files(name: str, seed: int, cases: int, bar: Any) -> dict[str, Any]:
+    with Runner() as runner:
+        outcome = runner.run(Plan(name, seed, 0, cases), bar.update)
+    bar.write(f"{name}: {outcome.cases} cases, {outcome.loaded} loaded, {len(outcome.findings)} findings")
+    findings = [finding.line() for finding in outcome.findings]
+    return {"cases": outcome.cases, "loaded": outcome.loaded, "wrong": len(findings), "findings": findings}
+
+
+def engines(seed: int, policies: int) -> dict[str, Any]:
+    context = multiprocessing.get_context("spawn")
+    gaps, findings, compared = Counter[str](), [], Counter[str]()
+    with scratch() as place, ProcessPoolExecutor(CORES, context) as pool:
+        answers: Iterable[Any] = pool.map(partial(compare, seed, directory=place), range(policies))
+        for found in tqdm(answers, desc=ENGINES, total=policies, unit="policy", disable=None):
+            compared.update(found.gaps.keys())
+            for engine, gap in found.gaps.items():
+                gaps[engine] = max(gaps[engine], gap)
+            if not found.agrees:
+                findings.append(f"{ENGINES} {found.case} ({found.about}): {found.gaps} {found.error or 'too far'}")
+    largest = {f"{engine} differs by at most": f"{gap:.1e} in {compared[engine]}" for engine, gap in gaps.items()}
+    return {"cases": policies, "wrong": len(findings), **largest, "findings": findings}
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory for exports, which are kept there too."""
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["BLOCKCACHE_CACHE"] = str(Path(place) / "cache")
+        yield Path(place)
+
+
+def repeat(name: str, seed: int, case: int, keep: Path | None) -> None:
+    """In this process, so that a debugger sees it."""
+    with scratch() as place:
+        if name == ENGINES:
+            print(compare(seed, case, place))
+            return
+        whole = prepare(SAMPLES[name], place / name)
+        file, data, note = damaged(Plan(name, seed, case, 1), case, whole)
+        print(f"{name} {case}: {file}; {note}", flush=True)
+        if keep:
+            (keep / Path(file).name).write_bytes(data)
+        (place / name / file).write_bytes(data)
+        SAMPLES[name].use(place / name / file)
+        print("loaded")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""A policy as small as one can be, what it sees and what was recorded of it: what the samples are made from."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import blockcache as bc
+from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
+from blockcache.samplers import DDPM
+from blockcache.solvers.recording import Recording
+
+torch.set_num_threads(1)
+STEPS, SEEN, OBS, ACTION = 3, 2, 3, 2
+
+
+@functools.cache
+def policy(obs_dim: int = OBS, action_dim: int = ACTION) -> DiffusionTransformerPolicy:
+    """One layer of width 4: a whole generation takes a millisecond."""
+    config = DPTConfig(obs_dim, action_dim, 3, SEEN, 2, 1, 1, 4, sampler=DDPM(num_inference_steps=STEPS), task="toy")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = DiffusionTransformerPolicy(config).eval()
+        for parameter in made.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+@functools.cache
+def observations() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).standard_normal((4, SEEN, OBS)).astype(np.float32)
+
+
+@functools.cache
+def recording() -> Recording:
+    return bc.calibrate(policy(), [observations()], progress=False)
+
+
+def schedule() -> bc.Schedule:
+    return bc.solve(recording(), updates=2, union=1)
+
+
+def again(path: Path) -> Path:
+    return path.with_name(f"again{path.suffix}")

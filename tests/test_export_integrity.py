@@ -1,5 +1,6 @@
-"""An export is whole: every byte is hashed, and what goes in and out is what its header says."""
+"""An export is whole: every byte is hashed, what goes in and out is what its header says, any bytes are read or refused."""
 
+import random
 import re
 
 import numpy as np
@@ -7,9 +8,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from blockcache.deploy.graph import read_metadata
+from blockcache.deploy import graph, protobuf
+from blockcache.deploy.graph import check_model, read_metadata
 from blockcache.deploy.integrity import KEY, is_intact
-from blockcache.errors import EngineError, FileError
+from blockcache.errors import ContentError, EngineError, FileError
 from onnx_files import hashed, metadata, opened, two_inputs
 
 TOY = hashed(two_inputs())
@@ -132,3 +134,64 @@ def test_an_export_that_cannot_run_says_so_in_one_sentence():
     with pytest.raises(EngineError, match=r"ONNX Runtime cannot run this .*export it again") as caught:
         policy.predict_action(OBSERVED)
     assert "\n" not in str(caught.value)
+
+
+# -- the reader
+
+
+def test_bytes_of_any_kind_are_read_or_refused(exports):
+    rng, refused = random.Random(0), []
+    bases = [TOY, exports["full"][:6000], exports["schedule"]]
+    for index in range(3000):
+        data = bytearray(bases[0 if index % 10 else 1 + index % 20 // 10])
+        for _ in range(rng.randint(1, 3)):
+            position = rng.randrange(len(data))
+            match rng.randrange(4):
+                case 0:
+                    data[position] ^= 1 << rng.randrange(8)
+                case 1:
+                    data[position] = rng.choice((0, 1, 127, 128, 255))
+                case 2:
+                    del data[position:]
+                    data += bytes(rng.randrange(256) for _ in range(rng.randrange(20)))
+                case 3:
+                    data[position:position] = bytes(data[: rng.randrange(30)])
+            data = data or bytearray(b"\0")
+        for look in (check_model, read_metadata):
+            try:
+                look(bytes(data))
+            except ContentError as error:
+                refused.append(len(str(error)))
+    assert len(refused) > 2000
+    assert max(refused) < 300
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"\x0a\x05abc", "ends behind what it is part of"),
+        (b"\x0a", "ends behind what it is part of"),
+        (b"\x08" + b"\xff" * 11, "more than ten bytes"),
+        (b"\x0b\x0a", "wire type 3"),
+        (b"\x08\x01" * 20, "more than"),
+    ],
+)
+def test_bytes_that_are_no_message(data, sentence):
+    with pytest.raises(ContentError, match=sentence):
+        protobuf.read_fields(data, 0, len(data), most=10)
+
+
+def test_fields_are_read_where_they_lie():
+    data = b"\x08\xac\x02" + b"\x12\x03abc" + b"\x1d\0\0\x80\x3f" + b"\xa0\x01\x07"
+    fields = protobuf.read_fields(data, 0, len(data))
+    assert [(key >> 3, key & 7) for key, _, _ in fields] == [(1, 0), (2, 2), (3, 5), (20, 0)]
+    assert fields[0][1] == 300
+    assert data[fields[1][1] : fields[1][2]] == b"abc"
+    assert data[fields[2][1] : fields[2][2]] == b"\0\0\x80\x3f"
+    assert fields[3][1] == 7
+
+
+def test_the_work_of_a_look_is_bounded(monkeypatch):
+    monkeypatch.setattr(graph, "MOST_FIELDS", 50)
+    with pytest.raises(ContentError, match="it has more than"):
+        check_model(TOY)

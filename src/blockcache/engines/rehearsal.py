@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from blockcache.engines.behaviour import UntellableError, describe
 from blockcache.engines.cache import cache_directory, source_hash
@@ -24,6 +23,7 @@ from blockcache.errors import EngineError, NonFiniteError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
 from blockcache.models.program import Program
+from blockcache.progress import progress_bar
 from blockcache.samplers import table
 from blockcache.schedule import Schedule, compile_plan
 
@@ -66,7 +66,9 @@ def rehearse(port: Port, program: Program, engine: str) -> None:
 
 
 def _own_actions(port: Port, obs: dict[str, Tensor], steps: int) -> Tensor:
-    with tqdm(desc="comparing with the policy's own loop", total=steps, unit="step", leave=False, delay=1.0) as bar:
+    with progress_bar(
+        desc="comparing with the policy's own loop", total=steps, unit="step", leave=False, delay=1.0
+    ) as bar:
         hook = port.adapter.denoiser.register_forward_hook(lambda *_: bar.update() and None)
         try:
             return port.action_of(getattr(port.policy, port.entry)(port.given(obs)))

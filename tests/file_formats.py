@@ -18,19 +18,18 @@ import torch
 from blockcache import Block, Fingerprint, Recording, Schedule
 from blockcache.cli.arguments import PolicySource
 from blockcache.compare.candidates import Candidate
-from blockcache.compare.evaluation import save_timings
 from blockcache.compare.jobs import FORMAT as JOB
 from blockcache.compare.jobs import Store
 from blockcache.compare.paired import Group, OpenLoop, Setting
-from blockcache.compare.results import ActionError, MethodRun, Record, Results
+from blockcache.compare.results import TIMINGS_FORMAT, ActionError, MethodRun, Record, Results
+from blockcache.compare.summary import summarise
 from blockcache.deploy import open_export
 from blockcache.engines import export_policy
 from blockcache.files import write_arrays
-from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.registry import port_of
-from blockcache.report import caching, evaluation, performance
+from blockcache.report import caching, performance
 from blockcache.report.stored import Stored, StoredMethod
 from blockcache.report.suites import Timings
 from blockcache.samplers import DDPM, SamplerConfig
@@ -150,13 +149,14 @@ def write_results(directory: Path) -> Path:
 
 def load_results(path: Path) -> Any:
     results = Results.load(path)
-    return evaluation.evaluation_blocks(results, {}, 0), suite_of(results, path)
+    return summarise(results), suite_of(results, path)
 
 
 def write_timings(directory: Path) -> Path:
-    path = directory / "timings.json"
-    save_timings(path, {name: Latency(np.array([0.1, 0.2])) for name in ("full", "x")}, FINGERPRINT)
-    return path
+    timed = {"p50": 0.1, "p95": 0.2, "p99": 0.2, "seconds": [0.1, 0.2]}
+    about = {"policy": FINGERPRINT.to_dict(), "machine": MACHINE, "setting": "seconds per chunk"}
+    TIMINGS_FORMAT.save(directory / "timings.json", {**about, "methods": {"full": timed, "x": timed}})
+    return directory / "timings.json"
 
 
 def load_timings(path: Path) -> Any:

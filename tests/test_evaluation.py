@@ -157,9 +157,10 @@ def test_results_files_are_strict(results, tmp_path):
     refused("version 2", version=2)
     refused("not a results file", format="blockcache.schedule")
     refused("unknown keys: extra", extra=1)
-    refused("unknown in Record: score", records=[{k: v for k, v in value["records"][0].items() if k != "score"}])
+    scoreless = {key: item for key, item in value["records"][0].items() if key != "score"}
+    refused("unknown keys under 'records.0.': score", records=[scoreless])
     refused("either a score", records=[value["records"][0] | {"score": None}])
-    refused("unknown in MethodRun", methods=[value["methods"][0] | {"when": "now"}])
+    refused("unknown keys under 'methods.0.': when", methods=[value["methods"][0] | {"when": "now"}])
     refused("garbled", methods=[3])
     refused("garbled", noise_floor=None)
     for policy in ({}, {"source": "toy", "fingerprint": {}}):

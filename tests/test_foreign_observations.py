@@ -49,11 +49,26 @@ def test_of_a_longer_history_the_first_moments_count(engine):
         assert not torch.allclose(act(policy, {"obs": longer["obs"][:, -SEEN:]}), expected, atol=1e-2)
 
 
-def test_what_is_beside_the_observation_is_ignored(engine):
-    policy = Policy()
-    expected = act(policy, {"obs": observed()})
+class WithBonus(Policy):
+    """Reads more than it says, if it is given more."""
+
+    def predict_action(self, obs_dict):
+        found = super().predict_action(obs_dict)
+        return {name: value + obs_dict.get("bonus", 0) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("engine", ["loop", "onnx"])
+def test_what_is_beside_the_observation_is_not_passed_over(engine):
+    """Foreign code may read it, and was compared without it."""
+    policy, given = WithBonus(), {"obs": observed(), "bonus": 1.0}
+    plain, more = act(policy, {"obs": observed()}), act(policy, given)
+    assert not torch.allclose(plain, more)
     with bc.accelerate(policy, engine=engine, threads=1):
-        assert torch.allclose(act(policy, {"obs": observed(), "past_action": torch.zeros(2, 1)}), expected, atol=1e-5)
+        with pytest.raises(ObservationError, match=r"holds bonus besides obs.*leave it out, or use engine=\"patched\""):
+            act(policy, given)
+        assert torch.allclose(act(policy, {"obs": observed()}), plain, atol=1e-5)
+    with bc.accelerate(policy, engine="patched"):
+        assert torch.equal(act(policy, given), more)
 
 
 @pytest.mark.parametrize("make", [Policy, Public], ids=["bare", "as the public code"])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from blockcache.attach.recorder import calibrate
     from blockcache.compare.check import check
     from blockcache.compare.checked import Check
-    from blockcache.engines import Acceleration, Stats, accelerate, export_policy, open_export
+    from blockcache.engines import Acceleration, Stats, accelerate, export_policy, handle_of, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fingerprint import Fingerprint
     from blockcache.fitting import Effort, fit_sampler, place_steps
@@ -46,6 +46,7 @@ __all__ = [
     "export_policy",
     "fit_sampler",
     "fit_teacache",
+    "handle_of",
     "load_policy",
     "open_export",
     "place_steps",
@@ -60,7 +61,7 @@ _HOMES = {
     "attach.recorder": ("calibrate",),
     "compare.check": ("check",),
     "compare.checked": ("Check",),
-    "engines": ("Acceleration", "Stats", "accelerate", "export_policy", "open_export"),
+    "engines": ("Acceleration", "Stats", "accelerate", "export_policy", "handle_of", "open_export"),
     "errors": ("BlockcacheError",),
     "fingerprint": ("Fingerprint",),
     "fitting": ("Effort", "fit_sampler", "place_steps"),

@@ -81,7 +81,11 @@ class EngineError(BlockcacheError):
     """An engine that is missing, or that does not support what was asked of it."""
 
 
-class StaleWeightsError(EngineError):
+class StaleError(EngineError):
+    """The policy changed after an engine was made of it."""
+
+
+class StaleWeightsError(StaleError):
     """The policy's weights changed after an engine had copied them."""
 
 

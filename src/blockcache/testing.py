@@ -234,6 +234,15 @@ class PolicyContract:
                     continue
                 raise AssertionError(f"{engine}: answers with weights that the policy no longer has")
 
+    def test_an_unchanged_policy_is_verified(self) -> None:
+        for engine in self.engines:
+            policy = self.policy()
+            port = port_of(policy)
+            with accelerate(policy, engine=engine, threads=1) as fast:
+                before = self._run(port, 1)
+                fast.verify()
+                assert _same(self._run(port, 1), before), f"{engine}: verify() changes what comes after it"
+
     def test_what_is_not_finite_is_refused(self) -> None:
         """In the observation, also where it is merely too large to compute with, and on the way to the action."""
         for engine in self.engines:

@@ -178,7 +178,7 @@ def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watc
         return make
 
     try:
-        patches.replace(port.policy, port.entry, scoped)
+        patches.replace_entry(port.policy, port.entry, scoped)
         patches.replace(port.adapter.denoiser, "forward", counted)
         for index, layer in enumerate(port.adapter.layers):
             patches.replace(layer.module, "forward", routed(index, layer))

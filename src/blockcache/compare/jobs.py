@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from blockcache.cores import cores
 from blockcache.errors import BlockcacheError, FileError
 from blockcache.extras import installed, require
-from blockcache.files import Format, Name, PathLike, make_directory
+from blockcache.files import Format, Name, PathLike, exists, make_directory
 from blockcache.progress import progress_bar
 
 FORMAT = Format("blockcache.job", "finished job", {"key": Name, "outcome": dict}, again="delete it and run again")
@@ -38,7 +38,7 @@ class Store:
     def get(self, key: str, check: Callable[[Outcome], object] = dict) -> Outcome | None:
         """What is kept of a job, if anything is; `check` raises if that is not what the job gives."""
         path = self._path(key)
-        if not path.exists():
+        if not exists(path):
             return None
         value = FORMAT.load(path)
         if value["key"] != key:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from blockcache.attach.patching import Patches, is_ours
+from blockcache.attach.patching import handle_on
 from blockcache.deploy.session import require_onnxruntime
 from blockcache.engines.build import Build, build
 from blockcache.engines.loop import Loop
@@ -21,7 +21,7 @@ from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.engines.patched import attach_strategy
 from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats
-from blockcache.engines.whole_loop import Runner, attach_runner, refuse_autocast
+from blockcache.engines.whole_loop import Attached, Runner, attach_runner, refuse_autocast
 from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError, in_one_line
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
@@ -40,27 +40,29 @@ _told: set[str] = set()
 class Acceleration:
     """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
 
-    def __init__(self, port: Port, engine: str, patches: Patches, counts: Counts, notes: tuple[str, ...]) -> None:
+    def __init__(self, port: Port, engine: str, attached: Attached, counts: Counts, notes: tuple[str, ...]) -> None:
         self.policy = port.policy
         self.engine = engine
+        self.noticed_within = attached.noticed_within
+        """Calls after which a change of weights or settings was noticed, see `accelerate`; patched reads them anyway."""
         self._blocks = tuple(block.name for block in port.adapter.blocks)
-        self._patches: Patches | None = patches
+        self._attached = attached
         self._counts = counts
         self._notes = notes
         self._entry = port.entry
         self.predict_action = self._with_signature_of(getattr(port.policy, port.entry))
+        attached.patches.handle = self  # for `handle_of`
 
     @property
     def enabled(self) -> bool:
-        return self._patches is not None
+        return bool(self._attached.patches)
 
     def _with_signature_of(self, own: Callable[..., Any]) -> Callable[..., Any]:
         """The policy's own `predict_action`, accelerated. Who looks for `generator` in it must find what the policy has."""
 
         @functools.wraps(own, updated=())
         def predict_action(*args: Any, **kwargs: Any) -> Any:
-            if not self.enabled:
-                raise PolicyError("this acceleration was disabled; call the policy itself, or accelerate it again")
+            self._require_enabled()
             return getattr(self.policy, self._entry)(*args, **kwargs)
 
         return predict_action
@@ -69,12 +71,25 @@ class Acceleration:
         """What was computed and what was reused since enabling."""
         return self._counts.stats(self.engine, self._blocks, self._notes)
 
+    def verify(self) -> None:
+        """Make sure that the policy is still what the engine was made of; a `StaleError` says what is not.
+
+        Reads every byte of the weights and every setting, and then runs a few generations beside the policy's own, which
+        takes about as long as those do. The patched engine runs the policy as it is: there is nothing to verify.
+        """
+        self._require_enabled()
+        self._attached.verify()
+
     def disable(self) -> None:
-        """Put the policy back exactly as it was. Calling it again does nothing."""
-        with _enabling:
-            if self._patches is not None:
-                self._patches.remove()
-                self._patches = None
+        """Put the policy back exactly as it was, when the generations of other threads have ended: it waits for them.
+
+        Who calls the policy meanwhile waits too, and then gets the policy as it was. Calling it again does nothing.
+        """
+        self._attached.patches.remove()
+
+    def _require_enabled(self) -> None:
+        if not self.enabled:
+            raise PolicyError("this acceleration was disabled; call the policy itself, or accelerate it again")
 
     def __enter__(self) -> Acceleration:
         return self
@@ -102,6 +117,16 @@ def accelerate(
     check     "strict", or "shape" to accept a schedule that was made for other weights of the same shape; `stats()`
               says so
     threads   of the onnx engine; without it the faster of one thread and all cores is found out when it starts
+
+    Patched runs the policy as it is. Loop and onnx run a copy, and say so with a `StaleError` if the policy changed:
+
+    - at the next call: every edit of weights that torch counts; tensors and modules that are replaced, moved or removed; on
+      the CPU, all of a matrix changed in any other way; the policy's own plain settings, its sampler and sizes
+    - within 16 calls: hooks, functions (a replaced `forward`) and plain settings (`eps`) of every module in the policy
+    - within 128 calls, `noticed_within`: any other byte of the weights, such as a single one written through `.data`
+    - by `verify()` only: what is changed within a list, mapping or array that a module holds; the class of a module; code
+      that is replaced elsewhere (in a class, in a library, in a hook of all modules); what else makes its actions differ
+    - not at all: what shows only with observations that are unlike those of `verify()`, which makes up its own
     """
     _check_choice("engine", engine, ENGINES)
     _check_choice("output", output, OUTPUTS)
@@ -115,18 +140,33 @@ def accelerate(
         raise EngineError(f"an engine needs one thread at least, got {threads}")
     with _enabling:
         inner = policy.policy if isinstance(policy, Port) else policy
-        if is_ours(inner, getattr(policy, "entry", "predict_action")):
-            raise PolicyError("this policy is accelerated already; call disable() first")
+        if handle_on(inner) is not None:
+            raise PolicyError(
+                "this policy is accelerated already; call disable() first (blockcache.handle_of(policy) gives back a handle "
+                "that was lost)"
+            )
         port = port_of(policy)
         port.check_weights()
         notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
         attaching = _Attaching(port, schedule or _full(port), output, threads, Counts())
-        chosen, patches, passed_over = attaching.fastest() if engine == "auto" else attaching.asked_for(engine)
+        chosen, attached, passed_over = attaching.fastest() if engine == "auto" else attaching.asked_for(engine)
+        handle = Acceleration(port, chosen, attached, attaching.counts, (*notes, *passed_over))
     for note in passed_over:
         if note not in _told:
             _told.add(note)
             _logger.warning("%s", note)
-    return Acceleration(port, chosen, patches, attaching.counts, (*notes, *passed_over))
+    return handle
+
+
+def handle_of(policy: Any) -> Acceleration:
+    """The acceleration that a policy is under, for who has lost it; a PolicyError if it is under none.
+
+    policy  the policy object (or its port), not the handle
+    """
+    found = handle_on(policy.policy if isinstance(policy, Port) else policy)
+    if not isinstance(found, Acceleration):
+        raise PolicyError(f"this {type(policy).__name__} is not accelerated: there is no handle to give back")
+    return found
 
 
 def _full(port: Port) -> Schedule:
@@ -143,10 +183,10 @@ class _Attaching:
     threads: int | None
     counts: Counts
 
-    def asked_for(self, engine: str) -> tuple[str, Patches, tuple[str, ...]]:
+    def asked_for(self, engine: str) -> tuple[str, Attached, tuple[str, ...]]:
         return engine, self._attach(engine), ()
 
-    def fastest(self) -> tuple[str, Patches, tuple[str, ...]]:
+    def fastest(self) -> tuple[str, Attached, tuple[str, ...]]:
         """The fastest engine that supports the policy, and why it is not a faster one."""
         passed_over: list[str] = []
         for engine in ("onnx", "loop") if self.strategy.static else ():
@@ -158,7 +198,7 @@ class _Attaching:
                 passed_over.append(f"not {engine}: {error}")
         return "patched", self._attach("patched"), tuple(passed_over)
 
-    def _attach(self, engine: str) -> Patches:
+    def _attach(self, engine: str) -> Attached:
         if not self.strategy.static and (engine != "patched" or self.output != "chunk"):
             raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
         if engine == "patched":
@@ -166,7 +206,7 @@ class _Attaching:
                 raise EngineError(
                     'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
                 )
-            return attach_strategy(self.port, self.strategy, self.counts)
+            return Attached(attach_strategy(self.port, self.strategy, self.counts))
         if engine == "onnx":
             require_onnxruntime()
             _require_cpu_float32(self.port)

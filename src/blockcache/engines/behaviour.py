@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from blockcache.models.port import Port, is_altered
 
 _KNOWN = ("abc", "builtins", "torch", "typing")  # packages whose code changes with their version only
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class UntellableError(Exception):
@@ -33,27 +33,28 @@ def describe(port: Port) -> list[Any]:
         raise UntellableError("a hook or a replaced forward")
     parts = {"policy": port.policy, **dict(port.module.named_modules())}
     kinds = {kind for part in parts.values() for kind in type(part).__mro__ if not _is_known(kind)}
-    found: list[Any] = [torch.__version__, sorted(map(_code, kinds)), _plain(port.settings())]
+    found: list[Any] = [torch.__version__, sorted(map(_code, kinds)), plain(port.settings())]
     for name, part in parts.items():
-        settings = {key: value for key, value in vars(part).items() if key not in _OF_EVERY_MODULE}
+        settings = {key: value for key, value in vars(part).items() if key not in OF_EVERY_MODULE}
         settings.pop("noise_scheduler", None)  # holds the state of its last run; the port's settings have what counts
-        found.append([name, type(part).__qualname__, _plain(settings)])
+        found.append([name, type(part).__qualname__, plain(settings)])
     return found
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A setting in JSON types; UntellableError for what is none."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        return [[_plain(key), _plain(item)] for key, item in value.items()]
+        return [[plain(key), plain(item)] for key, item in value.items()]
     if is_dataclass(value) and not isinstance(value, type):
-        return [type(value).__qualname__, *([item.name, _plain(getattr(value, item.name))] for item in fields(value))]
+        return [type(value).__qualname__, *([item.name, plain(getattr(value, item.name))] for item in fields(value))]
     if isinstance(value, torch.dtype | torch.device | np.generic):
         return repr(value)
     if isinstance(value, Tensor):
-        return _plain(value.detach().cpu().double().numpy())
+        return plain(value.detach().cpu().double().numpy())
     if isinstance(value, np.ndarray) and value.dtype != object:
         return [str(value.dtype), list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
     if isinstance(value, type | FunctionType | BuiltinFunctionType) and getattr(value, "__closure__", None) is None:

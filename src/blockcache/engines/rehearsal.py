@@ -11,7 +11,9 @@ import contextlib
 import hashlib
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +37,18 @@ def rehearse(port: Port, program: Program, engine: str) -> None:
     known = _known(port, program)
     if known is not None and known.exists():
         return
+    reason = disagreement(port, program, getattr(port.policy, port.entry))
+    if reason is not None:
+        raise EngineError(
+            f'the {engine} engine cannot stand in for this policy\'s own predict_action, {reason}; use engine="patched"'
+        )
+    if known is not None:
+        with contextlib.suppress(OSError):
+            known.touch()
+
+
+def disagreement(port: Port, program: Program, own: Callable[..., Any]) -> str | None:
+    """How the actions of `own`, the policy's entry, differ from the program's at full precision; None if they agree."""
     assert port.sampler is not None
     sampler, names = table(port.sampler), [block.name for block in program.blocks]
     loop = Loop(program, compile_plan(Schedule.every_step(sampler.steps, names)), sampler)
@@ -44,34 +58,31 @@ def rehearse(port: Port, program: Program, engine: str) -> None:
         obs = {name: value.to(like) for name, value in port.typical(_SAMPLES).items()}
         torch.manual_seed(1)
         try:
-            expected = _own_actions(port, obs, sampler.steps)
+            expected = _own_actions(port, own, obs, sampler.steps)
         except Exception as error:  # foreign code may raise anything
             inputs = " and ".join(map(repr, obs))
-            raise _refusal(engine, f"it fails with an observation under {inputs}: {in_one_line(error)}") from error
+            return f"it fails with an observation under {inputs}: {in_one_line(error)}"
         torch.manual_seed(1)
         try:
             found = loop(obs, draw_all(sampler, (_SAMPLES, *program.chunk), like, None))["action"]
         except NonFiniteError as error:
-            raise _refusal(engine, f"since ours finds no finite answer to a typical observation ({error})") from error
+            return f"since ours finds no finite answer to a typical observation ({error})"
     if expected.shape != found.shape:
-        raise _refusal(engine, f"its actions have shape {tuple(expected.shape)}, ours {tuple(found.shape)}")
+        return f"its actions have shape {tuple(expected.shape)}, ours {tuple(found.shape)}"
     scale, offset = torch.as_tensor(port.action_scale).to(like), torch.as_tensor(port.action_offset).to(like)
     gap, normalised = (expected.to(found) - found) * scale, expected.to(found) * scale + offset
     difference = float(gap.abs().max() / normalised.abs().max().clamp(min=1.0))
     if not difference <= torch.finfo(like.dtype).eps ** 0.4:  # 2e-3 in float32; NaN is refused as well
-        raise _refusal(engine, f"its actions differ from ours by up to {difference:.1g} with the same noise")
-    if known is not None:
-        with contextlib.suppress(OSError):
-            known.touch()
+        return f"its actions differ from ours by up to {difference:.1g} with the same noise"
+    return None
 
 
-def _own_actions(port: Port, obs: dict[str, Tensor], steps: int) -> Tensor:
-    with progress_bar(
-        desc="comparing with the policy's own loop", total=steps, unit="step", leave=False, delay=1.0
-    ) as bar:
+def _own_actions(port: Port, own: Callable[..., Any], obs: dict[str, Tensor], steps: int) -> Tensor:
+    title = "comparing with the policy's own loop"
+    with progress_bar(desc=title, total=steps, unit="step", leave=False, delay=1.0) as bar:
         hook = port.adapter.denoiser.register_forward_hook(lambda *_: bar.update() and None)
         try:
-            return port.action_of(getattr(port.policy, port.entry)(port.given(obs)))
+            return port.action_of(own(port.given(obs)))
         finally:
             hook.remove()
 
@@ -85,9 +96,3 @@ def _known(port: Port, program: Program) -> Path | None:
     ours = source_hash(inspect.getfile(type(program)))
     text = json.dumps([port.fingerprint.to_dict(), program.signature, ours, behaviour])
     return cache_directory() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.agrees"
-
-
-def _refusal(engine: str, reason: str) -> EngineError:
-    return EngineError(
-        f'the {engine} engine cannot stand in for this policy\'s own predict_action, {reason}; use engine="patched"'
-    )

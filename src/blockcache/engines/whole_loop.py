@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from blockcache.attach.patching import Patches
 from blockcache.engines.build import Build
-from blockcache.engines.guard import WeightsGuard
+from blockcache.engines.guard import PARTS, Guard
+from blockcache.engines.rehearsal import disagreement
 from blockcache.engines.stats import Counts
-from blockcache.errors import EngineError
+from blockcache.errors import EngineError, ObservationError, StaleError
 from blockcache.models.noise import check_noise, draw_all
 from blockcache.models.port import Port
 
@@ -38,9 +40,18 @@ class Runner(Protocol):
     def __call__(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]: ...
 
 
-def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> Patches:
+@dataclass(frozen=True, eq=False)
+class Attached:
+    """An engine in its place: the way to undo it, and to ask whether the policy is still what it was made of."""
+
+    patches: Patches
+    verify: Callable[[], None] = lambda: None  # an engine that copies nothing has nothing to verify
+    noticed_within: int = 1
+
+
+def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> Attached:
     """Replace the policy's entry by the runner."""
-    guard, settings = WeightsGuard(port.module), port.settings()
+    guard, own, foreign = Guard(port), getattr(port.policy, port.entry), not port.trusted
     program, sampler, schedule, like = built.program, built.sampler, built.schedule, built.program.like
     computed = {name: len(steps) for name, steps in schedule.updates.items()}
     reused = {name: schedule.steps - count for name, count in computed.items()}
@@ -54,14 +65,11 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> P
             if len(given) + len(named) != 1 or set(named) - {name}:
                 raise TypeError(f"{port.entry} takes one observation ({name}), got {[*map(type, given), *named]}")
             (obs,) = given or named.values()
-            port.mode.check()
             refuse_autocast(like)
             guard.check()
-            if port.settings() != settings:
-                raise EngineError(
-                    "the policy's sampler or sizes changed after this engine was built; disable() and accelerate again"
-                )
             observed = port.observe(obs, like)
+            if foreign and isinstance(obs, Mapping):
+                _refuse_unread(obs, program.inputs)
             chunk = (len(next(iter(observed.values()))), *program.chunk)
             drawn = (
                 draw_all(sampler, chunk, like, generator) if noise is None else check_noise(noise, sampler, chunk, like)
@@ -72,6 +80,23 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> P
 
         return predict_action
 
+    def verify() -> None:
+        guard.check_everything()
+        reason = disagreement(port, program, own)
+        if reason is not None:
+            raise StaleError(f"the policy no longer acts as this engine, {reason}; disable() and accelerate again")
+
     patches = Patches()
-    patches.replace(port.policy, port.entry, replacement)
-    return patches
+    patches.replace_entry(port.policy, port.entry, replacement)
+    guard.check()  # notes that the entry is ours, so that the first call need not
+    return Attached(patches, verify, PARTS)
+
+
+def _refuse_unread(obs: Mapping[Any, Any], inputs: Mapping[str, Any]) -> None:
+    """Code that we do not know may read more of an observation than the program does; it was compared without."""
+    unread = [str(name) for name in obs if name not in inputs]
+    if unread:
+        raise ObservationError(
+            f"the observation holds {', '.join(unread)} besides {', '.join(inputs)}, which this engine does not read but "
+            'the policy may; leave it out, or use engine="patched"'
+        )

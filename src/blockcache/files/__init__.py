@@ -1,5 +1,14 @@
 """Files of ours: formats with a strict reader, what values must look like, atomic writes. Knows no format's content."""
 
+from blockcache.files.atomic import (
+    check_writable,
+    make_directory,
+    no_writer,
+    only_writer,
+    write_arrays,
+    write_bytes,
+    writing,
+)
 from blockcache.files.fields import (
     Count,
     Fields,
@@ -15,7 +24,7 @@ from blockcache.files.fields import (
     read,
 )
 from blockcache.files.format import Format
-from blockcache.files.reading import (
+from blockcache.files.opening import (
     PathLike,
     TensorInfo,
     exists,
@@ -24,15 +33,6 @@ from blockcache.files.reading import (
     read_bytes,
     read_tensors,
     reading,
-)
-from blockcache.files.writing import (
-    check_writable,
-    make_directory,
-    no_writer,
-    only_writer,
-    write_arrays,
-    write_bytes,
-    writing,
 )
 
 __all__ = [

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from blockcache._version import __version__
 from blockcache.errors import BlockcacheError, FileError, short
+from blockcache.files.atomic import write_bytes
 from blockcache.files.fields import Fields, Kind, Name, read
-from blockcache.files.reading import JSON_BYTES, PathLike, TensorInfo, parse_json, read_bytes, read_tensors, reading
-from blockcache.files.writing import write_bytes
+from blockcache.files.opening import JSON_BYTES, PathLike, TensorInfo, parse_json, read_bytes, read_tensors, reading
 
 T = TypeVar("T")
 

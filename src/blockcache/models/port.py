@@ -7,9 +7,8 @@ public Diffusion Policy code. Knows nothing of schedules, engines or tasks.
 from __future__ import annotations
 
 import copy
-import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from numbers import Integral
 from typing import Any, ClassVar, TypeVar
@@ -25,7 +24,8 @@ from blockcache.models.adapter import Adapter
 from blockcache.models.modes import ModeCheck
 from blockcache.models.noise import draw_all
 from blockcache.models.program import Program, UnsupportedError
-from blockcache.models.weights import check_denoiser, check_program
+from blockcache.models.weight_checks import check_denoiser, check_program
+from blockcache.models.weights import checksum, memory, tensors_of, versions, weights_hash
 from blockcache.samplers import SamplerConfig, table
 
 P = TypeVar("P", bound="Port")
@@ -55,7 +55,7 @@ class Port(ABC):
             raise _compiled(f"policy.{self.entry}", f"del policy.{self.entry}" if own else "without the decorator")
         self.mode = ModeCheck(self.module)
         self.mode.check()
-        self._hashed: tuple[list[tuple[int, int]], str] | None = None
+        self._hashed: tuple[Any, str] | None = None  # what the weights were recognised by, and their hash
 
     # -- the sampler
 
@@ -193,15 +193,20 @@ class Port(ABC):
     @property
     def weights(self) -> str:
         """The weights' hash, taken at the first need and kept until a tensor changes: at 0.7 GB/s it is no small thing."""
-        seen = versions([*self.module.parameters(), *self.module.buffers()])
+        seen = self._recognised()
         if self._hashed is None or self._hashed[0] != seen:
             self._hashed = seen, weights_hash(self.module)
         return self._hashed[1]
 
+    def _recognised(self) -> tuple[list[tuple[int, int]], int]:
+        """Read faster than it is hashed; the bytes too, since torch does not count what is written through `.data`."""
+        tensors = tensors_of(self.module)
+        return versions(tensors), checksum(map(memory, tensors))
+
     def _with_weights_of(self: P, known: str | None) -> P:
         """Take over a hash that was taken of the very same weights."""
         if known is not None:
-            self._hashed = versions([*self.module.parameters(), *self.module.buffers()]), known
+            self._hashed = self._recognised(), known
         return self
 
     @property
@@ -265,29 +270,6 @@ def _compiled(where: str, way_out: str) -> PolicyError:
 def is_altered(module: nn.Module) -> bool:
     """Whether somebody put a hook on one of the modules, or something in place of its forward."""
     return any("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks for part in module.modules())
-
-
-def versions(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Changes with every edit of a tensor that torch knows of, and with its place; none of its values is read."""
-    return [(0 if tensor.is_inference() else tensor._version, tensor.data_ptr()) for tensor in tensors]
-
-
-def weights_hash(module: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all parameters and buffers.
-
-    The public code's `_dummy_variable`s are left out: its policy and ours with the same weights have the same hash.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        if name.endswith("_dummy_variable"):
-            continue
-        if not isinstance(tensor, Tensor):  # a module's extra state; of unknown type, so only its presence counts
-            digest.update(f"{name} {type(tensor).__name__}\n".encode())
-            continue
-        array = tensor.detach().to("cpu").contiguous()
-        digest.update(f"{name} {array.dtype} {tuple(array.shape)}\n".encode())
-        digest.update(array.reshape(-1).view(torch.uint8).numpy().data if array.numel() else b"")
-    return digest.hexdigest()
 
 
 def required(policy: Any, name: str) -> int:

@@ -54,7 +54,8 @@ _ROW = Fields(
         **dict.fromkeys(("over_full", "max_difference"), float | None),
         "saving": str | None,
         "limit": bool,
-    }
+    },
+    others=True,
 )
 _WIDTHS = dict.fromkeys(("layers", "width", "horizon", "steps"), Count)
 _LIBRARIES = dict.fromkeys(("torch", "onnxruntime", "diffusers"), str | None)
@@ -68,7 +69,8 @@ _RUN = Fields(
         "eager": str,
         "rows": list_of(_ROW),
         "unavailable": dict[str, str],
-    }
+    },
+    others=True,
 )
 _ENGINES = ("patched", "loop", "onnx_1", "onnx_n")
 _SHAPE = Fields({"name": str, **dict.fromkeys(("ms", "difference"), Fields(dict.fromkeys(_ENGINES, float)))})

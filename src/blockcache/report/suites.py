@@ -27,7 +27,7 @@ from blockcache.compare.methods import (
 from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, TIMINGS_FORMAT, Results
 from blockcache.compare.summary import MethodSummary, summarise
 from blockcache.errors import FileError
-from blockcache.files import PathLike
+from blockcache.files import PathLike, exists
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
@@ -115,7 +115,7 @@ class Collection:
     @classmethod
     def load(cls, directory: PathLike) -> Collection:
         paths = {name: Path(directory) / f"{name}.json" for name in SUITES}
-        results = {name: Results.load(path) for name, path in paths.items() if path.exists()}
+        results = {name: Results.load(path) for name, path in paths.items() if exists(path)}
         if not results:
             raise FileError(
                 f"no suite's results in {directory}; run 'blockcache paper suite main POLICY -o {directory}' first"
@@ -123,7 +123,7 @@ class Collection:
         suites = {name: SuiteResults(suite_of(found, paths[name]), found) for name, found in results.items()}
         _check_alike(suites)
         timed = Path(directory) / TIMINGS
-        timings = Timings.load(timed) if timed.exists() else None
+        timings = Timings.load(timed) if exists(timed) else None
         run = Fingerprint.from_dict(next(iter(results.values())).policy["fingerprint"])
         if timings is not None and (differences := run.differences(timings.policy)):
             raise FileError(f"{timed} is of another policy than the suites ({'; '.join(differences)}); time them again")

@@ -20,7 +20,7 @@ from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
 from blockcache.compare.methods import TeaCache, parse_method
 from blockcache.compare.paired import one_thread
 from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, Results, check_nothing_lost
-from blockcache.files import PathLike
+from blockcache.files import PathLike, exists
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
 from blockcache.observations import rows
@@ -105,7 +105,7 @@ class SuiteRun:
 
     def check_output(self, path: PathLike) -> None:
         """Refuse a file that this run would not merely bring up to date; that of a quick run is worth nothing."""
-        if not Path(path).exists():
+        if not exists(path):
             return
         quick = suite_of(Results.load(path), path).quick
         if self.suite.quick and not quick:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from blockcache.files import PathLike, check_writable, make_directory
+from blockcache.files import PathLike, check_writable, exists, make_directory
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.dpt.checkpoint import check_replaceable
 from blockcache.progress import progress_bar
@@ -47,16 +47,16 @@ def train(
     demos = read_demonstrations(config.spec, data)
     identity = {**config.to_dict(), "data_sha256": demos.sha256}
     state = target.with_name(f"{target.name}.state.safetensors")
-    if target.exists() and not (target / "config.json").is_file():
+    if exists(target) and not exists(target / "config.json"):
         raise TrainingError(f"{target} exists and is not a policy; give another place for the new one")
-    if target.exists() and resume and not state.exists():
+    if exists(target) and resume and not exists(state):
         raise TrainingError(
             f"{target} holds a policy, but there is no {state.name} to go on from; "
             "give another place for the new one, or start anew to replace it"
         )
     with _torch_settings(threads, config.seed):
         run = TrainingRun.begin(config, demos, identity, Path(data).name)
-        if resume and state.exists():
+        if resume and exists(state):
             run.progress = read_state(state, identity, run.tensors())
         _go_on(run, target, state, progress)
     return target

@@ -15,7 +15,7 @@ from blockcache.errors import PolicyError
 from blockcache.models.adapter import Adapter, Layer, Route
 from blockcache.models.dpt.flops import DPTShape
 from blockcache.models.dpt.fold import fold
-from blockcache.models.weights import check_mask
+from blockcache.models.weight_checks import check_mask
 from blockcache.schedule.block import Block
 
 FAMILY = "dp-t"
@@ -81,8 +81,8 @@ def _check(index: int, layer: Any) -> None:
         if patched:
             place = f"{where}.{module_name}" if module_name else where
             raise PolicyError(
-                f"{place}.{patched[0]} is already patched by something else; remove that patch (or disable() the other "
-                "acceleration) first"
+                f"{place}.{patched[0]} is already patched by something else; remove that patch first (an acceleration with "
+                "disable(); blockcache.handle_of(policy) gives back a handle that was lost)"
             )
 
 

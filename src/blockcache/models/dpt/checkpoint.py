@@ -33,7 +33,7 @@ from blockcache.files import (
 )
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.places import CONFIG, FORMAT, PENDING, WEIGHTS, config_file, pending_config, policy_directory
-from blockcache.models.weights import check_action_scale, check_mask, check_weight
+from blockcache.models.weight_checks import check_action_scale, check_mask, check_weight
 
 
 def load_policy(source: PathLike) -> DiffusionTransformerPolicy:

@@ -57,7 +57,7 @@ def read_bytes(path: PathLike, what: str, most: int | None = None) -> bytes:
     with opened(path, what) as (file, size):
         if most is not None and size > most:
             raise FileError(f"the {what} {path} has {size:,} bytes, expected {most:,} at most; is it another file?")
-        return file.read(size if most is None else most)
+        return file.read(size)
 
 
 def exists(path: PathLike) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.errors import FileError, short
-from blockcache.files.reading import PathLike
+from blockcache.files.opening import PathLike
 
 try:
     import fcntl
@@ -134,7 +134,7 @@ def _behind_links(path: PathLike) -> Path:
     """The file itself, where `path` is a link to it."""
     if not Path(path).name:
         raise ValueError("no name")
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path) if os.path.islink(path) else path)
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     return target

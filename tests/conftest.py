@@ -1,6 +1,7 @@
 """Small random policies, so that a whole generation takes milliseconds; verbs and the toy task within this process."""
 
 import json
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from blockcache import cli
 from blockcache.compare.results import Results
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig, save_policy
-from blockcache.samplers import DDIM, DDPM, DPMSolver, Euler, SDEDPMSolver
+from blockcache.samplers import DDIM, DDPM, DPMSolver, Euler, Fitted, SDEDPMSolver
 from cli_inputs import SMALL, STEPS
 from toy_evaluation import ready
 
@@ -28,6 +29,12 @@ SAMPLERS = {
     "sde-dpmsolver++": SDEDPMSolver(num_inference_steps=6),
     "ddpm-placed": DDPM(timesteps=[80, 60.5, 40, 20.25, 8, 2]),
     "euler": Euler(num_inference_steps=6),
+    "fitted": replace(
+        Fitted.of(DDPM(timesteps=[80, 60, 40, 20, 8, 2])),
+        timesteps=[81.25, 60.5, 40, 19.75, 8, 2],
+        a=[0.5, 0.45, 0.4, 0.3, 0.2, 0.1],
+        c=[0, 0.1, -0.05, 0.02, 0.05, -0.1],
+    ),
 }
 FORMS = {
     "decoder": {},

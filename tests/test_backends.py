@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from blockcache.deploy.graph import check_model
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx_graph import build_graph
 from blockcache.models.program import Program
@@ -163,7 +164,8 @@ def test_both_backends_do_what_the_operation_says(name):
     sampler, plan = table(Euler(num_inference_steps=1)), compile_plan(Schedule(1, {"layers.0.FFN": [0]}))
     loop = Loop(program, plan, sampler)
     for unrolled in (False, True):
-        model = build_graph(program, plan, sampler, {}, unrolled)
+        model = build_graph(program, plan, sampler, unrolled)
+        check_model(model.SerializeToString())  # an export of it can be opened
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         for batch in (1, 2):
             obs = torch.randn(batch, TOKENS, WIDTH, generator=torch.Generator().manual_seed(batch))

@@ -25,7 +25,9 @@ def moments(obs):
 
 def test_an_episode_that_is_over_is_not_observed(make_policy, toy_by_name, monkeypatch):
     monkeypatch.setattr("toy_task.Toy", Brief)
-    found = observe(make_policy(), "toy", episodes=4, count=8)  # chunks of 4 actions, 9 steps: decisions at 0, 4 and 8
+    found = observe(
+        make_policy(), "toy", episodes=4, count=8
+    ).obs  # chunks of 4 actions, 9 steps: decisions at 0, 4 and 8
     assert found.shape == (8, 2, 5)
     assert moments(found) == sorted([(1, 0), (3, 0)] + [(seed, step) for seed in (0, 2) for step in (0, 4, 8)])
     with pytest.raises(TaskError, match="4 episodes gave 8 observations, 9 were asked for; use more episodes"):
@@ -45,9 +47,23 @@ def test_episodes_that_are_over_at_once_show_nothing(make_policy, toy_by_name, m
 
 
 def test_the_first_few_are_from_all_over_the_episodes(make_policy, toy_by_name):
-    found = observe(make_policy(), "toy", episodes=6, count=18)
+    found = observe(make_policy(), "toy", episodes=6, count=18).obs
     assert {step for _, step in moments(found[:6])} == {0, 4, 8}
-    np.testing.assert_array_equal(found, observe(make_policy(), "toy", episodes=6, count=18))
+    np.testing.assert_array_equal(found, observe(make_policy(), "toy", episodes=6, count=18).obs)
+
+
+def test_a_part_of_all_decisions_is_spread_over_the_episodes_and_says_when_each_was(make_policy, toy_by_name, tmp_path):
+    seen = observe(make_policy(), "toy", episodes=6, count=9, first_seed=20)
+    chunks = seen.moments[:, 1].tolist()
+    assert [chunks.count(chunk) for chunk in range(3)] == [3, 3, 3]  # beginning, middle and end alike
+    assert set(seen.moments[:, 0]) <= set(range(20, 26))
+    assert len(set(seen.moments[:, 0])) > 3
+    shown = [(round(float(last[4])), round(float(last[3]) * 9)) for last in seen.obs[:, -1]]
+    assert shown == [(seed % 7, 4 * chunk) for seed, chunk in seen.moments.tolist()]
+    seen.save(tmp_path / "seen.npz")
+    kept = np.load(tmp_path / "seen.npz")
+    np.testing.assert_array_equal(kept["obs"], seen.obs)
+    np.testing.assert_array_equal(kept["moments"], seen.moments)
 
 
 def test_test_seeds_are_refused(make_policy, toy_by_name):

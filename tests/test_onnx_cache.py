@@ -17,10 +17,10 @@ from blockcache.engines import cache as exports
 from blockcache.engines import onnx as engine
 from blockcache.engines.build import build
 from blockcache.engines.cache import cache_directory
-from blockcache.errors import EngineError
+from blockcache.errors import EngineError, FileError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
-from onnx_files import BLOCKS, with_header
+from onnx_files import BLOCKS, hashed, header, with_header
 
 CACHE, ENGINE, SESSION = "blockcache.engines.cache", "blockcache.engines.onnx", "blockcache.deploy.session"
 
@@ -60,7 +60,7 @@ def test_an_export_is_made_once(policy, make_policy, schedule, observe, cache, m
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         expected = act(policy, observe)
     (kept,) = cache.iterdir()
-    monkeypatch.setattr(f"{ENGINE}.export", forbid)
+    monkeypatch.setattr(f"{ENGINE}._file", forbid)
     same = bc.Schedule(6, schedule.updates, origin={"method": "the same, by another way"})
     for again in (policy, make_policy()):
         with bc.accelerate(again, same, engine="onnx", threads=1):
@@ -129,11 +129,12 @@ def test_exports_of_no_use_for_longest_are_deleted_when_the_cache_is_full(policy
         """The cache's files, with one for a schedule of these updates among them."""
         schedule = bc.Schedule(6, dict.fromkeys(BLOCKS, updates))
         bc.accelerate(policy, schedule, engine="onnx", threads=1).disable()
-        return {path.name for path in cache.iterdir()}
+        return {path.name for path in cache.iterdir() if path.is_file()}
 
     first = use(0, 2)
     second = use(0, 3) - first
     (cache / "mine.onnx").write_bytes(b"not to be touched")
+    (cache / ("0" * 32 + ".onnx")).mkdir()  # in the way of nothing
     for age, name in enumerate(("mine.onnx", *first, *second)):
         os.utime(cache / name, (age, age))
     use(0, 2)  # made first, but of use since
@@ -146,24 +147,92 @@ def test_exports_of_no_use_for_longest_are_deleted_when_the_cache_is_full(policy
     assert len(use(0, 5)) == 2  # the newest stays, however large
 
 
-@pytest.mark.parametrize("damage", ["cut short", "empty", "no header", "old version"])
+def flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def without_header(path):
+    model = onnx.load(path)
+    del model.metadata_props[:]
+    path.write_bytes(hashed(model))
+
+
+def with_loop(path):
+    model = onnx.load(path)
+    model.graph.node.append(onnx.helper.make_node("Loop", ["a"], ["b"]))
+    path.write_bytes(hashed(model))
+
+
+DAMAGE = {
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-5000]),
+    "empty": lambda path: path.write_bytes(b""),
+    "no header": without_header,
+    "old version": lambda path: with_header(path, version=1),
+    "broken header": lambda path: with_header(path, made_by=None),
+    "garbled header": lambda path: with_header(path, executed=["1", 1e400]),
+    "another policy, by its fingerprint": lambda path: with_header(
+        path, fingerprint=header(onnx.load(path))["fingerprint"] | {"weights": "0" * 64}
+    ),
+    "another build": lambda path: with_header(path, build="0" * 32),
+    "a weight": lambda path: flip(path, 30_000),
+    "the hash": lambda path: flip(path, -1),
+    "an operator": with_loop,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_in_the_cache_is_made_again(policy, schedule, observe, cache, damage):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         expected = act(policy, observe)
     (kept,) = cache.iterdir()
     whole = kept.read_bytes()
-    if damage == "no header":
-        model = onnx.load(kept)
-        del model.metadata_props[:]
-        onnx.save(model, kept)
-    elif damage == "old version":
-        with_header(kept, version=0)
-    else:
-        kept.write_bytes(whole[: len(whole) // 2] if damage == "cut short" else b"")
+    DAMAGE[damage](kept)
+    assert kept.read_bytes() != whole
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         assert torch.equal(act(policy, observe), expected)
     assert [*cache.iterdir()] == [kept]
     assert kept.read_bytes() == whole
+
+
+def test_another_policys_export_under_the_name_is_not_used(policy, make_policy, schedule, observe, cache):
+    other = make_policy(seed=1)
+    for one in (policy, other):
+        bc.accelerate(one, schedule, engine="onnx", threads=1).disable()
+    mine, theirs = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    expected = act_with(policy, schedule, observe)
+    whole = mine.read_bytes()
+    mine.write_bytes(theirs.read_bytes())
+    assert torch.equal(act_with(policy, schedule, observe), expected)
+    assert mine.read_bytes() == whole
+
+
+def act_with(policy, schedule, observe):
+    with bc.accelerate(policy, schedule, engine="onnx", threads=1):
+        return act(policy, observe)
+
+
+def test_what_cannot_be_read_or_replaced_costs_the_cache_and_nothing_else(
+    policy, schedule, observe, cache, monkeypatch, caplog
+):
+    expected = act_with(policy, schedule, observe)
+    (kept,) = cache.iterdir()
+
+    def unreadable(path, what):
+        raise FileError(f"cannot read the {what} {path}: Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{SESSION}.read_bytes", unreadable)
+        assert torch.equal(act_with(policy, schedule, observe), expected)
+    assert not caplog.records
+    kept.unlink()
+    kept.mkdir()
+    (kept / "mine").write_text("not to be touched")
+    for _ in range(2):
+        assert torch.equal(act_with(policy, schedule, observe), expected)
+        assert "cannot be kept for the next time" in caplog.text
+    assert [path.name for path in kept.iterdir()] == ["mine"]
 
 
 def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one(policy, observe, tmp_path, monkeypatch):

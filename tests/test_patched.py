@@ -102,6 +102,35 @@ def test_just_the_schedule_is_computed(make_policy, observe, run, random_updates
     assert stats.reused == {name: 6 - len(steps) for name, steps in updates.items()}
 
 
+def test_with_the_last_step_in_every_block_it_is_what_the_released_code_does(make_policy, observe, run):
+    """That code in a few lines: a branch is computed at its update steps and at the last, else its kept value is taken."""
+    policy = make_policy()
+    recording = bc.calibrate(policy, observe(3).split(1), progress=False)
+    schedules = {last: bc.solve(recording, updates=2, union=2, last=last) for last in (False, True)}
+    step = [-1]
+
+    def cached(branch, updates):
+        kept = []
+
+        def run_branch(*args, **options):
+            if step[0] in updates or step[0] == policy.num_inference_steps - 1:
+                kept[:] = [branch(*args, **options)]
+            return kept[0]
+
+        return run_branch
+
+    released = copy.deepcopy(policy)
+    released.model.register_forward_pre_hook(lambda *args: step.__setitem__(0, step[0] + 1))
+    for index, layer in enumerate(released.model.decoder.layers):
+        for kind, name in (("SA", "_sa_block"), ("CA", "_mha_block"), ("FFN", "_ff_block")):
+            setattr(layer, name, cached(getattr(layer, name), schedules[False].updates[f"layers.{index}.{kind}"]))
+    obs = observe(3, seed=5)
+    expected = run(released, obs)
+    for last, same_bits in ((True, True), (False, False)):
+        with bc.accelerate(policy, schedules[last], engine="patched"):
+            assert torch.equal(run(policy, obs), expected) is same_bits
+
+
 def test_the_cached_residual_is_reused_exactly(make_policy, observe, run, random_updates, form):
     """The stack's output at each step, added up by hand from the residuals that the spy saw computed."""
     policy = make_policy(**form)

@@ -283,6 +283,16 @@ def test_a_union_nobody_asked_for_is_over_no_more_blocks_than_there_are():
     assert (len(few.blocks), solve(few, updates=4).origin["union"]) == (3, 3)
 
 
+@pytest.mark.parametrize("method", solvers.METHODS)
+def test_the_last_step_is_added_to_every_block_once_and_to_nothing_else(method):
+    recording = recorded()
+    for updates in (1, 3, recording.steps):
+        plain, released = (solve(recording, updates, method=method, last=last) for last in (False, True))
+        for name, steps in plain.updates.items():
+            assert released.updates[name] == tuple(sorted({*steps, recording.steps - 1}))
+        assert dict(released.origin) == {**plain.origin, "last": True}
+
+
 def test_solve_unified_is_the_first_block_for_all():
     recording = recorded()
     schedule = solve(recording, updates=4, method="unified")

@@ -67,6 +67,7 @@ def test_one_factor_is_changed_at_a_time():
     assert {"uniform:S=10", "unified:S=10", "blockwise:S=10", BASE, f"{BASE},objective=consecutive"} <= suites[
         "ablation"
     ]
+    assert f"{BASE},last=1" in suites["ablation"]
     assert {"full", BASE, "bac:S=20,n=5", "uniform:S=7", "teacache:threshold=0.5", "ddim-7", "ddpm-7"} <= suites["main"]
     for name in set.union(*suites.values()):
         assert parse_method(name).name == name

@@ -329,14 +329,14 @@ def test_files_that_are_no_demonstrations(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="does not exist"):
         fit(tmp_path / "none.npz", tmp_path / "policy")
     (tmp_path / "text.npz").write_text("no arrays here")
-    with pytest.raises(FileError, match=r"not an \.npz file"):
+    with pytest.raises(FileError, match=r"expected an \.npz file"):
         fit(tmp_path / "text.npz", tmp_path / "policy")
     np.save(tmp_path / "single.npy", np.zeros(3))
-    with pytest.raises(FileError, match=r"not an \.npz file"):
+    with pytest.raises(FileError, match=r"lack the array 'keypoint'; found \['obs'\]"):
         fit(tmp_path / "single.npy", tmp_path / "policy")
     whole = write_demos(tmp_path / "demos.npz").read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(FileError, match=r"not an \.npz file"):
+    with pytest.raises(FileError, match=r"expected an \.npz file"):
         fit(tmp_path / "cut.npz", tmp_path / "policy")
 
 

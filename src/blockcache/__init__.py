@@ -14,11 +14,15 @@ from blockcache._version import __version__
 
 if TYPE_CHECKING:
     from blockcache.attach.recorder import calibrate
+    from blockcache.compare.check import check
+    from blockcache.compare.checked import Check
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fingerprint import Fingerprint
+    from blockcache.fitting import Effort, fit_sampler, place_steps
     from blockcache.models.dpt.checkpoint import save_policy
     from blockcache.models.sources import load_policy
+    from blockcache.samplers import ChosenSampler
     from blockcache.schedule import Block, Schedule
     from blockcache.schedule.presets import published_names, published_schedule
     from blockcache.solvers import Recording, Rule, fit_teacache, solve
@@ -27,6 +31,9 @@ __all__ = [
     "Acceleration",
     "Block",
     "BlockcacheError",
+    "Check",
+    "ChosenSampler",
+    "Effort",
     "Fingerprint",
     "Recording",
     "Rule",
@@ -35,10 +42,13 @@ __all__ = [
     "__version__",
     "accelerate",
     "calibrate",
+    "check",
     "export_policy",
+    "fit_sampler",
     "fit_teacache",
     "load_policy",
     "open_export",
+    "place_steps",
     "published_names",
     "published_schedule",
     "save_policy",
@@ -48,11 +58,15 @@ __all__ = [
 # Imported at first use: torch takes seconds, which `blockcache show` and the reports need not wait for.
 _HOMES = {
     "attach.recorder": ("calibrate",),
+    "compare.check": ("check",),
+    "compare.checked": ("Check",),
     "engines": ("Acceleration", "Stats", "accelerate", "export_policy", "open_export"),
     "errors": ("BlockcacheError",),
     "fingerprint": ("Fingerprint",),
+    "fitting": ("Effort", "fit_sampler", "place_steps"),
     "models.dpt.checkpoint": ("save_policy",),
     "models.sources": ("load_policy",),
+    "samplers": ("ChosenSampler",),
     "schedule": ("Block", "Schedule"),
     "schedule.presets": ("published_names", "published_schedule"),
     "solvers": ("Recording", "Rule", "fit_teacache", "solve"),

@@ -1,16 +1,48 @@
 """Everything that blockcache refuses, it refuses with one of these.
 
-A message says what is wrong, what was expected, what was found and what to do next, in one sentence or two.
+A message says what is wrong, what was expected, what was found and what to do next, in one sentence or two. However long the
+thing that it speaks of, it is never longer than a few lines.
 """
+
+from __future__ import annotations
+
+import reprlib
+
+_LONGEST, _LINES = 1000, 12  # of a message, in characters and in lines
+_VALUES = reprlib.Repr()
+_VALUES.maxlevel, _VALUES.maxother, _VALUES.maxlong = 2, 60, 40
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most `most` characters: of a longer one the beginning and the end."""
+    return text if len(text) <= most else f"{text[: most * 3 // 4 - 5]} ... {text[len(text) - most // 4 :]}"
+
+
+def short(value: object) -> str:
+    """A value as Python writes it, for a sentence of ours, however large the value is."""
+    try:
+        return shortened(_VALUES.repr(value), 100)
+    except (ValueError, RecursionError):  # Python does not write down a whole number of more than 4300 digits
+        return f"one {type(value).__name__} too large to be shown"
 
 
 class BlockcacheError(Exception):
     """Base of every error that this package raises on purpose."""
 
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_few_lines(item) if isinstance(item, str) else item for item in args))
+
+
+def _few_lines(message: str) -> str:
+    lines = message.splitlines()
+    if len(lines) > _LINES:
+        message = "\n".join([*lines[: _LINES - 2], "...", lines[-1]])
+    return shortened(message, _LONGEST)
+
 
 def in_one_line(error: BaseException) -> str:
     """What foreign code raised, for a sentence of ours: its kind and the first line of what it says."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return shortened(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
 
 
 class ScheduleError(BlockcacheError):
@@ -37,6 +69,10 @@ class ObservationError(BlockcacheError):
     """An observation that the policy cannot answer: wrong shape, wrong type or not finite."""
 
 
+class NonFiniteError(BlockcacheError):
+    """A generation that went through NaN, infinity or numbers too large to compute with; no action is handed out."""
+
+
 class StepError(BlockcacheError):
     """The denoiser was called with another timestep than the sampler's table says."""
 
@@ -51,6 +87,10 @@ class StaleWeightsError(EngineError):
 
 class SamplerError(BlockcacheError):
     """A sampler setting that is unknown or not supported."""
+
+
+class FitError(BlockcacheError):
+    """A sampler that cannot be placed or fitted for a policy, or a fit that is no better than where it started."""
 
 
 class TaskError(BlockcacheError):

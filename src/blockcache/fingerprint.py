@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from blockcache.errors import ContentError
+from blockcache.errors import shortened
+from blockcache.files.fields import Fields, Names, Steps, read
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,19 @@ class Fingerprint:
     @classmethod
     def from_dict(cls, value: Any) -> Fingerprint:
         """Strict: exactly the known keys, each of its type or null; otherwise a ContentError."""
-        kinds = {"family": str, "blocks": list, "widths": dict, "steps": int, "sampler": dict, "weights": str}
-        if not isinstance(value, dict) or set(value) != set(kinds):
-            raise ContentError(f"a fingerprint has the keys {', '.join(kinds)}, got {_keys(value)}")
-        for name, kind in kinds.items():
-            if value[name] is not None and (not isinstance(value[name], kind) or isinstance(value[name], bool)):
-                raise ContentError(f"fingerprint field {name} must be a {kind.__name__} or null, got {value[name]!r}")
-        blocks = value["blocks"]
-        if blocks is not None and not all(isinstance(name, str) for name in blocks):
-            raise ContentError(f"fingerprint field blocks must be a list of names or null, got {blocks!r}")
-        return cls(**{**value, "blocks": None if blocks is None else tuple(blocks)})
+        return cls(**read(_FIELDS, value, "fingerprint"))
+
+
+_FIELDS = Fields(
+    {
+        "family": str | None,
+        "blocks": Names | None,
+        "widths": dict[str, int] | None,
+        "steps": Steps | None,
+        "sampler": dict | None,
+        "weights": str | None,
+    }
+)
 
 
 def _difference(name: str, bound: Any, got: Any) -> str:
@@ -79,8 +83,4 @@ def _block_difference(bound: tuple[str, ...], got: tuple[str, ...]) -> str:
 
 
 def _value(value: Any) -> str:
-    return json.dumps(value, default=str)
-
-
-def _keys(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)
+    return shortened(json.dumps(value, default=str), 200)

@@ -1,18 +1,21 @@
 """Observations: an array, or a mapping of arrays by name, one value for each sample of a batch in front. Checked once at
-the door, cut into parts, hashed. Knows nothing of policies."""
+the door, cut into parts, dealt out, hashed. Knows nothing of policies."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blockcache.errors import ObservationError
+from blockcache.finite import check_input
 
 Observation: TypeAlias = Tensor | np.ndarray[Any, Any] | Mapping[str, Any]
 """(B, n_obs_steps, obs_dim), bare or under the key "obs"; for cameras a mapping of such."""
@@ -42,18 +45,31 @@ def check_observation(obs: Observation, n_obs_steps: int, obs_dim: int, like: Te
     return tensor
 
 
-def check_finite(value: Any) -> None:
-    """Refuse NaN and infinity anywhere in an observation, however nested."""
+def check_finite(value: Any, what: str = "the observation") -> None:
+    """Refuse NaN, infinity and absurdly large values anywhere in an observation, however nested, or in "noise"."""
+    for tensor in _floating(value):
+        check_input(largest(tensor), what)
+
+
+def largest(value: Any) -> float:
+    """The largest magnitude anywhere in an observation or tensor; NaN if one of the values is."""
+    found = [
+        abs(float(torch.maximum(-low, high))) for low, high in (item.detach().aminmax() for item in _floating(value))
+    ]
+    return max(found, key=lambda item: (math.isnan(item), item), default=0.0)
+
+
+def _floating(value: Any) -> Iterator[Tensor]:
+    """All tensors with fractions in something nested."""
     if isinstance(value, Mapping):
-        for item in value.values():
-            check_finite(item)
-    elif isinstance(value, list | tuple):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
         for item in value:
-            check_finite(item)
+            yield from _floating(item)
     elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
-        check_finite(torch.as_tensor(value))
-    elif isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        raise ObservationError("the observation holds NaN or infinity; check the sensor before asking for an action")
+        yield from _floating(torch.as_tensor(value))
+    elif isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+        yield value
 
 
 def batch_size(batch: Any) -> int:
@@ -75,6 +91,18 @@ def parts(batch: Any, size: int) -> list[Any]:
     """A batch cut into batches of at most `size` samples."""
     total = batch_size(batch)
     return [_rows(batch, start, min(start + size, total), total) for start in range(0, total, size)]
+
+
+def as_one_batch(observations: Any) -> Any:
+    """A batch as it is, or many batches, such as `calibrate` takes them, put together."""
+    if isinstance(observations, Mapping) or hasattr(observations, "shape"):
+        return observations
+    batches = list(observations) if isinstance(observations, Iterable) else []
+    if not batches:
+        raise ObservationError(f"expected a batch of observations or a list of batches, got {observations!r}"[:200])
+    if isinstance(batches[0], Mapping):
+        return {name: as_one_batch([batch[name] for batch in batches]) for name in batches[0]}
+    return torch.cat([as_tensor(batch) for batch in batches])
 
 
 def hash_observations(batch: Any) -> str:
@@ -107,3 +135,35 @@ def _rows(batch: Any, start: int, stop: int, size: int) -> Any:
     if len(batch) != size:
         raise ObservationError(f"an observation mixes batches of {size} and {len(batch)} samples")
     return batch[start:stop]
+
+
+def pick(batch: Any, places: Sequence[int] | NDArray[np.intp]) -> Any:
+    """The samples at those places, in that order; a place may be named often."""
+    if isinstance(batch, Mapping):
+        return {key: pick(value, places) for key, value in batch.items()}
+    return batch[list(places)] if getattr(batch, "shape", ()) else batch
+
+
+def split(batch: Any, sizes: Mapping[str, int], seed: int = 0, taken: Any = None) -> dict[str, NDArray[np.intp]]:
+    """Disjoint parts of a batch by name: the places of each one's samples. What was tuned on one part is judged on another.
+
+    Who goes where depends on the samples' values and the seed, not on their order. Equal samples count once, so that
+    none can be in two parts.
+
+    batch  the observations
+    sizes  how many samples each part needs
+    seed   another one deals anew
+    taken  a batch whose samples go to no part, such as what a schedule was calibrated on
+    """
+    used = set() if taken is None else {hash_observations(one) for one in parts(taken, 1)}
+    first = {hash_observations(one): place for place, one in reversed(list(enumerate(parts(batch, 1))))}
+    free = sorted(first.keys() - used, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    if len(free) < sum(sizes.values()):
+        wanted = " and ".join(f"{size} for {name}" for name, size in sizes.items())
+        raise ObservationError(
+            f"{wanted} need {sum(sizes.values())} different observations, got {len(free)}; give more observations, "
+            "such as 'blockcache policy observe' records"
+        )
+    ends = np.cumsum(list(sizes.values()))
+    dealt = np.array([first[name] for name in free], dtype=np.intp)
+    return {name: dealt[end - size : end] for (name, size), end in zip(sizes.items(), ends, strict=True)}

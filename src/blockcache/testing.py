@@ -16,8 +16,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -25,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockcache import errors
 from blockcache.attach.recorder import calibrate
 from blockcache.engines import accelerate
-from blockcache.errors import BlockcacheError, StaleWeightsError
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
@@ -175,7 +176,7 @@ class PolicyContract:
             assert _same_state(_state(policy), state), f"{engine}: state_dict changes while enabled"
             try:
                 accelerate(policy, engine=engine)
-            except BlockcacheError:
+            except errors.BlockcacheError:
                 pass
             else:
                 raise AssertionError(f"{engine}: enabling twice was not refused")
@@ -229,20 +230,36 @@ class PolicyContract:
                     next(port.adapter.denoiser.parameters()).add_(1.0)
                 try:
                     self._run(port, 1)
-                except StaleWeightsError:
+                except errors.StaleWeightsError:
                     continue
                 raise AssertionError(f"{engine}: answers with weights that the policy no longer has")
 
     def test_what_is_not_finite_is_refused(self) -> None:
+        """In the observation, also where it is merely too large to compute with, and on the way to the action."""
         for engine in self.engines:
             policy = self.policy()
             port = port_of(policy)
             with accelerate(policy, engine=engine, threads=1):
-                try:
-                    self._generate(port, _spoiled(self.observation(2)), 0)
-                except BlockcacheError:
-                    continue
-                raise AssertionError(f"{engine}: answers an observation that holds NaN")
+                for value in (math.nan, math.inf, -1e25):
+                    spoiled = _spoiled(self.observation(2), value)
+                    refused = _raised(errors.ObservationError, partial(self._generate, port, spoiled, 0))
+                    assert refused, f"{engine}: answers an observation that holds {value}"
+            with torch.no_grad():
+                for parameter in port.adapter.denoiser.parameters():
+                    parameter.mul_(1e14)  # two of them in a row leave float32's range
+            try:
+                with accelerate(policy, engine=engine, threads=1):
+                    found = self._run(port, 2)
+            except (errors.NonFiniteError, errors.PolicyError):
+                continue
+            raise AssertionError(f"{engine}: makes {_tensors(found)[0].flatten()[0]:g} of numbers that left the range")
+
+    def test_a_whole_loop_refuses_autocast(self) -> None:
+        for engine in (engine for engine in self.engines if engine != "patched"):
+            policy = self.policy()
+            with accelerate(policy, engine=engine, threads=1), torch.autocast("cpu"):
+                refused = _raised(errors.EngineError, partial(self._run, port_of(policy), 1))
+            assert refused, f"{engine}: answers otherwise than the policy, which obeys autocast"
 
     # -- calibration
 
@@ -309,11 +326,19 @@ def _same_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def _spoiled(obs: Any) -> Any:
-    """The same with one NaN in its first array."""
+def _spoiled(obs: Any, value: float) -> Any:
+    """The same with one such value in its first array."""
     if isinstance(obs, Mapping):
         first = next(iter(obs))
-        return {**obs, first: _spoiled(obs[first])}
+        return {**obs, first: _spoiled(obs[first], value)}
     spoiled = obs.clone()
-    spoiled.view(-1)[0] = float("nan")
+    spoiled.view(-1)[0] = value
     return spoiled
+
+
+def _raised(kind: type[Exception], call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except kind:
+        return True
+    return False

@@ -7,6 +7,7 @@ scope of another policy that shares the denoiser, every call runs as if we were 
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -66,10 +67,23 @@ class Generation(ABC):
         """The generation came to its end without an error."""
 
 
+class Watcher(Protocol):
+    """Looks on at one generation; what it raises at the end takes the answer's place."""
+
+    def see(self, value: Any) -> None:
+        """Of each step the stream behind the last layer, and what the denoiser gives back."""
+        ...
+
+    def end(self, obs: Any, returned: Any) -> None:
+        """What was asked, and what is about to be answered."""
+        ...
+
+
 class _Scope:
-    def __init__(self, owner: object, generation: Generation) -> None:
+    def __init__(self, owner: object, generation: Generation, watcher: Watcher | None) -> None:
         self.owner = owner
         self.generation = generation
+        self.watcher = watcher
         self.step = -1
 
 
@@ -82,7 +96,7 @@ class Attached(Patches):
     @contextmanager
     def at(self, step: int, generation: Generation) -> Iterator[None]:
         """Inside, the next denoiser call of this thread is that step of a generation, by itself."""
-        scope = _Scope(self, generation)
+        scope = _Scope(self, generation, None)
         scope.step = step - 1
         token = _current.set(scope)
         try:
@@ -91,23 +105,31 @@ class Attached(Patches):
             _current.reset(token)
 
 
-def attach(port: Port, begin: Callable[[], Generation]) -> Attached:
-    """From now on each `predict_action` of the policy is one generation, decided by a Generation that `begin` makes."""
+def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watcher | None] = lambda: None) -> Attached:
+    """From now on each `predict_action` of the policy is one generation, decided by a Generation that `begin` makes.
+
+    `watch` makes who looks on, if anybody.
+    """
     owner = patches = Attached()
     guard = nullcontext() if port.reentrant else threading.RLock()
 
+    last = len(port.adapter.layers) - 1
+
     def scoped(predict_action: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(predict_action).parameters)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             port.mode.check()
-            for value in (*args, *kwargs.values()):
-                check_finite(value)
-            scope = _Scope(owner, begin())
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+                check_finite(value, "noise" if name == "noise" else "the observation")
+            obs = next(iter((*args, *kwargs.values())), None)
+            scope = _Scope(owner, begin(), watch())
             with guard:
                 token = _current.set(scope)
                 try:
                     result = predict_action(*args, **kwargs)
                 except Exception as error:  # foreign code may raise anything
-                    explained = port.explain(error, next(iter((*args, *kwargs.values())), None))
+                    explained = port.explain(error, obs)
                     if explained is None:
                         raise
                     raise explained from error
@@ -118,6 +140,8 @@ def attach(port: Port, begin: Callable[[], Generation]) -> Attached:
                     f"the policy took {scope.step + 1} denoising steps, the schedule counts {len(port.timesteps)}; "
                     "was num_inference_steps changed after enabling?"
                 )
+            if scope.watcher is not None:
+                scope.watcher.end(obs, result)
             scope.generation.finish()
             return result
 
@@ -126,10 +150,13 @@ def attach(port: Port, begin: Callable[[], Generation]) -> Attached:
     def counted(forward: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             scope = _current.get()
-            if scope is not None and scope.owner is owner:
-                _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
-                return scope.generation.denoise(forward, args, kwargs)
-            return forward(*args, **kwargs)
+            if scope is None or scope.owner is not owner:
+                return forward(*args, **kwargs)
+            _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
+            output = scope.generation.denoise(forward, args, kwargs)
+            if scope.watcher is not None:
+                scope.watcher.see(output)
+            return output
 
         return call
 
@@ -141,7 +168,10 @@ def attach(port: Port, begin: Callable[[], Generation]) -> Attached:
                     return forward(*args, **kwargs)
                 if not args:  # a denoiser may hand its layers everything by name
                     args = (kwargs.pop(layer.stream),)
-                return scope.generation.layer(LayerCall(scope.step, index, layer, forward, args, kwargs))
+                stream = scope.generation.layer(LayerCall(scope.step, index, layer, forward, args, kwargs))
+                if scope.watcher is not None and index == last:
+                    scope.watcher.see(stream)
+                return stream
 
             return call
 

@@ -13,11 +13,13 @@ from blockcache.errors import BlockcacheError
 
 policy = LazyGroup(
     "policy",
-    help="On the way to a policy and its calibration: demonstrations, training, observations.",
+    help="On the way to a policy and its calibration: demonstrations, training, observations, samplers of few steps.",
     verbs={
         "demonstrate": ("training:demonstrate", "Let a simulator's own expert show a task, to train on."),
         "train": ("training:train", "Train a DP-T policy from demonstrations."),
         "observe": ("training:observe", "Let a policy do its task and keep what it saw, to calibrate on."),
+        "place": ("samplers:place", "Find where the few steps of a sampler lie best for a policy."),
+        "fit": ("samplers:fit", "Fit the constants of a sampler of few steps to a policy."),
     },
 )
 paper = LazyGroup(
@@ -45,6 +47,7 @@ paper = LazyGroup(
         "show": ("schedules:show", "Draw a schedule in the terminal."),
         "export": ("engines:export", "Write a policy under a schedule as one ONNX file, for the robot."),
         "bench": ("engines:bench", "Time every engine beside what users run today."),
+        "check": ("check:check", "One schedule or method judged without a simulator: how far its actions are off."),
         "eval": ("evaluate:evaluate", "Does the robot still do its job? Paired rollouts of several methods."),
     },
 )

@@ -4,8 +4,6 @@ imported: nobody waits for torch to be told of a typing error."""
 from __future__ import annotations
 
 import shlex
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from blockcache.compare.results import GENERATIONS
-from blockcache.errors import FileError, ObservationError, TaskError
-from blockcache.files import check_writable
+from blockcache.errors import FileError, ObservationError, TaskError, shortened
+from blockcache.files import check_writable, exists, parse_arrays, read_bytes
 from blockcache.models.places import OBSERVATIONS, check_source, is_entry, policy_directory, read_config
 
 if TYPE_CHECKING:
@@ -55,6 +53,16 @@ class PolicySource:
 
         return open_port(self.name)
 
+    def port_with(self, sampler: str | None) -> Port:
+        """With the sampler of that file in place of its own, if one is named."""
+        if sampler is None:
+            return self.port
+        from blockcache.samplers import ChosenSampler
+
+        chosen = ChosenSampler.load(sampler)
+        chosen.check_fit(self.port.fingerprint)
+        return self.port.with_sampler(chosen.sampler)
+
     def task(self, named: str | None) -> str:
         """The task that somebody named, or else the one that the policy says it was trained for."""
         said = named or (self.port.task if is_entry(self.name) else read_config(self.name).get("task"))
@@ -67,13 +75,23 @@ class PolicySource:
 
         The file is read before the policy is loaded.
         """
-        beside = None if path or is_entry(self.name) else policy_directory(self.name) / OBSERVATIONS
-        file = Path(path) if path else beside
-        if file is None or (file == beside and not file.exists()):
-            raise FileError(f"the policy {self} brings no observations; give some with --observations FILE.npz")
-        arrays = _read_arrays(file)
+        file, arrays = self._arrays(path)
         found = {name: _fitting(arrays, name, shape, file) for name, shape in self.port.inputs.items()}
         return found["obs"] if set(found) == {"obs"} else found
+
+    def moments(self, path: str | None) -> Any:
+        """When each observation was made, (N, 2) episode and place in it, where that file says so; else None."""
+        return self._arrays(path)[1].get("moments")
+
+    def _arrays(self, path: str | None) -> tuple[Path, dict[str, Any]]:
+        beside = None if path or is_entry(self.name) else policy_directory(self.name) / OBSERVATIONS
+        file = Path(path) if path else beside
+        if file is None or (file == beside and not exists(file)):
+            raise FileError(
+                f"the policy {self} brings no observations; give some with --observations FILE.npz, such as "
+                "'blockcache policy observe' records"
+            )
+        return file, parse_arrays(read_bytes(file, "observations"), "observations", file)
 
 
 def load_schedule(source: str) -> Schedule:
@@ -81,9 +99,9 @@ def load_schedule(source: str) -> Schedule:
     from blockcache.schedule import Schedule
     from blockcache.schedule.presets import published_names, published_schedule
 
-    if source in published_names() and not Path(source).exists():
+    if source in published_names() and not exists(source):
         return published_schedule(source)
-    if not Path(source).exists():
+    if not exists(source):
         raise FileError(f"no schedule {source!r}: neither a file nor one of {', '.join(published_names())}")
     return Schedule.load(source)
 
@@ -131,19 +149,6 @@ def _writable_directory(path: str) -> Path:
     return Path(path)
 
 
-def _read_arrays(file: Path) -> Mapping[str, Any]:
-    import numpy as np
-
-    try:
-        loaded = np.load(file, allow_pickle=False)
-        return {"obs": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise FileError(
-            f"cannot read observations from {file}: {error}; expected a .npz file with an array 'obs', or several by the "
-            "names that the policy has for them"
-        ) from error
-
-
 def _fitting(arrays: Mapping[str, Any], name: str, shape: tuple[int, ...], file: Path) -> Any:
     """One of the policy's inputs, (N, *shape) float32."""
     import numpy as np
@@ -152,16 +157,18 @@ def _fitting(arrays: Mapping[str, Any], name: str, shape: tuple[int, ...], file:
     if name not in arrays:
         raise FileError(
             f"cannot read observations from {file}: expected an array {name!r} of shape {expected}, got "
-            f"{', '.join(arrays) or 'no array'}"
+            f"{shortened(', '.join(arrays), 200) or 'no array'}"
         )
     array = arrays[name]
     if array.dtype.kind not in "fiu":
         raise ObservationError(f"the observations {name!r} in {file} are no numbers but {array.dtype}")
-    if array.shape[1:] != tuple(shape) or not len(array):
+    if array.ndim == 0 or array.shape[1:] != tuple(shape) or not len(array):
         raise ObservationError(f"the observations {name!r} in {file} have shape {array.shape}, expected {expected}")
-    if not np.isfinite(array).all():
+    with np.errstate(over="ignore"):
+        found = np.asarray(array, dtype=np.float32)
+    if not np.isfinite(found).all():
         raise ObservationError(f"the observations {name!r} in {file} hold NaN or infinity; leave those out")
-    return np.asarray(array, dtype=np.float32)
+    return found
 
 
 POLICY = Checked("policy", PolicySource)
@@ -191,5 +198,8 @@ observations_option = click.option(
 )
 generations_option = click.option(
     "--generations", type=COUNT, default=GENERATIONS, help="Observations to calibrate on."
+)
+sampler_file_option = click.option(
+    "--sampler-file", metavar="FILE", help="A sampler file in place of the policy's own, such as 'policy fit' writes."
 )
 threads_option = click.option("--threads", type=COUNT, default=1, help="Threads for torch.")

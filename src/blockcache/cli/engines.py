@@ -11,7 +11,7 @@ import click
 
 from blockcache.cli import arguments as arg
 from blockcache.cores import cores
-from blockcache.samplers import SAMPLERS
+from blockcache.samplers import sampler_names
 
 if TYPE_CHECKING:
     from blockcache.models.port import Port
@@ -23,8 +23,14 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=arg.OUTPUT, default="policy.onnx", help="The file to write.")
 @click.option("--actions-only", is_flag=True, help="Leave out what the robot does not execute (causal policies).")
 @click.option("--other-weights", is_flag=True, help="Accept a schedule that was made for other weights.")
+@arg.sampler_file_option
 def export(
-    policy: arg.PolicySource, schedule: str | None, output: str, actions_only: bool, other_weights: bool
+    policy: arg.PolicySource,
+    schedule: str | None,
+    output: str,
+    actions_only: bool,
+    other_weights: bool,
+    sampler_file: str | None,
 ) -> None:
     """Write POLICY under SCHEDULE as one ONNX file: observation and noise in, actions in robot units out.
 
@@ -36,13 +42,14 @@ def export(
       blockcache export pusht schedule.json -o pusht.onnx
       blockcache export pusht schedule.json --actions-only -o fast.onnx
       blockcache export my_module:make_policy -o full.onnx
+      blockcache export pusht --sampler-file fitted.json -o fitted.onnx
     """
     followed = None if schedule is None else arg.load_schedule(schedule)
 
     from blockcache.engines import export_policy
 
     kind, check = "action" if actions_only else "chunk", "shape" if other_weights else "strict"
-    notes = export_policy(policy.port, followed, output, kind, check)
+    notes = export_policy(policy.port_with(sampler_file), followed, output, kind, check)
     click.echo(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB")
     for note in notes:
         click.echo(f"note: {note}")
@@ -54,7 +61,7 @@ def export(
 @click.option("--width", default=256)
 @click.option("--layers", default=8)
 @click.option("--horizon", default=10)
-@click.option("--sampler", type=click.Choice(list(SAMPLERS)), default="ddpm")
+@click.option("--sampler", type=click.Choice(sampler_names()), default="ddpm")
 @click.option("--steps", default=100, help="Denoising steps.")
 @click.option("--batch", type=arg.COUNT, default=1)
 @click.option("--threads", type=arg.COUNT, help="Measure with 1 and this many threads. Default: all cores.")

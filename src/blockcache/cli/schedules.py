@@ -14,6 +14,7 @@ from blockcache.solvers.metrics import METRICS
 @click.option("-o", "--output", type=arg.OUTPUT, default="recording.safetensors", help="The recording.")
 @arg.observations_option
 @arg.generations_option
+@arg.sampler_file_option
 @click.option("--seed", default=0, help="Of the noise.")
 @click.option("--action-costs", is_flag=True, help="What reuse does to the executed action, too: for --method action.")
 @arg.threads_option
@@ -22,6 +23,7 @@ def calibrate(
     output: str,
     observations: str | None,
     generations: int,
+    sampler_file: str | None,
     seed: int,
     action_costs: bool,
     threads: int,
@@ -43,8 +45,9 @@ def calibrate(
     from blockcache.observations import parts, rows
 
     torch.set_num_threads(threads)
-    batches = [policy.port.given(one) for one in parts(rows(seen, 0, generations), 1)]
-    recording = record(policy.port, batches, seed=seed, action_costs=action_costs)
+    port = policy.port_with(sampler_file)
+    batches = [port.given(one) for one in parts(rows(seen, 0, generations), 1)]
+    recording = record(port, batches, seed=seed, action_costs=action_costs)
     recording.save(output)
     click.echo(
         f"{output}: {len(recording.blocks)} blocks x {recording.steps} steps from {recording.generations} generations "
@@ -62,6 +65,7 @@ def calibrate(
 )
 @click.option("--method", type=click.Choice(METHODS), default="bac")
 @click.option("--objective", type=click.Choice(OBJECTIVES), default="anchor")
+@click.option("--last", is_flag=True, help="Every block at the last step too, as the authors' released code has it.")
 @click.option("--budget", type=float, help="With --method action: the share of the full FLOPs. Default: 0.15.")
 @click.option("--flops", type=float, help="With --method action, instead of a budget: FLOPs of one generation.")
 def solve(
@@ -72,6 +76,7 @@ def solve(
     metric: str,
     method: str,
     objective: str,
+    last: bool,
     budget: float | None,
     flops: float | None,
 ) -> None:
@@ -91,7 +96,7 @@ def solve(
     from blockcache.solvers.recording import Recording
 
     schedule = run_solver(
-        Recording.load(recording), updates, union, metric, method, objective, budget=budget, flops=flops
+        Recording.load(recording), updates, union, metric, method, objective, last, budget=budget, flops=flops
     )
     schedule.save(output)
     click.echo(

@@ -44,9 +44,11 @@ def performance(output: Path, render_only: bool, repeats: int) -> None:
         make_directory(output)
         FORMAT.save(source, measured)
     results = FORMAT.load(source)
-    plot_bench(results["bench"], output / BENCH_PICTURE)
-    plot_growth(results["growth"], output / GROWTH_PICTURE)
-    write_bytes(output / "performance.md", render(page(results)).encode())
+    with FORMAT.reading(source):
+        found = page(results)
+        plot_bench(results["bench"], output / BENCH_PICTURE)
+        plot_growth(results["growth"], output / GROWTH_PICTURE)
+    write_bytes(output / "performance.md", render(found).encode())
     click.echo(f"{output / 'performance.md'}")
 
 
@@ -120,8 +122,10 @@ def errors(
         make_directory(output)
         FORMAT.save(source, measured)
     results = FORMAT.load(source)
-    write_bytes(output / "caching-error.md", render(page(results)).encode())
-    display(page(results))
+    with FORMAT.reading(source):
+        found = page(results)
+    write_bytes(output / "caching-error.md", render(found).encode())
+    display(found)
 
 
 @click.command()

@@ -52,7 +52,7 @@ def suite(
     \b
     Suites, one factor at a time around BAC with S = 10, n = 5, cosine:
       main      BAC against Uniform, TeaCache, DDIM and DDPM with fewer steps, at equal FLOPs
-      ablation  what each part of BAC is worth; anchor against consecutive
+      ablation  what each part of BAC is worth; anchor against consecutive; the last step as in the released code
       metrics   cosine, MSE, L1, Wasserstein
       n-and-s   S in 3, 5, 7, 10, 20; n in 0, 1, 3, 5, 8
       ddim      BAC on DDIM-40 against fewer DDIM steps

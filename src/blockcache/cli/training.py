@@ -9,8 +9,7 @@ import click
 
 from blockcache.cli import arguments as arg
 from blockcache.cli.rollouts import task_option
-from blockcache.errors import FileError
-from blockcache.files import check_writable
+from blockcache.files import check_writable, opened
 
 first_seed_option = click.option(
     "--first-seed", type=click.IntRange(min=0), default=0, help="First environment seed; test seeds are refused."
@@ -18,9 +17,8 @@ first_seed_option = click.option(
 
 
 def _demonstrations(path: str) -> str:
-    if not Path(path).is_file():
-        raise FileError(f"no demonstrations at {path}: the file does not exist")
-    return path
+    with opened(path, "demonstrations"):
+        return path
 
 
 def _policy_to_write(path: str) -> str:
@@ -101,7 +99,7 @@ def train(task: str, data: str, output: str, threads: int | None, resume: bool, 
 def observe(
     policy: arg.PolicySource, task: str | None, output: str, episodes: int, count: int, first_seed: int, threads: int
 ) -> None:
-    """Let POLICY do its task and keep what it saw, to calibrate on.
+    """Let POLICY do its task and keep what it saw over whole episodes, to calibrate on and to check schedules with.
 
     \b
     Examples:
@@ -113,9 +111,8 @@ def observe(
     import torch
 
     from blockcache.compare.observe import observe as run
-    from blockcache.compare.observe import save_observations
 
     torch.set_num_threads(threads)
-    obs = run(policy.port, chosen, episodes, count, first_seed)
-    save_observations(output, obs)
-    click.echo(f"{output}: {len(obs)} observations of {episodes} episodes")
+    seen = run(policy.port, chosen, episodes, count, first_seed)
+    seen.save(output)
+    click.echo(f"{output}: {len(seen.obs)} observations of {episodes} episodes")

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,24 @@ from torch import Tensor
 
 from blockcache._version import __version__
 from blockcache.attach.recorder import calibrate
-from blockcache.compare.methods import ActionBudget, Method, MethodError, ScheduleFile, TeaCache
+from blockcache.compare.methods import (
+    ActionBudget,
+    FewerSteps,
+    FittedSteps,
+    Method,
+    MethodError,
+    SamplerFile,
+    ScheduleFile,
+    TeaCache,
+)
 from blockcache.compare.results import EAGER
 from blockcache.engines import Stats, accelerate
 from blockcache.files import PathLike, make_directory
+from blockcache.fitting import Clouds, Effort, fit, place
 from blockcache.models.pairing import generate, takes_generator
 from blockcache.models.port import Port
 from blockcache.observations import hash_observations, parts
-from blockcache.samplers import SamplerConfig, fewer_steps
+from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
 from blockcache.schedule import Schedule, Strategy
 from blockcache.schedule.cost import generation
 from blockcache.solvers import fit_teacache, solve
@@ -109,11 +119,14 @@ def running(port: Port, candidate: Candidate) -> Iterator[Running]:
 
 
 class Calibrations:
-    """Recordings of one policy: one for each sampler, made when a method first needs it.
+    """Recordings of one policy, one for each sampler, and samplers that are placed or fitted for it: made when a method
+    first needs them.
 
     port          the policy
     observations  a batch: one generation is recorded for each sample
     keep          a directory to keep them in: each is made once and read from there the next time
+    fitting       another batch, to place and fit samplers on
+    effort        how much work a fit is
     """
 
     def __init__(
@@ -123,9 +136,14 @@ class Calibrations:
         *,
         seed: int = 0,
         keep: PathLike | None = None,
+        fitting: Any = None,
+        effort: Effort | None = None,
         progress: bool = True,
     ) -> None:
         self.port = port
+        self._fitting, self._effort = fitting, effort or Effort()
+        self._clouds: Clouds | None = None
+        self._chosen: dict[FewerSteps | FittedSteps, SamplerConfig] = {}
         self.observations = observations
         self.seed = seed
         self._keep = None if keep is None else Path(keep)
@@ -135,7 +153,13 @@ class Calibrations:
     def candidate(self, method: Method, engine: str | None = "auto") -> Candidate:
         """Solve or read what the method follows."""
         sampler = None
-        if method.sampler is not None:
+        if isinstance(method.sampler, SamplerFile):
+            file = ChosenSampler.load(method.sampler.path)
+            file.check_fit(self.port.fingerprint)
+            sampler = file.sampler
+        elif isinstance(method.sampler, FittedSteps) or (method.sampler is not None and method.sampler.placed):
+            sampler = self.chosen(method.sampler)
+        elif method.sampler is not None:
             sampler = self.sampler(method.sampler.kind, method.sampler.steps)
         return Candidate(self._strategy(method, sampler), engine, sampler)
 
@@ -153,6 +177,36 @@ class Calibrations:
             raise MethodError(f"{self.port.untabulated} cannot be exchanged for another: it is not one that we know")
         return fewer_steps(self.port.sampler, kind, steps)
 
+    def chosen(self, wanted: FewerSteps | FittedSteps) -> SamplerConfig:
+        """A sampler that is placed or fitted for the policy, on the observations for that."""
+        if wanted not in self._chosen:
+            self._chosen[wanted] = self._choose(wanted).sampler
+        return self._chosen[wanted]
+
+    def _choose(self, wanted: FewerSteps | FittedSteps) -> ChosenSampler:
+        if self._fitting is None:
+            raise MethodError(
+                f"{wanted} needs observations besides those to calibrate and to compare on, and there are none; give more, "
+                "or choose it once with 'blockcache policy place' or 'blockcache policy fit' and name sampler:FILE"
+            )
+        file = None
+        if self._keep is not None:
+            name = digest(
+                {**self._origin(self.port, self._fitting), "sampler": str(wanted), "effort": asdict(self._effort)}
+            )
+            file = self._keep / f"sampler-{name[:16]}.json"
+            if file.exists():
+                return ChosenSampler.load(file)
+        self._clouds = self._clouds or Clouds(self.port, self._fitting, seed=self.seed, progress=self._progress)
+        if isinstance(wanted, FittedSteps):
+            made = fit(self._clouds, wanted.steps, wanted.spread, effort=self._effort)
+        else:
+            made = place(self._clouds, wanted.steps, wanted.kind)
+        if file is not None:
+            make_directory(file.parent)
+            made.save(file)
+        return made
+
     def _strategy(self, method: Method, sampler: SamplerConfig | None) -> Strategy | None:
         wanted = method.reuse
         if wanted is None:
@@ -165,12 +219,18 @@ class Calibrations:
             recording = self.recording(sampler, action_costs=True)
             return solve(recording, wanted.updates, method="action", budget=wanted.budget)
         return solve(
-            self.recording(sampler), wanted.updates, wanted.union, wanted.metric, wanted.method, wanted.objective
+            self.recording(sampler),
+            wanted.updates,
+            wanted.union,
+            wanted.metric,
+            wanted.method,
+            wanted.objective,
+            last=wanted.last,
         )
 
     def _recording(self, port: Port, action_costs: bool) -> Recording:
-        name = f"recording-{self._digest(port)[:16]}{'-action' if action_costs else ''}.safetensors"
-        file = None if self._keep is None else self._keep / name
+        name = digest(self._origin(port, self.observations))[:16] + ("-action" if action_costs else "")
+        file = None if self._keep is None else self._keep / f"recording-{name}.safetensors"
         if file is not None and file.exists():
             return Recording.load(file)
         batches = [port.given(one) for one in parts(self.observations, 1)]
@@ -180,9 +240,10 @@ class Calibrations:
             made.save(file)
         return made
 
-    def _digest(self, port: Port) -> str:
-        seen, fingerprint = hash_observations(self.observations), port.fingerprint.to_dict()
-        return digest({"made_by": __version__, "policy": fingerprint, "observations": seen, "seed": self.seed})
+    def _origin(self, port: Port, observations: Any) -> dict[str, Any]:
+        """What a recording or a sampler is made from."""
+        seen, fingerprint = hash_observations(observations), port.fingerprint.to_dict()
+        return {"made_by": __version__, "policy": fingerprint, "observations": seen, "seed": self.seed}
 
 
 def digest(value: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, rows
 from blockcache.tasks import Rollout, Task, TaskSpec, make_task
 
-OPEN_LOOP = 32  # observations, at most
+OPEN_LOOP, FITTING = 32, 32  # observations to compare actions on, and to place and fit samplers on; at most
 _REFERENCE, _FLOOR = OpenLoop(Candidate(), seed=0), OpenLoop(Candidate(), seed=10_000)
 
 
@@ -82,7 +82,15 @@ class Evaluation:
     def run(self, backend: Backend = one_by_one, *, progress: bool = True) -> Results:
         """Run what the store does not hold yet, and put all of it together."""
         jobs = {self._key(job): job for job in self._jobs()}
-        outcomes = run_jobs(partial(work, self.setting), jobs, self.store, backend, keep=_went_well, progress=progress)
+        outcomes = run_jobs(
+            partial(work, self.setting),
+            jobs,
+            self.store,
+            backend,
+            keep=_went_well,
+            check=lambda job, outcome: job.check(self.setting, outcome),
+            progress=progress,
+        )
         return self._results(lambda job: outcomes[self._key(job)])
 
     def play(self, name: str, seed: int, on_frame: Callable[[Task], None]) -> Rollout:
@@ -188,7 +196,8 @@ def prepare(
     policy        the policy object, ours or foreign (or its port)
     task          by name
     methods       by name, see `methods`; the full policy is always among them: it is what the others are compared with
-    observations  a batch: the first `generations` to calibrate on, others for the open-loop comparison
+    observations  a batch: the first `generations` to calibrate on, the next ones for the open-loop comparison, the rest for
+                  samplers that are placed or fitted
     state         the directory in which finished work is kept
     source        where the policy came from, for the record
     rollouts      episodes per method, from `first_seed` on (the task's first test seed), `group` of them as one batch
@@ -214,7 +223,10 @@ def prepare(
             "actions on; give more observations or fewer generations"
         )
     with one_thread():
-        calibrations = Calibrations(port, rows(observations, 0, generations), keep=state, progress=progress)
+        used = generations + OPEN_LOOP
+        others = rows(observations, used, used + FITTING) if batch_size(observations) > used else None
+        seen = rows(observations, 0, generations)
+        calibrations = Calibrations(port, seen, keep=state, fitting=others, progress=progress)
         found = {name: calibrations.candidate(method, engine) for name, method in parsed.items()}
         # the onnx engine writes a graph for each method that it has not met before
         bar = tqdm(found.items(), desc="preparing", unit="method", delay=2, leave=False, disable=not progress)

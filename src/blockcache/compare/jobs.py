@@ -17,9 +17,9 @@ from tqdm import tqdm
 from blockcache.cores import cores
 from blockcache.errors import BlockcacheError, FileError
 from blockcache.extras import installed, require
-from blockcache.files import Format, PathLike, make_directory
+from blockcache.files import Format, Name, PathLike, make_directory
 
-FORMAT = Format("blockcache.job", "finished job", {"key": str, "outcome": dict}, again="delete it and run again")
+FORMAT = Format("blockcache.job", "finished job", {"key": Name, "outcome": dict}, again="delete it and run again")
 Outcome: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Any], Outcome]
 # (work, jobs) -> (the job's place, its outcome), in the order in which they are finished
@@ -36,7 +36,8 @@ class Store:
     def __init__(self, directory: PathLike) -> None:
         self.directory = Path(directory)
 
-    def get(self, key: str) -> Outcome | None:
+    def get(self, key: str, check: Callable[[Outcome], object] = dict) -> Outcome | None:
+        """What is kept of a job, if anything is; `check` raises if that is not what the job gives."""
         path = self._path(key)
         if not path.exists():
             return None
@@ -44,6 +45,8 @@ class Store:
         if value["key"] != key:
             raise FileError(f"the finished job {path} is not the one that its name says; delete it and run again")
         outcome: Outcome = value["outcome"]
+        with FORMAT.reading(path):
+            check(outcome)
         return outcome
 
     def put(self, key: str, outcome: Outcome) -> None:
@@ -61,10 +64,16 @@ def run_jobs(
     backend: Backend,
     *,
     keep: Callable[[Outcome], bool] = lambda outcome: True,
+    check: Callable[[Any, Outcome], object] = lambda job, outcome: None,
     progress: bool = True,
 ) -> dict[str, Outcome]:
-    """The outcome of every job by its key; jobs that the store holds are not run again. `keep` says what it may hold."""
-    outcomes = {key: kept for key in jobs if (kept := store.get(key)) is not None and keep(kept)}
+    """The outcome of every job by its key; jobs that the store holds are not run again.
+
+    keep   says what the store may hold
+    check  raises if what the store holds is not what that job gives
+    """
+    kept = {key: store.get(key, partial(check, job)) for key, job in jobs.items()}
+    outcomes = {key: outcome for key, outcome in kept.items() if outcome is not None and keep(outcome)}
     missing = [key for key in jobs if key not in outcomes]
     bar = tqdm(desc="evaluating", total=len(jobs), initial=len(outcomes), unit="group", disable=not progress)
     with bar:

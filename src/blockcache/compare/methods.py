@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from blockcache.errors import BlockcacheError
-from blockcache.samplers import SAMPLERS
+from blockcache.samplers import sampler_names
 from blockcache.solvers import OBJECTIVES
 from blockcache.solvers.metrics import METRICS
 from blockcache.solvers.solve import BUDGET
@@ -18,12 +18,20 @@ from blockcache.solvers.solve import BUDGET
 NAMES = """\
   full                          everything computed; always among the methods
   uniform:S=10  unified:S=10    schedules, solved from a calibration on the policy's observations;
-  blockwise:S=10  bac:S=10,n=5  also metric=cosine|mse|l1|wasserstein, objective=anchor|consecutive
+  blockwise:S=10  bac:S=10,n=5  also metric=cosine|mse|l1|wasserstein, objective=anchor|consecutive,
+                                last=1 (all blocks at the last step too, as in BAC's released code)
   action:budget=0.15            where the executed action needs it, at that share of the FLOPs; or S=10 updates on average
   teacache:threshold=0.1        decides while it runs
   ddim-16  sde-dpmsolver++-8    fewer denoising steps instead, by any sampler's name
+  ddpm-8:placed                 the same with its steps placed for the policy, on its observations
+  fitted-5  fitted-5:spread=1   all constants of so many steps fitted to the policy; below 1 (0.7) its actions are sharper
+  sampler:fitted.json           a sampler file, such as 'policy place' and 'policy fit' write
   ddim-40+bac:S=5,n=3           both, calibrated with that sampler; also ddpm-10+action:budget=0.6
   schedule.json                 a schedule file, also behind a sampler"""
+
+
+SPREAD = 0.7
+"""What is fitted for unless somebody says otherwise."""
 
 
 class MethodError(BlockcacheError):
@@ -32,13 +40,33 @@ class MethodError(BlockcacheError):
 
 @dataclass(frozen=True)
 class FewerSteps:
-    """Another sampler, with fewer steps."""
+    """Another sampler, with fewer steps; where they lie is the sampler's own way, or found for the policy."""
 
     kind: str
     steps: int
+    placed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kind}-{self.steps}"
+        return f"{self.kind}-{self.steps}{':placed' if self.placed else ''}"
+
+
+@dataclass(frozen=True)
+class FittedSteps:
+    """A sampler that is fitted to the policy; the fields are those of `fit_sampler`."""
+
+    steps: int
+    spread: float = SPREAD
+
+    def __str__(self) -> str:
+        return f"fitted-{self.steps}" + ("" if self.spread == SPREAD else f":spread={self.spread:g}")
+
+
+@dataclass(frozen=True)
+class SamplerFile:
+    path: str
+
+    def __str__(self) -> str:
+        return f"sampler:{self.path}"
 
 
 @dataclass(frozen=True)
@@ -50,12 +78,14 @@ class Solved:
     union: int = 5
     metric: str = "cosine"
     objective: str = "anchor"
+    last: bool = False
 
     def __str__(self) -> str:
         parts = [f"S={self.updates}"]
         parts += [f"n={self.union}"] if self.method == "bac" else []
         parts += [f"metric={self.metric}"] if self.metric != "cosine" else []
         parts += [f"objective={self.objective}"] if self.objective != "anchor" else []
+        parts += ["last=1"] if self.last else []
         return f"{self.method}:{','.join(parts)}"
 
 
@@ -97,7 +127,7 @@ Reused: TypeAlias = Solved | ActionBudget | TeaCache | ScheduleFile
 class Method:
     """`sampler` None is the policy's own; `reuse` None computes everything. Its `name` parses to the method again."""
 
-    sampler: FewerSteps | None = None
+    sampler: FewerSteps | FittedSteps | SamplerFile | None = None
     reuse: Reused | None = None
 
     @property
@@ -107,10 +137,10 @@ class Method:
 
 FULL = Method()
 _SOLVED = {  # method -> the parameters that it takes
-    "uniform": ("S",),
-    "unified": ("S", "metric", "objective"),
-    "blockwise": ("S", "metric", "objective"),
-    "bac": ("S", "n", "metric", "objective"),
+    "uniform": ("S", "last"),
+    "unified": ("S", "metric", "objective", "last"),
+    "blockwise": ("S", "metric", "objective", "last"),
+    "bac": ("S", "n", "metric", "objective", "last"),
 }
 _OTHERS = {"action": ("budget", "S"), "teacache": ("threshold",)}
 _FIELDS = {"S": "updates", "n": "union"}
@@ -118,12 +148,33 @@ _FIELDS = {"S": "updates", "n": "union"}
 
 def parse_method(text: str) -> Method:
     """Strict: anything that is not exactly a method is refused with one sentence."""
-    names = "|".join(map(re.escape, SAMPLERS))
-    found = re.fullmatch(rf"({names})-([1-9]\d*)(?:\+(.+))?", text)
+    names = "|".join(map(re.escape, sampler_names()))
+    found = re.fullmatch(
+        rf"(?:(?P<kind>{names})-(?P<steps>[1-9]\d*)(?P<placed>:placed)?|fitted-(?P<fitted>[1-9]\d*)(?::(?P<settings>[^+]*))?"
+        r"|sampler:(?P<file>.+?\.json))(?:\+(?P<reuse>.+))?",
+        text,
+    )
     if found is None:
         return FULL if text == "full" else Method(reuse=_parse_reuse(text, text))
-    sampler = FewerSteps(found[1], int(found[2]))
-    return Method(sampler) if found[3] is None else Method(sampler, _parse_reuse(found[3], text))
+    sampler: FewerSteps | FittedSteps | SamplerFile
+    if found["file"] is not None:
+        sampler = SamplerFile(found["file"])
+    elif found["fitted"] is not None:
+        sampler = FittedSteps(int(found["fitted"]), **_parse_spread(found["settings"], text))
+    else:
+        sampler = FewerSteps(found["kind"], int(found["steps"]), found["placed"] is not None)
+    return Method(sampler) if found["reuse"] is None else Method(sampler, _parse_reuse(found["reuse"], text))
+
+
+def _parse_spread(settings: str | None, text: str) -> dict[str, float]:
+    if settings is None:
+        return {}
+    name, _, value = settings.partition("=")
+    if name != "spread" or not re.fullmatch(r"\d+(\.\d+)?", value, re.ASCII) or not 0 < float(value) <= 1:
+        raise MethodError(
+            f"method {text!r}: fitted-N takes spread=..., a number above 0 and up to 1, such as 0.7; got {settings!r}"
+        )
+    return {"spread": float(value)}
 
 
 def _parse_reuse(part: str, text: str) -> Reused:
@@ -134,8 +185,8 @@ def _parse_reuse(part: str, text: str) -> Reused:
     if kind not in takes:
         raise MethodError(
             f"unknown method {text!r}; known are full, {', '.join(takes)}, "
-            f"{', '.join(f'{name}-N' for name in SAMPLERS)}, a schedule file (.json), and a sampler with one of these "
-            "such as ddim-40+bac:S=5,n=3"
+            f"{', '.join(f'{name}-N' for name in sampler_names())}, fitted-N, a schedule file (.json), and a sampler with "
+            "one of these such as ddim-40+bac:S=5,n=3"
         )
     known = takes[kind]
     values: dict[str, Any] = {}
@@ -161,6 +212,10 @@ def _parse_value(name: str, value: str, text: str) -> int | float | str:
         if value in choices[name]:
             return value
         expected = f"one of {', '.join(choices[name])}"
+    elif name == "last":
+        if value in ("0", "1"):
+            return value == "1"
+        expected = "0 or 1"
     elif name in ("threshold", "budget"):
         if re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d\d?)?", value, re.ASCII) and (
             name == "threshold" or 0 < float(value) <= 1

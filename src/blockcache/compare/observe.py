@@ -1,8 +1,9 @@
-"""Observations to calibrate on: what a policy sees while it does its task. Never from test seeds."""
+"""Observations to calibrate, fit and check on: what a policy sees while it does its task. Never from test seeds."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,17 @@ from blockcache.models.registry import port_of
 from blockcache.tasks import make_task, rollout, task_spec
 
 
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """What a policy saw when it was asked for a chunk, and when that was: two chunks that follow one another are known."""
+
+    obs: NDArray[np.float32]  # (N, n_obs_steps, obs_dim)
+    moments: NDArray[np.int64]  # (N, 2): the seed of the episode, the chunk's place in it
+
+    def save(self, path: PathLike) -> None:
+        write_arrays(path, obs=self.obs, moments=self.moments)
+
+
 def observe(
     policy: Any,
     task: str,
@@ -26,9 +38,9 @@ def observe(
     *,
     engine: str = "auto",
     progress: bool = True,
-) -> NDArray[np.float32]:
-    """What a policy sees while it does its task: (count, n_obs_steps, obs_dim), spread evenly over all decisions of some
-    episodes, in random order. Decisions come in the order of time; shuffled, the first few stand for the whole task too.
+) -> Decisions:
+    """What a policy sees while it does its task, spread evenly over all decisions of some whole episodes, in random order.
+    Decisions come in the order of time; shuffled, the first few stand for the whole task too.
 
     policy      the policy object, ours or foreign (or its port)
     task        by name
@@ -62,7 +74,7 @@ def observe(
             raise TaskError(f"the simulator failed with seed {record.seed}: {record.error}; observe other seeds")
     # An episode that is over stays in the batch as padding; what it shows then is no decision.
     decisions = [
-        obs[place]
+        (obs[place], (record.seed, chunk))
         for chunk, obs in enumerate(seen)
         for place, record in enumerate(records)
         if chunk * port.n_action_steps < record.steps
@@ -73,8 +85,5 @@ def observe(
         )
     kept = np.linspace(0, len(decisions) - 1, count).round().astype(int)
     np.random.default_rng(first_seed).shuffle(kept)
-    return np.stack([decisions[place] for place in kept]).astype(np.float32)
-
-
-def save_observations(path: PathLike, obs: NDArray[np.float32]) -> None:
-    write_arrays(path, obs=obs)
+    obs, moments = zip(*(decisions[place] for place in kept), strict=True)
+    return Decisions(np.stack(obs).astype(np.float32), np.array(moments, dtype=np.int64))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -18,15 +18,20 @@ from numpy.typing import NDArray
 
 from blockcache.compare.candidates import Candidate, Running, running
 from blockcache.compare.jobs import Outcome
+from blockcache.compare.results import Record
+from blockcache.errors import ContentError
+from blockcache.files import Fields, Limit, read
 from blockcache.measure.action_error import actions
 from blockcache.measure.statistics import chunk_jump, mean_jerk
 from blockcache.models.port import Port
-from blockcache.observations import hash_observations, parts
+from blockcache.observations import batch_size, hash_observations, parts
 from blockcache.samplers import SamplerTable, table
 from blockcache.tasks import Rollout, Task, rollout
 from blockcache.tasks.rollout import Act
 
 OPEN_LOOP_BATCH = 16
+_PLAYED = Fields({"records": list[dict[str, Any]], "seconds": float})
+_ACTED = Fields({"actions": list[list[list[float]]], "reused": Annotated[float, Limit(0, 1)]})
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +59,13 @@ class Group:
         records = [_record(item, setting.port.action_scale, setting.port.n_action_steps) for item in done]
         return {"records": records, "seconds": round(time.perf_counter() - started, 3)}
 
+    def check(self, setting: Setting, outcome: Outcome) -> None:
+        """Refuse what is not the outcome of this job."""
+        read(_PLAYED, outcome)
+        records = read(list[Record], [{"method": "", **item} for item in outcome["records"]], "records")
+        if tuple(record.seed for record in records) != self.seeds:
+            raise ContentError("its rollouts are of other seeds")
+
 
 @dataclass(frozen=True)
 class OpenLoop:
@@ -71,6 +83,13 @@ class OpenLoop:
             found = actions(fast.act, parts(setting.observations, OPEN_LOOP_BATCH), self.seed)
             stats = fast.stats()
         return {"actions": found.tolist(), "reused": 0.0 if stats is None else stats.reused_share}
+
+    def check(self, setting: Setting, outcome: Outcome) -> None:
+        """Refuse what is not the outcome of this job."""
+        read(_ACTED, outcome)
+        expected = (batch_size(setting.observations), setting.port.n_action_steps, len(setting.port.action_scale))
+        if (shape := np.asarray(outcome["actions"]).shape) != expected:
+            raise ContentError(f"its actions have shape {shape}, expected {expected}")
 
 
 def work(setting: Setting, job: Group | OpenLoop) -> Outcome:

@@ -15,26 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from blockcache.compare.jobs import EvaluationError
-from blockcache.files import Format, PathLike, read_exactly
+from blockcache.files import Count, Fields, Format, Limit, PathLike, dict_of, exists
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError
 
-FORMAT = Format(
-    "blockcache.results",
-    "results file",
-    {"task": dict, "policy": dict, "setting": dict, "noise_floor": dict, "methods": list, "records": list},
-    again="run the evaluation again",
-)
-TIMINGS_FORMAT = Format(
-    "blockcache.timings",
-    "timings file",
-    {"policy": dict, "machine": dict, "setting": str, "methods": dict},
-    again="time the methods again",
-)
 BASELINE = "full"
 PLAIN = "plain policy"  # among timings: the policy as it comes
 EAGER = "eager"  # among engines: torch itself, which runs the policy as it comes
@@ -50,7 +37,7 @@ class MethodRun:
     sampler: Mapping[str, Any]
     reuse: Mapping[str, Any] | None
     shares_all_noise: bool  # with the full policy; otherwise the initial noise only
-    flops: int
+    flops: Count
     reused: float
     error: ActionError
 
@@ -64,10 +51,10 @@ class Record:
     """One rollout. Where the simulator failed there is an error, and neither score nor success."""
 
     method: str
-    seed: int
+    seed: Count
     score: float | None
     success: bool | None
-    steps: int
+    steps: Count
     error: str | None
     jerk: float | None  # normalised units per step cubed
     jump: float | None  # normalised units, from chunk to chunk
@@ -76,6 +63,32 @@ class Record:
         for value in (self.score, self.success):
             if (value is None) != (self.error is not None):
                 raise ValueError(f"seed {self.seed} of {self.method} must have either a score and success or an error")
+
+
+MACHINE = Fields({"processor": str, "cores": Count}, {"load_average": list[float] | None}, others=True)
+CALIBRATION = Fields({"generations": Count, "seed": Count, "observations": str})
+_COUNTS = ("first_seed", "rollouts", "group", "open_loop_observations")
+FORMAT = Format(
+    "blockcache.results",
+    "results file",
+    {
+        "task": Fields({"name": str, "success": str, "max_steps": Count}),
+        "policy": Fields({"source": str, "fingerprint": dict}),
+        "setting": Fields({**dict.fromkeys(_COUNTS, Count), "noise": str, "calibration": CALIBRATION}, others=True),
+        "noise_floor": ActionError,
+        "methods": tuple[MethodRun, ...],
+        "records": tuple[Record, ...],
+    },
+    again="run the evaluation again",
+)
+_SECONDS = Annotated[float, Limit(1e-9)]
+_TIMED = {"seconds": Annotated[list[_SECONDS], Limit(1)], "p50": _SECONDS, "p95": _SECONDS, "p99": _SECONDS}
+TIMINGS_FORMAT = Format(
+    "blockcache.timings",
+    "timings file",
+    {"policy": Fingerprint, "machine": MACHINE, "setting": str, "methods": dict_of(Fields(_TIMED))},
+    again="time the methods again",
+)
 
 
 @dataclass(frozen=True)
@@ -104,20 +117,21 @@ class Results:
         content = FORMAT.load(path)
         with FORMAT.reading(path):
             Fingerprint.from_dict(content["policy"]["fingerprint"])
-            floor = read_exactly(ActionError, content["noise_floor"])
-            methods = tuple(
-                read_exactly(MethodRun, {**item, "error": read_exactly(ActionError, item.get("error"))})
-                for item in content["methods"]
-            )
-            records = tuple(read_exactly(Record, item) for item in content["records"])
-            return read_exactly(cls, {**content, "noise_floor": floor, "methods": methods, "records": records})
+            found = cls(**content)
+            names = [method.name for method in found.methods]
+            rollouts = [(record.method, record.seed) for record in found.records]
+            if BASELINE not in names or len(set(names)) < len(names) or {name for name, _ in rollouts} - set(names):
+                raise ValueError(f"its methods are {BASELINE} and others, each once and with all that has records")
+            if len(set(rollouts)) < len(rollouts):
+                raise ValueError("a rollout stands there twice")
+            return found
 
 
 def check_alike(
     path: PathLike, task: str, policy: Fingerprint, methods: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> None:
     """Refuse results of another task or policy, or of another schedule under the same name."""
-    if not Path(path).exists():
+    if not exists(path):
         return
     old = Results.load(path)
     reason = None
@@ -137,7 +151,7 @@ def check_alike(
 
 def check_nothing_lost(path: PathLike, planned: Container[tuple[str, int]]) -> None:
     """Refuse to write over rollouts, (method, seed), that the new results will not have."""
-    if not Path(path).exists():
+    if not exists(path):
         return
     lost = [record for record in Results.load(path).records if (record.method, record.seed) not in planned]
     if lost:

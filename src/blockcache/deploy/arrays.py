@@ -1,4 +1,4 @@
-"""Anything that numpy reads as numbers, as a float32 array; what is no number or not finite is refused."""
+"""Anything that numpy reads as numbers, as a float32 array; what is no number, not finite or absurdly large is refused."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.errors import ObservationError
+from blockcache.finite import check_input
 
 Array: TypeAlias = npt.NDArray[np.float32]
-SENSOR = "check the sensor before asking for an action"
 
 
-def read_array(value: Any, what: str, hint: str) -> Array:
-    """`value` as float32, contiguous. `what` names it in an error, `hint` says what to do where it is not finite."""
+def read_array(value: Any, what: str) -> Array:
+    """`value` as float32, contiguous. `what` names it in an error: an observation, or "noise"."""
     try:
         array = np.asarray(value)  # a torch tensor answers this too
     except (TypeError, ValueError, RuntimeError) as error:
@@ -24,6 +24,10 @@ def read_array(value: Any, what: str, hint: str) -> Array:
         raise ObservationError(f"{what} is not an array of numbers: its type is {array.dtype}")
     with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
         array = np.asarray(array, dtype=np.float32, order="C")
-    if not np.isfinite(array).all():
-        raise ObservationError(f"{what} holds NaN or infinity; {hint}")
+    check_input(largest(array), what)
     return array
+
+
+def largest(array: Array) -> float:
+    """The largest magnitude; NaN if one of the values is."""
+    return float(np.abs(array).max(initial=0.0))

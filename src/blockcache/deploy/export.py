@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from blockcache.deploy.arrays import SENSOR, Array, read_array
-from blockcache.deploy.session import open_file
+from blockcache.deploy.arrays import Array, largest, read_array
+from blockcache.deploy.session import open_file, run_session
 from blockcache.errors import ObservationError
 from blockcache.files import PathLike
+from blockcache.finite import check_generation
 
 
 def open_export(path: PathLike, threads: int | None = None) -> ExportedPolicy:
@@ -29,10 +30,10 @@ def open_export(path: PathLike, threads: int | None = None) -> ExportedPolicy:
 class ExportedPolicy:
     """A policy that needs numpy and onnxruntime only. Several threads may call it at once."""
 
-    def __init__(self, path: PathLike, threads: int | None = None) -> None:
-        """The arguments of `open_export`."""
+    def __init__(self, path: PathLike, threads: int | None = None, data: bytes | None = None) -> None:
+        """The arguments of `open_export`; and `data`, the file's content, if that is at hand and need not be read."""
         self.path = Path(path)
-        opened = open_file(self.path, threads)
+        opened = open_file(self.path, threads, data)
         self._session = opened.session
         self.threads = opened.threads
         self.header: Mapping[str, Any] = opened.header
@@ -102,7 +103,7 @@ class ExportedPolicy:
             if name not in obs:
                 raise ObservationError(f"the observation has no key {name!r}, got {sorted(map(str, obs))}")
             what = "the observation" if alone else f"the observation {name!r}"
-            array, inner = read_array(obs[name], what, SENSOR), self.sizes[name][1:]
+            array, inner = read_array(obs[name], what), self.sizes[name][1:]
             if array.ndim < 1 or len(array) < 1 or list(array.shape[1:]) != inner:
                 raise ObservationError(
                     f"{what} has shape {array.shape}, expected ({', '.join(map(str, ['batch', *inner]))})"
@@ -115,12 +116,17 @@ class ExportedPolicy:
 
     def run(self, observed: Mapping[str, Array], noise: Any) -> dict[str, Array]:
         """One generation of what `check_observation` returned, with noise (1 + draws, B, horizon, D)."""
-        drawn = read_array(noise, "noise", "draw_noise makes it")
+        drawn = read_array(noise, "noise")
         expected = self._noise_shape(_batch(observed))
         if drawn.shape != expected:
             raise ObservationError(f"noise has shape {drawn.shape}, expected {expected}; draw_noise makes it")
-        arrays = self._session.run([*self._outputs], {**observed, "noise": drawn})
-        return dict(zip(self._outputs, arrays, strict=True))
+        arrays = run_session(self._session, [*self._outputs], {**observed, "noise": drawn})
+        found = dict(zip(self._outputs, arrays, strict=True))
+        # of the actions, and of rows on their way (`norms`): no clip hides an overflow from us
+        reached = float(np.max([largest(array) for array in found.values()]))
+        check_generation(reached, lambda: max(map(largest, observed.values())))
+        del found["norms"]
+        return found
 
     def _noise_shape(self, batch: int) -> tuple[int, ...]:
         return tuple(batch if size == "batch" else size for size in self.sizes["noise"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blockcache.deploy.arrays import SENSOR, Array, read_array
+from blockcache.deploy.arrays import Array, read_array
 from blockcache.errors import ObservationError
 
 
@@ -30,7 +30,7 @@ class History:
         """
         bare = not isinstance(observation, Mapping)
         given: Mapping[str, Any] = {"obs": observation} if bare else observation
-        now = {name: read_array(value, f"the observation {name!r}", SENSOR).copy() for name, value in given.items()}
+        now = {name: read_array(value, f"the observation {name!r}").copy() for name, value in given.items()}
         if self._kept and (expected := _shapes(self._kept[-1])) != _shapes(now):
             raise ObservationError(
                 f"the observation has the shapes {_shapes(now)}, expected {expected} as before; call reset() where "

@@ -7,24 +7,38 @@ in and out.
 from __future__ import annotations
 
 import json
-import os
+import reprlib
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from blockcache.cores import cores
-from blockcache.errors import EngineError, FileError
+from blockcache.deploy.graph import check_model, read_metadata
+from blockcache.deploy.integrity import has_hash, is_intact
+from blockcache.errors import ContentError, EngineError, FileError, in_one_line
 from blockcache.extras import require
-from blockcache.files import Format, read_bytes
+from blockcache.files import Count, Format, Limit, read_bytes
 from blockcache.fingerprint import Fingerprint
 
 FORMAT = Format(
     "blockcache.onnx",
     "ONNX file",
-    {"output": str, "executed": list, "schedule": dict, "origin": dict, "fingerprint": object},
+    {
+        "output": str,
+        "executed": Annotated[list[Count], Limit(2, 2)],
+        "inputs": dict,
+        "outputs": dict,
+        "schedule": dict[str, list[Count]],
+        "origin": dict,
+        "fingerprint": dict,
+        "build": str,
+    },
+    optional=("build",),
+    version=2,  # 1 had no hash
     again="export it again",
 )
 MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
@@ -48,31 +62,95 @@ class OpenFile:
     threads: int
 
 
-def open_file(path: Path, threads: int | None) -> OpenFile:
-    """Check the file and load it. Without `threads`, one thread and all cores are tried and the faster one is taken."""
+def open_file(path: Path, threads: int | None, data: bytes | None = None) -> OpenFile:
+    """Check the file and load it: nothing is made of it before all of it was looked at, and nothing in it is run for that.
+
+    path     where it is, or for `data` is going to be
+    threads  without it, one thread and all cores are tried and the faster one is taken
+    data     its content, where that is at hand
+    """
     require_onnxruntime()
     if threads is not None and threads < 1:
         raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
-    if not path.is_file():
-        read_bytes(path, "ONNX file")  # says what is wrong
+    data = read_bytes(path, "ONNX file") if data is None else data
+    if not is_intact(data):
+        if not has_hash(data):
+            _read_header(data, path)  # says so if it is cut short, of another version or no export at all
+        raise FileError(f"the ONNX file {path} was changed or damaged after it was written; export it again")
+    header, fingerprint, executed = _read_header(data, path)
+    with FORMAT.reading(path):
+        check_model(data)
     chosen = threads or 1
-    session = _load(path, chosen)
-    header, fingerprint, executed = _read_header(session, path)
+    session = _load(data, path, chosen)
+    with FORMAT.reading(path):
+        _check_declarations(session, header, executed)
     if threads is None and (many := cores()) > 1:
-        other = _load(path, many)
+        other = _load(data, path, many)
         if seconds_per_run(other) < seconds_per_run(session):
             session, chosen = other, many
     return OpenFile(header, fingerprint, executed, session, chosen)
 
 
-def _load(path: Path, threads: int) -> Any:
+def _read_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint, tuple[int, int]]:
+    """What the file says of itself."""
+    with FORMAT.reading(path):
+        text = read_metadata(data).get("blockcache")
+    if text is None:
+        raise FileError(f"{path} is not an export of blockcache: it carries no schedule and fingerprint")
+    header = {**FORMAT.parse(text, path), "made_by": json.loads(text)["made_by"]}
+    with FORMAT.reading(path):
+        fingerprint = Fingerprint.from_dict(header["fingerprint"])
+        start, stop = header["executed"]
+        if not start < stop:
+            raise ContentError(f"executed is the first action and the one behind the last, got {[start, stop]}")
+        if header["output"] not in ("chunk", "action"):
+            raise ContentError(f"its output is {reprlib.repr(header['output'])}, expected 'chunk' or 'action'")
+    return header, fingerprint, (start, stop)
+
+
+def _check_declarations(session: Any, header: Mapping[str, Any], executed: tuple[int, int]) -> None:
+    """The graph must take and give what the header says, and that must be observations, noise and actions."""
+    items = (*session.get_inputs(), *session.get_outputs())
+    if any(item.type != "tensor(float)" for item in items):
+        raise ContentError("not all that goes in and out of it is float32")
+    inputs, outputs = (
+        {item.name: item.shape for item in items} for items in (session.get_inputs(), session.get_outputs())
+    )
+    if (inputs, outputs) != (header["inputs"], header["outputs"]):
+        raise ContentError("its graph has other inputs or outputs than its header tells of")
+    noise, action, whole = inputs.pop("noise", []), outputs.pop("action", []), outputs.pop("action_pred", None)
+    norms = outputs.pop("norms", None)  # without them nobody would notice what was not finite on the way
+    right = (
+        (bool(inputs) and all(len(shape) >= 2 and _fits(shape) for shape in inputs.values()))
+        and (len(noise) == 4 and _fits([noise[1], noise[0], *noise[2:]]))
+        and (len(action) == 3 and _fits(action) and action[1] == executed[1] - executed[0])
+        and ((whole is not None) == (header["output"] == "chunk") and norms == ["rows"] and not outputs)
+        and (whole is None or (len(whole) == 3 and _fits(whole) and whole[1] >= executed[1] and whole[2] == action[2]))
+    )
+    if not right:
+        raise ContentError("it does not turn observations and noise into the actions that its header tells of")
+
+
+def _fits(shape: Sequence[Any]) -> bool:
+    """A batch of things of one size."""
+    return shape[0] == "batch" and all(type(size) is int and size > 0 for size in shape[1:])
+
+
+def _load(data: bytes, path: Path, threads: int) -> Any:
     import onnxruntime as ort
 
     try:
-        return ort.InferenceSession(os.fspath(path), _options(threads), providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            data,
+            _options(threads),
+            providers=["CPUExecutionProvider"],
+            enable_fallback=0,  # else it prints, and tries again without what stands below
+            disabled_optimizers=["ConstantFolding"],  # runs parts of the graph, and has none to fold in ours
+        )
     except Exception as error:  # ONNX Runtime's own errors share no base class
-        reason = str(error).splitlines()[0]
-        raise FileError(f"cannot load the ONNX file {path} ({reason}); it may be cut short, export it again") from error
+        raise FileError(f"cannot load the ONNX file {path} ({in_one_line(error)}); export it again") from error
+    session._model_bytes = None  # it would keep the file's bytes for as long as it lives
+    return session
 
 
 def _options(threads: int) -> Any:
@@ -85,24 +163,22 @@ def _options(threads: int) -> Any:
     options.enable_mem_reuse = False
     # between calls the worker threads sleep instead of burning a core that the robot needs
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry(
+        "session.load_model_format", "ONNX"
+    )  # it would go by the first bytes, as we do not
     options.log_severity_level = 3
     return options
 
 
-def _read_header(session: Any, path: Path) -> tuple[dict[str, Any], Fingerprint, tuple[int, int]]:
-    """What the file was made for; the graph must have the inputs and outputs that go with it."""
-    text = session.get_modelmeta().custom_metadata_map.get("blockcache")
-    if text is None:
-        raise FileError(f"{path} is not an export of blockcache: it carries no schedule and fingerprint")
-    header = {**FORMAT.parse(text, path), "made_by": json.loads(text)["made_by"]}
-    with FORMAT.reading(path):
-        fingerprint = Fingerprint.from_dict(header["fingerprint"])
-        start, stop = map(int, header["executed"])
-    ranks = {item.name: len(item.shape) for item in (*session.get_inputs(), *session.get_outputs())}
-    noise, action, pred = (ranks.pop(name, None) for name in ("noise", "action", "action_pred"))
-    if (noise, action) != (4, 3) or pred not in (None, 3) or not ranks or min(ranks.values()) < 2:
-        raise FileError(f"{path} is not an export of blockcache: it does not turn observations and noise into actions")
-    return header, fingerprint, (start, stop)
+def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:
+    """One run of a session on what was checked already; if it fails, in one sentence."""
+    try:
+        return session.run(outputs, feed)  # type: ignore[no-any-return]
+    except Exception as error:  # ONNX Runtime's own errors share no base class
+        reason = in_one_line(error)
+        raise EngineError(
+            f"ONNX Runtime cannot run this ({reason}); take a smaller batch, or export it again"
+        ) from error
 
 
 def seconds_per_run(session: Any) -> float:
@@ -114,6 +190,6 @@ def seconds_per_run(session: Any) -> float:
     best = float("inf")
     for _ in range(4):
         started = time.perf_counter()
-        session.run([], feed)
+        run_session(session, [], feed)
         best = min(best, time.perf_counter() - started)
     return best

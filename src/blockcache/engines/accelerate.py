@@ -21,7 +21,7 @@ from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.engines.patched import attach_strategy
 from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats
-from blockcache.engines.whole_loop import Runner, attach_runner
+from blockcache.engines.whole_loop import Runner, attach_runner, refuse_autocast
 from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError, in_one_line
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
@@ -118,6 +118,7 @@ def accelerate(
         if is_ours(inner, getattr(policy, "entry", "predict_action")):
             raise PolicyError("this policy is accelerated already; call disable() first")
         port = port_of(policy)
+        port.check_weights()
         notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
         attaching = _Attaching(port, schedule or _full(port), output, threads, Counts())
         chosen, patches, passed_over = attaching.fastest() if engine == "auto" else attaching.asked_for(engine)
@@ -151,7 +152,7 @@ class _Attaching:
         for engine in ("onnx", "loop") if self.strategy.static else ():
             try:
                 return engine, self._attach(engine), tuple(passed_over)
-            except (EngineError, FileError) as error:  # FileError: no room for the export
+            except (EngineError, FileError) as error:  # FileError: an export that cannot be opened
                 if engine == "loop" and self.output != "chunk":
                     raise  # patched computes the whole chunk in any case, so this is the reason to give
                 passed_over.append(f"not {engine}: {error}")
@@ -181,6 +182,7 @@ class _Attaching:
 
 def build_checked(port: Port, schedule: Schedule, engine: str, output: str = "chunk") -> Build:
     """What a whole-loop engine runs; a foreign policy is compared with its own loop first."""
+    refuse_autocast(next(port.adapter.denoiser.parameters()))
     try:
         whole = build(port, schedule, engine)
         if not port.trusted:
@@ -220,6 +222,7 @@ def export_policy(
             f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
         )
     port = port_of(policy)
+    port.check_weights()
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
     built = build_checked(port, schedule or _full(port), "onnx", output)
     export(built, port.fingerprint, path)

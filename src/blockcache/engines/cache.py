@@ -25,7 +25,7 @@ def source_hash(family: str) -> str:
 def prune(directory: Path) -> None:
     """Once its exports take more than `CACHE_BYTES`, delete those that were of no use for longest; the newest stays."""
     with contextlib.suppress(OSError):  # another process prunes too, or holds a file open on Windows: next time
-        ours = directory.glob("[0-9a-f]" * 32 + ".onnx")
+        ours = (path for path in directory.glob("[0-9a-f]" * 32 + ".onnx") if path.is_file())
         newest, *others = sorted(((path.stat(), path) for path in ours), key=lambda file: -file[0].st_mtime_ns)
         room = CACHE_BYTES - newest[0].st_size
         for facts, path in others:

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from blockcache.engines.torch_backend import Constants, TorchBackend
 from blockcache.engines.walk import generate
+from blockcache.finite import check_generation
 from blockcache.models.program import Program
+from blockcache.observations import largest
 from blockcache.samplers import SamplerTable
 from blockcache.schedule.plan import Plan
 
@@ -27,4 +29,7 @@ class Loop:
     def __call__(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]:
         """obs by name, each (B, ...), in robot units; noise (1 + draws, B, T, D)."""
         backend = TorchBackend(self.constants, noise.shape[1])
-        return generate(backend, self.program, self.plan, self.sampler, obs, noise)
+        found = generate(backend, self.program, self.plan, self.sampler, obs, noise)
+        norms, actions = found.pop("norms"), found.get("action_pred", found["action"])
+        check_generation(largest([norms, actions]), lambda: largest(obs))
+        return found

@@ -10,26 +10,42 @@ import contextlib
 import hashlib
 import inspect
 import json
+import logging
 import os
+from pathlib import Path
 from typing import Any
 
+from blockcache.deploy.graph import check_model
+from blockcache.deploy.integrity import with_hash
 from blockcache.deploy.session import FORMAT, require_onnxruntime
 from blockcache.engines.build import Build
 from blockcache.engines.cache import cache_directory, prune, source_hash
 from blockcache.engines.onnx_runner import OnnxRunner
-from blockcache.errors import FileError
+from blockcache.errors import ContentError, EngineError, FileError
 from blockcache.files import PathLike, write_bytes
 from blockcache.fingerprint import Fingerprint
+
+_logger = logging.getLogger("blockcache")
 
 
 def export(build: Build, fingerprint: Fingerprint, path: PathLike, unrolled: bool = False) -> None:
     """Write one ONNX file, atomically. `fingerprint` is the policy's, in full; for `unrolled` see `build_graph`."""
-    require_onnxruntime(also_onnx=True)
-    from blockcache.engines.onnx_graph import build_graph
+    write_bytes(path, _file(build, _content(build, fingerprint), path, unrolled))
 
-    metadata = {"blockcache": FORMAT.text(_content(build, fingerprint), path)}
-    model = build_graph(build.program, build.plan, build.sampler, metadata, unrolled)
-    write_bytes(path, model.SerializeToString())
+
+def _file(build: Build, content: dict[str, Any], path: PathLike, unrolled: bool = False) -> bytes:
+    """The content of a file: graph, header and hash, looked at as whoever opens it will do it."""
+    require_onnxruntime(also_onnx=True)
+    from blockcache.engines.onnx_graph import build_graph, declared
+
+    model = build_graph(build.program, build.plan, build.sampler, unrolled)
+    model.metadata_props.add(key=FORMAT.entry, value=FORMAT.text({**content, **declared(model)}, path))
+    data = with_hash(model.SerializeToString())
+    try:
+        check_model(data)
+    except ContentError as error:
+        raise EngineError(f"the onnx engine cannot open what it would write for this policy ({error})") from error
+    return data
 
 
 def _content(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
@@ -44,20 +60,33 @@ def _content(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
 
 
 def open_cached(build: Build, fingerprint: Fingerprint, threads: int | None) -> OnnxRunner:
-    """A runner for just this policy, schedule and output, from the cache; made if it is not there or was cut short."""
-    path = cache_directory() / f"{_digest(build, fingerprint)}.onnx"
-    if path.exists():
-        try:
-            runner = OnnxRunner(path, threads)
-        except FileError:
-            pass  # made again below
-        else:
-            with contextlib.suppress(OSError):
-                os.utime(path)  # was of use just now, see `prune`
-            return runner
-    export(build, fingerprint, path)
-    runner = OnnxRunner(path, threads)
-    prune(path.parent)
+    """A runner for just this policy, schedule and output, from the cache; made if there is none that is whole and right."""
+    content = {**_content(build, fingerprint), "build": _digest(build, fingerprint)}
+    path = cache_directory() / f"{content['build']}.onnx"
+    if path.exists() and (kept := _open_kept(path, content, threads)) is not None:
+        return kept
+    data = _file(build, content, path)
+    runner = OnnxRunner(path, threads, data)
+    try:
+        write_bytes(path, data)
+    except FileError as error:
+        _logger.warning("an export was made but cannot be kept for the next time: %s", error)
+    else:
+        prune(path.parent)
+    return runner
+
+
+def _open_kept(path: Path, content: dict[str, Any], threads: int | None) -> OnnxRunner | None:
+    """None if this file is not what it should be, in whatever way: nobody wrote it by hand, so nobody needs to know."""
+    try:
+        runner = OnnxRunner(path, threads)
+    except Exception:  # an error here would come back with every start
+        return None
+    expected = json.loads(json.dumps({**content, "origin": runner.header["origin"]}))  # whose origin, is no matter
+    if any(runner.header.get(key) != value for key, value in expected.items()):
+        return None  # an export of something else, under this name
+    with contextlib.suppress(OSError):
+        os.utime(path)  # was of use just now, see `prune`
     return runner
 
 

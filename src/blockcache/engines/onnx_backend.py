@@ -19,6 +19,7 @@ from blockcache.models.program import Activation, Program, Table
 from blockcache.samplers import Coefficients, SamplerTable
 
 HIDDEN = -1e30  # a score that no softmax sees; finite, since -inf - -inf is not
+MEASURED_STEPS = 25  # whose rows are measured by one node: few nodes, and not the rows of all steps in memory
 _ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "gelu": ("Gelu", {}),
     "gelu_tanh": ("Gelu", {"approximate": "tanh"}),
@@ -34,6 +35,8 @@ class OnnxBackend:
         self._writer = writer
         self._unrolled = unrolled
         self._rows_like = ""  # the start of the sample: a value with one row for each token of the batch
+        self._seen: tuple[list[str], list[str]] = ([], [])  # streams and outputs that are still to be measured
+        self._norms: list[str] = []
 
     def weight(self, name: str) -> str:
         if name not in self._writer.initializers:
@@ -150,15 +153,42 @@ class OnnxBackend:
         at = Coefficients(**named, s=1.0, clip=sampler.clip)
         step = _ScanBackend(self._program, inner, outer, rows)
         x, x0 = body(step, None, at, "x", "x0_prev", "noise_row")
+        step._measure()
         for name, value in (("x_next", x), ("x0_next", x0)):
             inner.nodes.append(helper.make_node("Identity", [value], [name]))
         graph = helper.make_graph(
             inner.nodes,
             "step",
             [value_info(name, None) for name in ("x", "x0_prev", *rows)],
-            [value_info(name, None) for name in ("x_next", "x0_next")],
+            [value_info(name, None) for name in ("x_next", "x0_next", *step._norms)],
         )
-        return outer.nodes_out("Scan", 2, start, blank, *rows.values(), body=graph, num_scan_inputs=len(rows))[0]
+        clean, _, *norms = outer.nodes_out(
+            "Scan", 2 + len(step._norms), start, blank, *rows.values(), body=graph, num_scan_inputs=len(rows)
+        )
+        self._norms += [outer.reshape(item, -1) for item in norms]  # (K, rows) each
+        return clean
+
+    def watch(self, stream: str, output: str) -> None:
+        for seen, value in zip(self._seen, (stream, output), strict=True):
+            seen.append(value)
+        if len(self._seen[0]) == MEASURED_STEPS:
+            self._measure()
+
+    def norms(self) -> str:
+        self._measure()
+        return self._joined(self._norms)
+
+    def _measure(self) -> None:
+        """ReduceL2, since NaN shows in it: ONNX Runtime's ReduceMax passes over NaN."""
+        for seen in self._seen:
+            if seen:
+                self._norms.append(
+                    self._writer.node("ReduceL2", self._joined(seen), self._writer.constant([-1]), keepdims=0)
+                )
+            seen.clear()
+
+    def _joined(self, values: Sequence[str]) -> str:
+        return values[0] if len(values) == 1 else self._writer.node("Concat", *values, axis=0)
 
 
 class _ScanBackend(OnnxBackend):

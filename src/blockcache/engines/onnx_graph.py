@@ -6,7 +6,7 @@ becomes a Scan. The batch is dynamic. Knows nothing of ONNX Runtime.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import onnx
 from onnx import helper
@@ -21,17 +21,18 @@ from blockcache.schedule.plan import Plan
 OPSET, IR_VERSION = 23, 11
 
 
-def build_graph(
-    program: Program, plan: Plan, sampler: SamplerTable, metadata: Mapping[str, str], unrolled: bool = False
-) -> onnx.ModelProto:
-    """A model with the program's inputs and `noise`, and the outputs `action` and, for a whole chunk, `action_pred`.
+def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: bool = False) -> onnx.ModelProto:
+    """A model with the program's inputs and `noise`, and the outputs `action`, for a whole chunk `action_pred`, and `norms`,
+    which tell whether something on the way was not finite (see `walk.generate`).
 
     `unrolled` has full precision unrolled as well: a little faster, but slow to load and large. For comparison.
     """
     writer = Writer()
     backend = OnnxBackend(program, writer, unrolled)
     found = generate(backend, program, plan, sampler, {name: name for name in program.inputs}, "noise")
-    sizes = {"action": program.executed[1] - program.executed[0], "action_pred": program.tokens}
+    start, stop = program.executed
+    sizes = {"action": stop - start, "action_pred": program.tokens}
+    shapes = {name: ["batch", size, program.action_dim] for name, size in sizes.items()} | {"norms": ["rows"]}
     for name, value in found.items():
         writer.nodes.append(helper.make_node("Identity", [value], [name]))
     graph = helper.make_graph(
@@ -41,9 +42,17 @@ def build_graph(
             *(value_info(name, ["batch", *shape]) for name, shape in program.inputs.items()),
             value_info("noise", [1 + sampler.draw_count, "batch", *program.chunk]),
         ],
-        [value_info(name, ["batch", sizes[name], program.action_dim]) for name in found],
+        [value_info(name, shapes[name]) for name in found],
         list(writer.initializers.values()),
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-    helper.set_model_props(model, dict(metadata))
-    return model
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+
+
+def declared(model: onnx.ModelProto) -> dict[str, dict[str, list[Any]]]:
+    """What goes in and out of a model, for its header: shapes by name, as ONNX Runtime gives them."""
+    return {
+        which: {
+            item.name: [size.dim_param or size.dim_value for size in item.type.tensor_type.shape.dim] for item in items
+        }
+        for which, items in (("inputs", model.graph.input), ("outputs", model.graph.output))
+    }

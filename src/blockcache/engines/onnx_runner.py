@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockcache.deploy import open_export
+from blockcache.deploy import ExportedPolicy
 from blockcache.errors import EngineError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
@@ -24,9 +24,9 @@ class OnnxRunner:
     obs (B, n_obs, obs) in robot units, noise (1 + draws, B, horizon, D): `sizes` gives the sizes, B is "batch".
     """
 
-    def __init__(self, path: PathLike, threads: int | None = None) -> None:
-        """Open an export. Without `threads`, one thread and all cores are tried and the faster one is taken."""
-        self._export = open_export(path, threads)
+    def __init__(self, path: PathLike, threads: int | None = None, data: bytes | None = None) -> None:
+        """Open an export. The arguments of `deploy.ExportedPolicy`."""
+        self._export = ExportedPolicy(path, threads, data)
         self.path, self.threads, self.sizes = self._export.path, self._export.threads, self._export.sizes
         self.header, self.fingerprint = self._export.header, self._export.fingerprint
 

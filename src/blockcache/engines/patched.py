@@ -12,6 +12,7 @@ from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.attach.patching import Patches
 from blockcache.attach.recorder import relative_change
 from blockcache.engines.stats import Counts
+from blockcache.engines.watch import GenerationWatch
 from blockcache.models.port import Port
 from blockcache.schedule import Plan, Reuse, Schedule, Strategy, compile_plan
 from blockcache.solvers.teacache import Rule
@@ -20,10 +21,10 @@ from blockcache.solvers.teacache import Rule
 def attach_strategy(port: Port, strategy: Strategy, counts: Counts) -> Patches:
     """Follow a strategy: compute blocks when it says so, and reuse what they added elsewhere."""
     if isinstance(strategy, Rule):
-        return attach(port, lambda: _RuleGeneration(strategy, port, counts))
+        return attach(port, lambda: _RuleGeneration(strategy, port, counts), lambda: GenerationWatch(port))
     assert isinstance(strategy, Schedule)
     plan = compile_plan(strategy)
-    return attach(port, lambda: _ScheduledGeneration(plan, counts))
+    return attach(port, lambda: _ScheduledGeneration(plan, counts), lambda: GenerationWatch(port))
 
 
 class _ScheduledGeneration(Generation):

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from blockcache.engines.behaviour import UntellableError, describe
 from blockcache.engines.cache import cache_directory, source_hash
 from blockcache.engines.loop import Loop
-from blockcache.errors import EngineError, in_one_line
+from blockcache.errors import EngineError, NonFiniteError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
 from blockcache.models.program import Program
@@ -49,7 +49,10 @@ def rehearse(port: Port, program: Program, engine: str) -> None:
             inputs = " and ".join(map(repr, obs))
             raise _refusal(engine, f"it fails with an observation under {inputs}: {in_one_line(error)}") from error
         torch.manual_seed(1)
-        found = loop(obs, draw_all(sampler, (_SAMPLES, *program.chunk), like, None))["action"]
+        try:
+            found = loop(obs, draw_all(sampler, (_SAMPLES, *program.chunk), like, None))["action"]
+        except NonFiniteError as error:
+            raise _refusal(engine, f"since ours finds no finite answer to a typical observation ({error})") from error
     if expected.shape != found.shape:
         raise _refusal(engine, f"its actions have shape {tuple(expected.shape)}, ours {tuple(found.shape)}")
     scale, offset = torch.as_tensor(port.action_scale).to(like), torch.as_tensor(port.action_offset).to(like)

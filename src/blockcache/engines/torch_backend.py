@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from blockcache.engines.watch import Watch
 from blockcache.models.program import Activation, Program, Table
 from blockcache.models.sampling import TorchArithmetic
 
@@ -35,6 +36,7 @@ class TorchBackend(TorchArithmetic):
     def __init__(self, constants: Constants, batch: int) -> None:
         self._weights, self._tables = constants.weights, constants.tables
         self._batch = batch
+        self._watch = Watch()
 
     def weight(self, name: str) -> Tensor:
         return self._weights[name]
@@ -109,3 +111,10 @@ class TorchBackend(TorchArithmetic):
 
     def repeat(self, body: Any, sampler: Any, noise: Any) -> None:
         return None
+
+    def watch(self, stream: Tensor, output: Tensor) -> None:
+        self._watch.see(stream)
+        self._watch.see(output)
+
+    def norms(self) -> Tensor:
+        return self._watch.largest()

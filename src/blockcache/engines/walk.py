@@ -27,6 +27,12 @@ class Backend(Ops, Arithmetic[Value], Protocol):
     def repeat(self, body: Step, sampler: SamplerTable, noise: Sequence[Value]) -> Value | None:
         """Steps that are all alike, as one loop of the backend's own: the clean sample. None if it has none."""
 
+    def watch(self, stream: Value, output: Value) -> None:
+        """Remember a step's stream before it leaves, (rows, d), and the denoiser's output, (rows, D)."""
+
+    def norms(self) -> Value:
+        """Of all rows that were remembered, or the largest of them: who hands out the action looks at this first."""
+
 
 def generate(
     backend: Backend, program: Program, plan: Plan, sampler: SamplerTable, obs: Mapping[str, Value], noise: Value
@@ -35,14 +41,15 @@ def generate(
 
     obs    the observation in robot units, by the program's input names
     noise  (1 + draws, B, T, D): the start, then one for each step that draws
-    Returns `action`, and `action_pred` where the whole chunk is computed, in robot units.
+    Returns `action`, and `action_pred` where the whole chunk is computed, in robot units; and `norms`, in which shows
+    what a clip or a norm hides from the actions: see `finite`.
     """
     scales = [float(scale) for scale, draws in zip(sampler.s, sampler.draws, strict=True) if draws]
     scaled = backend.scaled_noise(noise, [1.0, *scales], program.tokens)
     sample = denoise(backend, program, plan, sampler, program.conditions(backend, obs), scaled)
     actions = program.finish(backend, sample)
-    action = {"action": backend.slice(actions, 1, *program.executed)}
-    return {**action, "action_pred": actions} if program.whole else action
+    found = {"action": backend.slice(actions, 1, *program.executed), "norms": backend.norms()}
+    return {**found, "action_pred": actions} if program.whole else found
 
 
 def denoise(
@@ -72,7 +79,7 @@ def denoise(
 
 
 def denoiser_output(
-    ops: Ops,
+    ops: Backend,
     program: Program,
     operations: Sequence[Operation],
     reuse: Reuse[Value],
@@ -105,4 +112,7 @@ def denoiser_output(
             stream = program.enter(ops, x, reuse.run_onto(operation, conditions.start), conditions, now)
         else:
             waiting.append(reuse.run(operation))
-    return program.leave(ops, added_up(), conditions, now)
+    stream = added_up()
+    output = program.leave(ops, stream, conditions, now)
+    ops.watch(stream, output)
+    return output

@@ -18,6 +18,20 @@ from blockcache.models.noise import check_noise, draw_all
 from blockcache.models.port import Port
 
 
+def refuse_autocast(like: Tensor) -> None:
+    """A whole-loop engine computes in the policy's own precision; under autocast the policy itself would not."""
+    kind = like.device.type
+    try:
+        on = torch.is_autocast_enabled(kind)
+    except TypeError:  # before torch 2.4
+        on = torch.is_autocast_cpu_enabled() if kind == "cpu" else torch.is_autocast_enabled()
+    if on:
+        raise EngineError(
+            "torch.autocast is on, and the loop and onnx engines compute in the policy's own precision all the same; leave "
+            'autocast, or use engine="patched", which obeys it'
+        )
+
+
 class Runner(Protocol):
     """obs by name in robot units, noise (1 + draws, B, horizon, D) -> what `predict_action` returns."""
 
@@ -41,6 +55,7 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> P
                 raise TypeError(f"{port.entry} takes one observation ({name}), got {[*map(type, given), *named]}")
             (obs,) = given or named.values()
             port.mode.check()
+            refuse_autocast(like)
             guard.check()
             if port.settings() != settings:
                 raise EngineError(

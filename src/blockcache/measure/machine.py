@@ -20,7 +20,7 @@ def describe() -> dict[str, Any]:
         "cores": cores(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "onnxruntime": installed_version("onnxruntime"),
         "diffusers": installed_version("diffusers"),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,

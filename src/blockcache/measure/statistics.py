@@ -77,6 +77,23 @@ def difference_interval(differences: ArrayLike, *, of_successes: bool) -> Estima
     return _bootstrap(_checked(differences), unseen=(-1.0, 1.0) if of_successes else ())
 
 
+def ratio_interval(numerators: ArrayLike, denominators: ArrayLike) -> Estimate:
+    """The sum of one row over the sum of another, with its 95 % interval by resampling both together."""
+    above, below = _checked(numerators), _checked(denominators)
+    if above.shape != below.shape or not below.sum():
+        raise ValueError(
+            f"a ratio needs as many values on both sides and a sum below that is not 0, got {len(above)} and {len(below)} "
+            f"values and the sum {below.sum()}"
+        )
+    mean, n = float(above.sum() / below.sum()), len(above)
+    if n == 1:
+        return Estimate(mean, -math.inf, math.inf, n)
+    times = np.random.default_rng(SEED).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)  # how often each is drawn
+    drawn = times @ below
+    low, high = np.percentile((times @ above)[drawn != 0] / drawn[drawn != 0], (2.5, 97.5))
+    return Estimate(mean, min(float(low), mean), max(float(high), mean), n)
+
+
 def _bootstrap(values: NDArray[np.float64], unseen: tuple[float, ...] = ()) -> Estimate:
     """Percentiles of 10,000 resampled means, with a fixed seed. `unseen` values are drawn too, but not in the mean.
 
@@ -110,10 +127,10 @@ def mcnemar(found: ArrayLike, baseline: ArrayLike) -> McNemar:
 
 
 def mean_jerk(actions: NDArray[np.float64]) -> float | None:
-    """Mean length of the third difference of actions (steps, A), in their units per step cubed; None below 4 steps."""
-    if len(actions) < 4:
+    """Mean length of the third difference of actions (..., steps, A), in their units per step cubed; None below 4 steps."""
+    if actions.shape[-2] < 4:
         return None
-    return float(np.linalg.norm(np.diff(actions, n=3, axis=0), axis=-1).mean())
+    return float(np.linalg.norm(np.diff(actions, n=3, axis=-2), axis=-1).mean())
 
 
 def chunk_jump(actions: NDArray[np.float64], chunk: int) -> float | None:

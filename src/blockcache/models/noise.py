@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from blockcache.errors import ObservationError
+from blockcache.observations import check_finite
 from blockcache.samplers import SamplerTable
 
 
@@ -42,4 +43,6 @@ def check_noise(noise: Any, sampler: SamplerTable, chunk: tuple[int, int, int], 
             f"noise has shape {tuple(noise.shape)}, expected {expected}: the start and one tensor for each step that "
             "draws; policy.draw_noise makes it"
         )
-    return noise.to(like)  # type: ignore[no-any-return]
+    noise = noise.to(like)
+    check_finite(noise, "noise")
+    return noise  # type: ignore[no-any-return]

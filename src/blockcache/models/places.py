@@ -3,6 +3,8 @@ wrong name is answered at once."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
 import sys
@@ -11,12 +13,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from blockcache.errors import FileError, PolicyError
-from blockcache.files import Format, PathLike
+from blockcache.errors import FileError, PolicyError, short
+from blockcache.files import Format, Name, PathLike, exists, read_bytes
 
 CONFIG, WEIGHTS, OBSERVATIONS = "config.json", "model.safetensors", "observations.npz"
-# keys None: the family's config checks them; no header: directories made by hand from public weights have none
-FORMAT = Format("blockcache.policy", "policy config", None, optional=("format", "version", "made_by"))
+# others: the family's config checks them; no header: directories made by hand from public weights have none
+FORMAT = Format(
+    "blockcache.policy",
+    "policy config",
+    {"task": Name | None},
+    optional=("format", "version", "made_by", "task"),
+    others=True,
+)
+PENDING = re.compile(r"\.config-([0-9a-f]{64})\.json")
+"""The config of weights that are just being saved, by their SHA-256: as soon as they are there, it counts, and not the old
+config. So weights and config change at one moment, that of one rename, though they are two files."""
 _ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -32,11 +43,11 @@ def policy_directory(source: PathLike) -> Path:
     """
     directory, name = Path(source), os.fspath(source)
     shipped = name in shipped_policies()
-    if directory.joinpath(CONFIG).is_file() or (directory.is_dir() and not shipped):
+    if os.path.isfile(directory / CONFIG) or (os.path.isdir(directory) and not shipped):
         return directory
     if not shipped:
         raise FileError(
-            f"no policy {name!r}: it is neither a directory nor one of the shipped policies "
+            f"no policy {short(name)}: it is neither a directory nor one of the shipped policies "
             f"({', '.join(shipped_policies())}) nor a Python entry module:function"
         )
     return _shipped() / name
@@ -44,12 +55,26 @@ def policy_directory(source: PathLike) -> Path:
 
 def read_config(source: PathLike) -> dict[str, Any]:
     """What `config.json` of a policy directory, or of a shipped policy by name, says."""
-    return FORMAT.load(policy_directory(source) / CONFIG)
+    return FORMAT.load(config_file(policy_directory(source)))
+
+
+def config_file(directory: Path) -> Path:
+    """Where a policy's config stands: `config.json`, unless a save was killed before it came to that."""
+    with contextlib.suppress(OSError, FileError):  # what is missing, its own reader says better
+        pending = [name for name in os.listdir(directory) if PENDING.fullmatch(name)]
+        if pending and (name := pending_config(read_bytes(directory / WEIGHTS, "policy weights"))) in pending:
+            return directory / name
+    return directory / CONFIG
+
+
+def pending_config(weights: bytes) -> str:
+    """The name under which the config of these weights waits for them."""
+    return f".config-{hashlib.sha256(weights).hexdigest()}.json"
 
 
 def is_entry(source: PathLike) -> bool:
     """Whether a name is a Python entry, and not a path."""
-    return _ENTRY.fullmatch(os.fspath(source)) is not None and not Path(source).exists()
+    return _ENTRY.fullmatch(os.fspath(source)) is not None and not exists(source)
 
 
 def split_entry(entry: str) -> tuple[str, str]:

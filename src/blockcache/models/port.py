@@ -25,6 +25,7 @@ from blockcache.models.adapter import Adapter
 from blockcache.models.modes import ModeCheck
 from blockcache.models.noise import draw_all
 from blockcache.models.program import Program, UnsupportedError
+from blockcache.models.weights import check_denoiser, check_program
 from blockcache.samplers import SamplerConfig, table
 
 P = TypeVar("P", bound="Port")
@@ -176,7 +177,11 @@ class Port(ABC):
             raise UnsupportedError(self.untabulated)
         if self.adapter.fold is None:
             raise UnsupportedError(f"the family {self.adapter.family}")
-        return self.adapter.fold(self)
+        return check_program(self.adapter.fold(self))
+
+    def check_weights(self) -> None:
+        """Refuse weights that no action can come of; who is about to run the policy asks for this."""
+        check_denoiser(self.adapter.denoiser)
 
     def settings(self) -> list[Any]:
         """What `entry` looks up in every call and a whole-loop engine only once, to notice a change."""

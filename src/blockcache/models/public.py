@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from blockcache.errors import BlockcacheError, ObservationError, in_one_line
 from blockcache.models.port import Port, check_not_compiled, required
 from blockcache.models.sampling import TableScheduler, make_scheduler
+from blockcache.models.weights import check_action_scale
 from blockcache.observations import as_tensor, check_finite
 from blockcache.samplers import SamplerConfig
 from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
@@ -93,11 +94,18 @@ class PublicPort(Port):
         return self._field("action", "offset", required(self.policy, "action_dim"), 0.0).numpy()
 
     def _field(self, name: str, part: str, size: int, default: float) -> Tensor:
+        return self._tensor(name, part, default).expand(size).clone()
+
+    def _tensor(self, name: str, part: str, default: float) -> Tensor:
         """A tensor of the normaliser; an identity has one number for all, a policy without a normaliser none."""
         normalizer = getattr(self.policy, "normalizer", None)
         state = normalizer.state_dict() if isinstance(normalizer, nn.Module) else {}
         found: Tensor = state.get(f"params_dict.{name}.{part}", torch.tensor([default]))
-        return found.detach().to("cpu", torch.float64).expand(size).clone()
+        return found.detach().to("cpu", torch.float64)
+
+    def check_weights(self) -> None:
+        super().check_weights()
+        check_action_scale(self._tensor("action", "scale", 1.0))
 
     def typical(self, count: int) -> dict[str, Tensor]:
         """What lies beyond the normaliser's range may be clipped, and nobody would mind."""

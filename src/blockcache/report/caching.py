@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blockcache.files import Format
+from blockcache.files import Count, Fields, Format, list_of
 from blockcache.report.document import Document, Paragraph, Section, plain, table, table_of
 
+_ERRORS = dict.fromkeys(("action_error", "first_action_p95"), float)
+_PARTS = dict.fromkeys(("gflop", "caching_error", "update_induced", "reuse_induced"), float)
+_ROW = Fields({"method": str, "updates": Count, "per_block": dict[str, float], **_PARTS, **_ERRORS})
 FORMAT = Format(
     "blockcache.caching",
     "file of caching errors",
-    dict.fromkeys(("machine", "calibration", "noise_floor"), dict)
-    | {"command": str, "threads": int, "observations": int, "rows": list},
+    {
+        "command": str,
+        "machine": dict,
+        "threads": Count,
+        "calibration": Fields({"generations": Count, "seconds": float}),
+        "observations": Count,
+        "noise_floor": Fields(_ERRORS),
+        "rows": list_of(_ROW),
+    },
     optional=("made_by",),
 )
 _COLUMNS = {

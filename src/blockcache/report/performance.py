@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from blockcache.compare.results import EAGER
-from blockcache.files import Format, PathLike
+from blockcache.files import Count, Fields, Format, Limit, PathLike, dict_of, list_of
 from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table, table_of
 from blockcache.report.figures import new_figure, save_figure
 
-FORMAT = Format(
-    "blockcache.performance",
-    "performance file",
-    {"bench": dict, "shapes": list, "growth": dict, "footprint": dict},
-    optional=("made_by",),
-)
 BENCH_PICTURE, GROWTH_PICTURE = "performance-bench.png", "performance-growth.png"
 
 _INK = {EAGER: "#8a8a8a", "patched": "#4c78a8", "loop": "#54a24b", "onnx": "#e45756"}
@@ -50,6 +44,49 @@ _FOOTPRINT = {
     "memory growth MB": ("growth_mb", "{:.1f}"),
 }
 
+_TIME = Annotated[float, Limit(1e-9)]
+_ROW = Fields(
+    {
+        **dict.fromkeys(("name", "engine"), str),
+        "threads": Count,
+        **dict.fromkeys(("p50_ms", "p95_ms", "p99_ms"), _TIME),
+        **dict.fromkeys(("chunk_hz", "action_hz", "speedup", "gflop", "gflops", "of_peak"), float),
+        **dict.fromkeys(("over_full", "max_difference"), float | None),
+        "saving": str | None,
+        "limit": bool,
+    }
+)
+_WIDTHS = dict.fromkeys(("layers", "width", "horizon", "steps"), Count)
+_LIBRARIES = dict.fromkeys(("torch", "onnxruntime", "diffusers"), str | None)
+_RUN = Fields(
+    {
+        "shape": Fields({**_WIDTHS, "sampler": str}, others=True),
+        "schedule": Fields({"reused_share": float}, others=True),
+        "machine": Fields({"processor": str, "cores": Count, **_LIBRARIES}, others=True),
+        "peak_gflops": dict[str, _TIME],
+        "repeats": Count,
+        "eager": str,
+        "rows": list_of(_ROW),
+        "unavailable": dict[str, str],
+    }
+)
+_ENGINES = ("patched", "loop", "onnx_1", "onnx_n")
+_SHAPE = Fields({"name": str, **dict.fromkeys(("ms", "difference"), Fields(dict.fromkeys(_ENGINES, float)))})
+_POINTS = list_of(Fields({"x": Count, "computed": Count, "ms": float}))
+_SIZES = ("weights_mb", "file_mb", "export_s", "load_s", "peak_over_weights", "peak_mb", "growth_mb")
+_FEET = Fields({**dict.fromkeys(_SIZES, float), "p50_ms": _TIME, "p99_ms": _TIME, "calls": Count, "generations": Count})
+FORMAT = Format(
+    "blockcache.performance",
+    "performance file",
+    {
+        "bench": _RUN,
+        "shapes": list_of(_SHAPE),
+        "growth": Fields(dict.fromkeys(("steps", "updates"), _POINTS)),
+        "footprint": dict_of(_FEET),
+    },
+    optional=("made_by",),
+)
+
 
 def plot_bench(bench: Mapping[str, Any], path: PathLike) -> None:
     """Milliseconds per chunk, one bar a candidate, on a logarithmic axis."""
@@ -57,7 +94,9 @@ def plot_bench(bench: Mapping[str, Any], path: PathLike) -> None:
     figure = new_figure(9, 0.42 * len(rows) + 1.2)
     axes = figure.subplots()
     places = range(len(rows), 0, -1)
-    axes.barh(places, [row["p50_ms"] for row in rows], color=[_INK[row["engine"]] for row in rows], height=0.7)
+    axes.barh(
+        places, [row["p50_ms"] for row in rows], color=[_INK.get(row["engine"], "#000000") for row in rows], height=0.7
+    )
     for place, row in zip(places, rows, strict=True):
         axes.text(
             row["p50_ms"] * 1.04, place, f"{row['p50_ms']:.0f} ms, {row['speedup']:.1f}x", va="center", fontsize=8

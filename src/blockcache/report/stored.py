@@ -9,26 +9,28 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
+from blockcache.compare.results import CALIBRATION
 from blockcache.errors import FileError
-from blockcache.files import Format, PathLike, read_exactly
+from blockcache.files import Count, Format, PathLike
 from blockcache.measure.statistics import Estimate
 from blockcache.report.suites import Collection
-
-FORMAT = Format(
-    "blockcache.stored",
-    "stored result",
-    {"task": str, "weights": str, "calibration": dict, "methods": list},
-    again="write it again",
-)
 
 
 @dataclass(frozen=True)
 class StoredMethod:
     name: str
-    flops: int
+    flops: Count
     ms: float | None
     score: Estimate
     difference: Estimate | None  # to the full policy; None for itself
+
+
+FORMAT = Format(
+    "blockcache.stored",
+    "stored result",
+    {"task": str, "weights": str, "calibration": CALIBRATION, "methods": tuple[StoredMethod, ...]},
+    again="write it again",
+)
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,7 @@ class Stored:
 
     @classmethod
     def load(cls, path: PathLike) -> Stored:
-        content = FORMAT.load(path)
-        with FORMAT.reading(path):
-            return read_exactly(cls, {**content, "methods": tuple(_method(item) for item in content["methods"])})
+        return cls(**FORMAT.load(path))
 
 
 def summarise_main(collection: Collection) -> Stored:
@@ -75,8 +75,3 @@ def shipped() -> Stored | None:
     """The stored result in the package, if it has one."""
     with resources.as_file(resources.files("blockcache").joinpath("assets", "stored_results.json")) as path:
         return Stored.load(path) if path.exists() else None
-
-
-def _method(value: dict[str, Any]) -> StoredMethod:
-    estimates = {key: value[key] and read_exactly(Estimate, value[key]) for key in ("score", "difference")}
-    return read_exactly(StoredMethod, {**value, **estimates})

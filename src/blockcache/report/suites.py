@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from blockcache.compare.methods import ActionBudget, Reused, ScheduleFile, Solved, TeaCache, parse_method
+from blockcache.compare.methods import (
+    ActionBudget,
+    FewerSteps,
+    FittedSteps,
+    Reused,
+    SamplerFile,
+    ScheduleFile,
+    Solved,
+    TeaCache,
+    parse_method,
+)
 from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, TIMINGS_FORMAT, Results
 from blockcache.compare.summary import MethodSummary, summarise
 from blockcache.errors import FileError
@@ -81,7 +91,9 @@ class Timings:
         value = TIMINGS_FORMAT.load(path)
         with TIMINGS_FORMAT.reading(path):
             seconds = {name: Latency(np.asarray(item["seconds"])) for name, item in value["methods"].items()}
-            return cls(Fingerprint.from_dict(value["policy"]), value["machine"], value["setting"], seconds)
+            if len({len(item.seconds) for item in seconds.values()}) > 1:
+                raise ValueError("all methods are timed in the same rounds, got different numbers of them")
+            return cls(value["policy"], value["machine"], value["setting"], seconds)
 
     def ms(self, method: str) -> float | None:
         return self.seconds[method].p50 * 1e3 if method in self.seconds else None
@@ -162,7 +174,9 @@ _METRICS = {"mse": "MSE", "l1": "L1", "wasserstein": "Wasserstein"}
 def family(name: str) -> str:
     """The kind of a method: "BAC", "BAC on DDIM", "DDIM-N"."""
     method = parse_method(name)
-    sampler = None if method.sampler is None else method.sampler.kind.upper()
+    sampler = None if method.sampler is None else _sampler(method.sampler)
+    if isinstance(method.sampler, SamplerFile) and method.reuse is None:
+        return "sampler file"
     if method.reuse is None:
         return "full precision" if sampler is None else f"{sampler}-N"
     kind = _NAMES[method.reuse.method] if isinstance(method.reuse, Solved) else type(method.reuse).__name__
@@ -170,10 +184,24 @@ def family(name: str) -> str:
     return kind if sampler is None else f"{kind} on {sampler}"
 
 
+def _sampler(part: FewerSteps | FittedSteps | SamplerFile) -> str:
+    """The kind of a sampler: "DDIM", "placed DDPM", "fitted"."""
+    if isinstance(part, FewerSteps):
+        return f"placed {part.kind.upper()}" if part.placed else part.kind.upper()
+    return "fitted" if isinstance(part, FittedSteps) else "a sampler file"
+
+
+def _named(part: FewerSteps | FittedSteps | SamplerFile) -> str:
+    """A sampler for people: "DDIM-40", "DDPM-8 placed", "fitted-5 spread=1"."""
+    if isinstance(part, FewerSteps):
+        return f"{part.kind.upper()}-{part.steps}" + (" placed" if part.placed else "")
+    return str(part).replace(":", " ") if isinstance(part, FittedSteps) else part.path
+
+
 def label(name: str) -> str:
     """A method for people: "BAC S=10 n=5", "DDIM-40 + BAC S=5 n=3"."""
     method = parse_method(name)
-    parts = [] if method.sampler is None else [str(method.sampler).upper()]
+    parts = [] if method.sampler is None else [_named(method.sampler)]
     parts += [] if method.reuse is None else [_reuse(method.reuse)]
     return " + ".join(parts) or "full precision"
 
@@ -188,6 +216,7 @@ def _reuse(part: Reused) -> str:
     words = [_NAMES[part.method], f"S={part.updates}"] + ([f"n={part.union}"] if part.method == "bac" else [])
     words += [_METRICS[part.metric]] if part.metric != "cosine" else []
     words += [part.objective] if part.objective != "anchor" else []
+    words += ["and the last step"] if part.last else []
     return " ".join(words)
 
 

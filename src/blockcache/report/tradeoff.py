@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from blockcache.compare.methods import Solved, TeaCache, parse_method
+from blockcache.compare.methods import SamplerFile, Solved, TeaCache, parse_method
 from blockcache.compare.results import BASELINE
 from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
@@ -150,9 +150,10 @@ def _place(name: str) -> tuple[str, str] | None:
     sampler, reuse = method.sampler, method.reuse
     if isinstance(reuse, Solved):
         usual = Solved(reuse.method, reuse.updates, union=5 if sampler is None else 3)
-        return (
-            (kind, f"S={reuse.updates}") if kind in _KINDS and (reuse == usual or reuse.method == "uniform") else None
-        )
+        plain = reuse == usual or (reuse.method == "uniform" and not reuse.last)
+        return (kind, f"S={reuse.updates}") if kind in _KINDS and plain else None
     if isinstance(reuse, TeaCache):
         return (kind, f"{reuse.threshold:g}") if kind in _KINDS else None
-    return None if sampler is None or reuse is not None else (kind, f"N={sampler.steps}")
+    if sampler is None or isinstance(sampler, SamplerFile) or reuse is not None:
+        return None
+    return kind, f"N={sampler.steps}"

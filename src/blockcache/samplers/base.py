@@ -16,12 +16,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from blockcache.errors import SamplerError
+from blockcache.errors import SamplerError, short
 from blockcache.files import Format, PathLike
 from blockcache.samplers.coefficients import Array, SamplerTable
 
-FORMAT = Format("blockcache.sampler", "sampler", {"sampler": dict})
-DEFAULT_STEPS = 100
+# a sampler that was chosen for one policy also says for which, and why
+FORMAT = Format(
+    "blockcache.sampler",
+    "sampler",
+    {"sampler": dict, "policy": dict, "evidence": dict},
+    optional=("policy", "evidence"),
+)
+DEFAULT_STEPS, MOST_STEPS = 100, 10_000
 
 
 def one_of(*choices: object) -> dict[str, Any]:
@@ -59,7 +65,7 @@ class SamplerConfig(ABC):
     type: ClassVar[str]
     in_diffusers: ClassVar[DiffusersForm | None] = None
 
-    num_inference_steps: int = field(default=None, metadata=number(int, 1, 1_000_000))  # type: ignore[assignment]
+    num_inference_steps: int = field(default=None, metadata=number(int, 1, MOST_STEPS))  # type: ignore[assignment]
     timesteps: tuple[float, ...] | None = None
 
     def __init_subclass__(cls) -> None:
@@ -98,7 +104,7 @@ class SamplerConfig(ABC):
     def require(self, name: str, holds: bool, expected: str, got: str | None = None) -> None:
         """Refuse a setting with one sentence unless it `holds`; `got` is its value unless told otherwise."""
         if not holds:
-            found = repr(getattr(self, name)) if got is None else got
+            found = short(getattr(self, name)) if got is None else got
             raise SamplerError(f"sampler setting {name}: expected {expected}; got {found}")
 
     def require_order(self, inside: Callable[[float], bool], where: str, rising: bool) -> None:
@@ -115,20 +121,23 @@ class SamplerConfig(ABC):
     def from_dict(settings: Mapping[str, Any]) -> SamplerConfig:
         """The sampler of a plain dict, such as the "sampler" of a checkpoint; unknown settings are refused."""
         if not isinstance(settings, Mapping) or "type" not in settings:
-            raise SamplerError(f"sampler settings: expected a dict with at least a 'type'; got {settings!r}")
+            raise SamplerError(f"sampler settings: expected a dict with at least a 'type'; got {short(settings)}")
         kind = sampler_class(settings["type"])
         known = [item.name for item in fields(kind)]
         given = {name: value for name, value in settings.items() if name != "type"}
         unknown = [str(name) for name in given if name not in known]
         if unknown:
-            raise SamplerError(f"sampler settings of {kind.type}: expected only {known}; got unknown {unknown}")
+            raise SamplerError(f"sampler settings of {kind.type}: expected only {known}; got unknown {short(unknown)}")
         return kind(**given)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings in JSON types; `from_dict` gives back an equal sampler. `timesteps` only if they were given."""
         settings = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "timesteps"}
-        placed = {} if self.timesteps is None else {"timesteps": list(self.timesteps)}
-        return {"type": self.type, **settings, **placed}
+        placed = {} if self.timesteps is None else {"timesteps": self.timesteps}
+        listed = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in (settings | placed).items()
+        }
+        return {"type": self.type, **listed}
 
     def save(self, path: PathLike) -> None:
         """Write the JSON file, atomically."""
@@ -148,7 +157,7 @@ SAMPLERS: dict[str, type[SamplerConfig]] = {}  # by name, in files and on the co
 def sampler_class(name: object) -> type[SamplerConfig]:
     """The sampler of that name, or a sentence with the names that there are."""
     if not isinstance(name, str) or name not in SAMPLERS:
-        raise SamplerError(f"sampler setting type: expected one of {', '.join(map(repr, SAMPLERS))}; got {name!r}")
+        raise SamplerError(f"sampler setting type: expected one of {', '.join(map(repr, SAMPLERS))}; got {short(name)}")
     return SAMPLERS[name]
 
 
@@ -161,7 +170,14 @@ def table(config: SamplerConfig) -> SamplerTable:
 def _numbers(given: Any) -> tuple[float, ...]:
     """Whole numbers as int, so that 70 and 70.0 make the same dict."""
     values = given.tolist() if isinstance(given, np.ndarray) else given
-    listed = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
-    if not listed or not all(isinstance(value, numbers.Real) and not isinstance(value, bool) for value in values):
-        raise SamplerError(f"sampler setting timesteps: expected a list of one or more numbers; got {given!r}")
+    listed = isinstance(values, Sequence) and not isinstance(values, str) and 0 < len(values) <= MOST_STEPS
+    if not listed or not all(map(_is_number, values)):
+        raise SamplerError(
+            f"sampler setting timesteps: expected a list of one or more numbers, {MOST_STEPS:,} at most; got {short(given)}"
+        )
     return tuple(int(value) if float(value).is_integer() else float(value) for value in values)
+
+
+def _is_number(value: object) -> bool:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return real and -(2**63) <= value < 2**63  # type: ignore[operator]  # false for NaN, too

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from blockcache.errors import SamplerError
-from blockcache.samplers.base import SamplerConfig, sampler_class
+from blockcache.samplers.base import SAMPLERS, SamplerConfig, sampler_class
 from blockcache.samplers.ddpm import DDPM
 from blockcache.samplers.diffusion import Diffusion
+from blockcache.samplers.fitted import Fitted
 
 _LEVELS = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end")
 _KEPT = (*_LEVELS, "prediction_type", "clip_sample", "clip_sample_range")
+
+
+def sampler_names() -> list[str]:
+    """Of the samplers that a number of steps is enough for; a fitted one has constants that nobody can guess."""
+    return [name for name, kind in SAMPLERS.items() if not issubclass(kind, Fitted)]
 
 
 def fewer_steps(own: SamplerConfig, kind: str, steps: int) -> SamplerConfig:
@@ -22,6 +28,10 @@ def fewer_steps(own: SamplerConfig, kind: str, steps: int) -> SamplerConfig:
         can have every number of steps.
     """
     chosen = sampler_class(kind)
+    if issubclass(chosen, Fitted):
+        raise SamplerError(
+            f"the constants of a {kind} sampler follow from no number of steps; fit one with fit_sampler"
+        )
     if issubclass(chosen, Diffusion) is not isinstance(own, Diffusion):
         raise SamplerError(
             f"a policy trained for {own.type} cannot be run by {kind}: one denoises, the other follows a flow; "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blockcache.files.fields import Count, Name
+
 SELF_ATTENTION, CROSS_ATTENTION, FEED_FORWARD = "SA", "CA", "FFN"
 
 
@@ -11,10 +13,10 @@ SELF_ATTENTION, CROSS_ATTENTION, FEED_FORWARD = "SA", "CA", "FFN"
 class Block:
     """Name as in the paper (`layers.3.FFN`), kind, place in execution order, and FLOPs of computing it once."""
 
-    name: str
-    kind: str
-    order: int
-    cost: int
+    name: Name
+    kind: Name
+    order: Count
+    cost: Count
 
 
 def kind_from_name(name: str) -> str:

@@ -13,14 +13,15 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from blockcache.errors import ScheduleError
-from blockcache.files import Format, PathLike
+from blockcache.errors import BlockcacheError, ContentError, ScheduleError, short
+from blockcache.files import Format, PathLike, plain_json
 from blockcache.fingerprint import Fingerprint
 from blockcache.schedule.block import Block
 
 FORMAT = Format(
-    "blockcache.schedule", "schedule", {"steps": object, "updates": dict, "fingerprint": object, "origin": dict}
+    "blockcache.schedule", "schedule", {"steps": Any, "updates": dict, "fingerprint": Fingerprint, "origin": dict}
 )
+MOST_STEPS, MOST_BLOCKS, LONGEST_NAME = 10_000, 10_000, 200
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,19 @@ class Schedule:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not _is_count(self.steps) or self.steps < 1:
-            raise ScheduleError(f"a schedule needs a positive whole number of steps, got {self.steps!r}")
+        if not _is_count(self.steps) or not 1 <= self.steps <= MOST_STEPS:
+            raise ScheduleError(
+                f"a schedule needs a positive whole number of steps, {MOST_STEPS:,} at most, got {short(self.steps)}"
+            )
         if not self.updates:
             raise ScheduleError("a schedule needs at least one block, got none")
+        if len(self.updates) > MOST_BLOCKS:
+            raise ScheduleError(f"a schedule has {MOST_BLOCKS:,} blocks at most, got {len(self.updates):,}")
         for name in self.updates:
-            if not isinstance(name, str) or not name:
-                raise ScheduleError(f"a block's name must be a text that is not empty, got {name!r}")
+            if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
+                raise ScheduleError(
+                    f"a block's name must be a text that is not empty, {LONGEST_NAME} characters at most, got {short(name)}"
+                )
         checked = {name: check_updates(name, steps, self.steps) for name, steps in self.updates.items()}
         own = {"blocks": tuple(checked), "steps": self.steps}
         for name, value in own.items():
@@ -54,7 +61,7 @@ class Schedule:
                 raise ScheduleError(f"the schedule's own {name} differ from those of its fingerprint")
         object.__setattr__(self, "updates", MappingProxyType(checked))
         object.__setattr__(self, "fingerprint", replace(self.fingerprint, blocks=tuple(checked), steps=self.steps))
-        object.__setattr__(self, "origin", MappingProxyType(dict(self.origin)))
+        object.__setattr__(self, "origin", MappingProxyType(checked_origin(self.origin, ScheduleError)))
 
     def __reduce__(self) -> tuple[Any, ...]:  # a mapping proxy cannot be copied or sent to a worker by itself
         return Schedule, (self.steps, dict(self.updates), self.fingerprint, dict(self.origin))
@@ -109,16 +116,26 @@ class Schedule:
         """Read a JSON file. Unknown versions and keys are refused, so no meaning is ever lost in silence."""
         value = FORMAT.load(path)
         with FORMAT.reading(path):
-            return cls(value["steps"], value["updates"], Fingerprint.from_dict(value["fingerprint"]), value["origin"])
+            return cls(**value)
+
+
+def checked_origin(origin: Mapping[str, Any], error: type[BlockcacheError]) -> dict[str, Any]:
+    """How a value came to be, as it will stand in its file; otherwise `error`: what no file can hold has no origin."""
+    try:
+        return dict(plain_json(dict(origin), "origin"))
+    except (ContentError, TypeError, ValueError) as problem:
+        raise error(
+            f"the origin is a record that a file can hold, of texts and plain finite numbers: {problem}"
+        ) from problem
 
 
 def check_updates(name: str, updates: Sequence[int], steps: int) -> tuple[int, ...]:
     """The update steps of one block as a tuple, or a sentence saying what is wrong with them."""
     if not isinstance(updates, Sequence) or isinstance(updates, str | bytes):
-        raise ScheduleError(f"{name}: update steps must be a list of whole numbers, got {updates!r}")
+        raise ScheduleError(f"{name}: update steps must be a list of whole numbers, got {short(updates)}")
     for step in updates:
         if not _is_count(step):
-            raise ScheduleError(f"{name}: update steps must be whole numbers, got {step!r}")
+            raise ScheduleError(f"{name}: update steps must be whole numbers, got {short(step)}")
     if not updates or updates[0] != 0:
         raise ScheduleError(f"{name}: the first update step must be 0, got {updates[0] if updates else 'no steps'}")
     for before, after in pairwise(updates):

@@ -13,16 +13,17 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from blockcache.errors import RecordingError
+from blockcache.errors import RecordingError, short, shortened
 from blockcache.files import Format, PathLike, expect_keys
 from blockcache.fingerprint import Fingerprint
 from blockcache.schedule.block import Block
+from blockcache.schedule.schedule import MOST_STEPS, checked_origin
 from blockcache.solvers.metrics import METRICS
 
 FORMAT = Format(
     "blockcache.recording",
     "recording",
-    {"blocks": list, "generations": object, "fingerprint": object, "origin": dict, "every_step": int},
+    {"blocks": list[Block], "generations": Any, "fingerprint": Fingerprint, "origin": dict, "every_step": int},
     optional=("every_step",),
     again="calibrate again",
 )
@@ -58,13 +59,20 @@ class Recording:
     def __post_init__(self) -> None:
         if not self.matrices:
             raise RecordingError("a recording holds the matrices of one metric at least, got none; calibrate again")
-        if not self.blocks or not isinstance(self.generations, int) or self.generations < 1:
+        if not self.blocks or type(self.generations) is not int or self.generations < 1:
             raise RecordingError(
-                f"a recording holds blocks and generations, got {len(self.blocks)} and {self.generations!r}"
+                f"a recording holds blocks and generations, got {len(self.blocks)} and {short(self.generations)}"
             )
         if self.every_step is not None and (type(self.every_step) is not int or self.every_step < 0):
-            raise RecordingError(f"a step's FLOPs outside the blocks must be a whole number, got {self.every_step!r}")
+            raise RecordingError(
+                f"a step's FLOPs outside the blocks must be a whole number, got {short(self.every_step)}"
+            )
+        object.__setattr__(self, "origin", checked_origin(self.origin, RecordingError))
         n, k = len(self.blocks), self.steps
+        if len({block.name for block in self.blocks}) < n or max(n, k) > MOST_STEPS:
+            raise RecordingError(
+                f"a recording holds blocks of different names, {MOST_STEPS:,} of them and of steps at most, got {n} and {k}"
+            )
         shapes = {
             **{name: (matrix, (n, k, k)) for name, matrix in self.matrices.items()},
             "scores": (self.scores, (n,)),
@@ -74,10 +82,12 @@ class Recording:
         }
         for name, (array, shape) in shapes.items():
             if array.shape != shape:
-                raise RecordingError(f"the recording's {name} has shape {array.shape}, expected {shape}")
+                raise RecordingError(f"the recording's {shortened(name, 60)} has shape {array.shape}, expected {shape}")
+            if array.dtype.kind != "f":
+                raise RecordingError(f"the recording's {shortened(name, 60)} holds {array.dtype}, expected floats")
             if not np.isfinite(array).all():
                 raise RecordingError(
-                    f"the recording's {name} holds NaN or infinity; calibrate again on sound observations"
+                    f"the recording's {shortened(name, 60)} holds NaN or infinity; calibrate again on sound observations"
                 )
 
     @property
@@ -129,12 +139,7 @@ class Recording:
         with FORMAT.reading(path):
             expect_keys({name for name in tensors if not name.startswith(_MATRICES)}, _ARRAYS, (_COSTS,))
             return cls(
-                blocks=tuple(Block(**item) for item in content["blocks"]),
+                **{**content, "blocks": tuple(content["blocks"]), **{name: tensors[name] for name in _ARRAYS}},
                 matrices=matrices,
-                generations=content["generations"],
-                fingerprint=Fingerprint.from_dict(content["fingerprint"]),
-                origin=content["origin"],
                 action_costs=tensors.get(_COSTS),
-                every_step=content.get("every_step"),
-                **{name: tensors[name] for name in _ARRAYS},
             )

@@ -38,6 +38,7 @@ def solve(
     metric: str = "cosine",
     method: str = "bac",
     objective: str = "anchor",
+    last: bool = False,
     *,
     budget: float | None = None,
     flops: float | None = None,
@@ -52,6 +53,7 @@ def solve(
     method     "bac" (ACS per block, then the union), "blockwise" (no union), "unified" (the first block's ACS steps for
                all), "uniform" (evenly spaced) or "action" (where the executed action needs it, within a budget)
     objective  "anchor", or for comparison "consecutive"
+    last       compute every block at the last step too, as the authors' released code does; the paper does not say so
 
     Of the next three and `updates`, "action" takes one; without any, budget=0.15. Other methods take none of them.
     budget     the share of the full generation's FLOPs, what is paid outside the blocks included; with `costs` the share
@@ -61,6 +63,10 @@ def solve(
     """
     _check_choice("method", method, METHODS)
     if method == "action":
+        if last:
+            raise ScheduleError(
+                "last goes with the paper's methods; method 'action' computes the last step where it pays"
+            )
         return _solve_action(recording, updates, budget, flops, costs)
     if any(given is not None for given in (budget, flops, costs)):
         raise ScheduleError(f"budget, flops and costs go with method 'action', got method {method!r}")
@@ -88,6 +94,9 @@ def solve(
         upstream = most_changing(recording, union)
         steps = bubbling_union(steps, upstream, recording.blocks)
         origin |= {"union": union, "union_blocks": list(upstream)}
+    if last:
+        steps = {name: tuple(sorted({*own, recording.steps - 1})) for name, own in steps.items()}
+        origin |= {"last": True}
     return Schedule(recording.steps, steps, recording.fingerprint, origin)
 
 

@@ -20,14 +20,6 @@ from blockcache.observations import batch_size
 from blockcache.schedule import Schedule
 from blockcache.studies.bench_candidates import CandidateMaker, Timed
 
-FORMAT = Format(
-    "blockcache.bench",
-    "benchmark",
-    dict.fromkeys(("shape", "schedule", "machine", "peak_gflops", "unavailable"), dict)
-    | {"repeats": int, "eager": str, "rows": list},
-    optional=("made_by",),
-)
-
 
 @dataclass(frozen=True)
 class Measurement:
@@ -50,6 +42,21 @@ class Measurement:
     saving: str | None  # which exact saving it adds to the candidate before it
     limit: bool  # whether the page says how far it is from the machine's peak
     samples_ms: list[float] = field(repr=False)
+
+
+FORMAT = Format(
+    "blockcache.bench",
+    "benchmark",
+    {
+        **dict.fromkeys(("shape", "schedule", "machine"), dict),
+        "peak_gflops": dict[str, float],
+        "unavailable": dict[str, str],
+        "repeats": int,
+        "eager": str,
+        "rows": list[Measurement],
+    },
+    optional=("made_by",),
+)
 
 
 @dataclass(frozen=True)

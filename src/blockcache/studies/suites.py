@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from blockcache.compare.results import Results
 from blockcache.errors import ContentError, FileError
-from blockcache.files import PathLike, read_exactly
+from blockcache.files import PathLike, read
 
 BASE = "bac:S=10,n=5"
 TIMINGS = "timings.json"  # beside the suites' files; all their methods, timed in one run
@@ -64,9 +64,9 @@ def suite_by_name(name: str, equal: Equal, quick: bool = False) -> Suite:
 def suite_of(results: Results, path: PathLike) -> Suite:
     """What a results file says of the suite that it is of; strict."""
     try:
-        value: dict[str, Any] = results.setting["suite"]
-        return read_exactly(Suite, {**value, "cells": tuple(read_exactly(Cell, cell) for cell in value["cells"])})
-    except (ContentError, KeyError, TypeError) as error:
+        suite: Suite = read(Suite, results.setting["suite"], "setting.suite")
+        return suite
+    except (ContentError, KeyError) as error:
         raise FileError(
             f"the results file {path} is not a suite's ({error}); suites are run by 'blockcache paper suite'"
         ) from error
@@ -93,10 +93,12 @@ def _main(equal: Equal) -> Suite:
 
 def _ablation(equal: Equal) -> Suite:
     parts, fair, objective = "The parts of the method, S = 10", "The same, at the FLOPs of BAC", "The objective"
+    released = "The last step, which the released code computes in every block"
     cells = [Cell(parts, name) for name in ("uniform:S=10", "unified:S=10", "blockwise:S=10", BASE)]
     cells += [Cell(fair, equal(kind, BASE), equals=BASE) for kind in ("uniform", "unified", "blockwise")]
     cells += [Cell(objective, BASE), Cell(objective, f"{BASE},objective=consecutive")]
-    about = "What each part of BAC is worth, and the paper's printed objective against the one that its code has."
+    cells += [Cell(released, BASE), Cell(released, f"{BASE},last=1")]
+    about = "What each part of BAC is worth, and where the paper's text and its released code differ."
     return Suite("ablation", about, BASE, tuple(cells))
 
 

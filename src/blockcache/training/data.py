@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from blockcache.errors import FileError
-from blockcache.files import PathLike, read_bytes
+from blockcache.errors import FileError, short
+from blockcache.files import PathLike, parse_arrays, read_bytes, reading
 from blockcache.tasks import TaskSpec
 from blockcache.training.config import TrainingError
 
@@ -42,30 +40,40 @@ class Demonstrations:
 def read_demonstrations(spec: TaskSpec, path: PathLike) -> Demonstrations:
     """Read a task's .npz file; one that does not fit the task is refused."""
     data = read_bytes(path, "demonstrations")
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise FileError(f"the demonstrations {path} are not an .npz file of plain arrays ({error})") from error
-    try:
-        obs = _OBSERVATIONS.get(spec.name, _plain_observation)(arrays)
-        action, ends = arrays["action"], arrays["episode_ends"]
-    except KeyError as error:
-        raise FileError(f"the demonstrations {path} lack the array {error}; found {sorted(arrays)}") from error
-    for name, array, columns in (("observation", obs, spec.obs_dim), ("action", action, spec.action_dim)):
-        if array.ndim != 2 or array.shape[1] != columns:
-            raise TrainingError(
-                f"the {name}s in {path} have shape {array.shape}, task {spec.name!r} needs (steps, {columns})"
-            )
-        if not np.isfinite(array).all():
-            raise TrainingError(f"the {name}s in {path} hold NaN or infinity; remove those episodes")
-    sound = ends.ndim == 1 and np.issubdtype(ends.dtype, np.integer) and len(ends) > 0
-    if not (sound and ends[0] > 0 and (np.diff(ends) > 0).all() and ends[-1] == len(obs) == len(action)):
+    arrays = parse_arrays(data, "demonstrations", path)
+    with reading("demonstrations", path):
+        try:
+            seen = _OBSERVATIONS.get(spec.name, _plain_observation)(arrays)
+            done, ends = arrays["action"], arrays["episode_ends"]
+        except KeyError as error:
+            raise FileError(
+                f"the demonstrations {path} lack the array {error}; found {short(sorted(arrays))}"
+            ) from error
+    obs, action = (
+        _rows(name, array, columns, spec, path)
+        for name, array, columns in (("observation", seen, spec.obs_dim), ("action", done, spec.action_dim))
+    )
+    sound = ends.ndim == 1 and ends.dtype.kind in "iu" and len(ends) > 0
+    if not (sound and ends[0] > 0 and (ends[1:] > ends[:-1]).all() and ends[-1] == len(obs) == len(action)):
         raise TrainingError(
             f"episode_ends in {path} must be whole numbers that rise to the number of steps, "
             f"which is {len(obs)} in the observations and {len(action)} in the actions"
         )
-    return Demonstrations(obs.astype(np.float32), action.astype(np.float32), ends, hashlib.sha256(data).hexdigest())
+    return Demonstrations(obs, action, ends, hashlib.sha256(data).hexdigest())
+
+
+def _rows(name: str, array: Array, columns: int, spec: TaskSpec, path: PathLike) -> Array:
+    """(steps, columns) in float32, or a sentence saying what is wrong with them."""
+    if array.ndim != 2 or array.shape[1] != columns or array.dtype.kind not in "fiu":
+        found = f"shape {array.shape} of {array.dtype}"
+        raise TrainingError(
+            f"the {name}s in {path} have {found}, task {spec.name!r} needs (steps, {columns}) of numbers"
+        )
+    with np.errstate(over="ignore"):
+        rows = array.astype(np.float32)
+    if not np.isfinite(rows).all():
+        raise TrainingError(f"the {name}s in {path} hold NaN or infinity; remove those episodes")
+    return rows
 
 
 def split(demos: Demonstrations) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:

@@ -11,28 +11,29 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from blockcache.errors import FileError
-from blockcache.files import Format, read_exactly
+from blockcache.errors import FileError, short
+from blockcache.files import Count, Format, Positive, TensorInfo
 from blockcache.training.config import TrainingError
-
-FORMAT = Format(
-    "blockcache-training-state",
-    "training state",
-    {"run": dict, "progress": dict},
-    optional=("made_by",),
-    again="remove it to start anew",
-    entry="header",
-)
 
 
 @dataclass(frozen=True)
 class Progress:
     """How far a run is. `loss` is a running mean; both losses are None until there is one."""
 
-    step: int = 0
-    seconds: float = 0.0
+    step: Count = 0
+    seconds: Positive = 0.0
     loss: float | None = None
     validation_loss: float | None = None
+
+
+FORMAT = Format(
+    "blockcache-training-state",
+    "training state",
+    {"run": dict, "progress": Progress},
+    optional=("made_by",),
+    again="remove it to start anew",
+    entry="header",
+)
 
 
 def write_state(path: Path, identity: Mapping[str, Any], tensors: Mapping[str, Tensor], progress: Progress) -> None:
@@ -42,20 +43,25 @@ def write_state(path: Path, identity: Mapping[str, Any], tensors: Mapping[str, T
 
 def read_state(path: Path, identity: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progress:
     """Copy a saved state into `tensors`; the state of another run is refused."""
-    content, saved = FORMAT.load_tensors(path, safetensors.torch.load)
-    with FORMAT.reading(path):
-        progress = read_exactly(Progress, content["progress"])
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def check(infos: Mapping[str, TensorInfo]) -> None:
+        if {name: info.shape for name, info in infos.items()} != shapes:
+            raise FileError(f"the tensors in the training state {path} are not this run's; remove it to start anew")
+
+    content, saved = FORMAT.load_tensors(path, safetensors.torch.load, check)
+    progress: Progress = content["progress"]
     before = content["run"]
     other = [
-        f"{name} {before.get(name)!r} (now {value!r})" for name, value in identity.items() if before.get(name) != value
+        f"{name} {short(before.get(name))} (now {value!r})"
+        for name, value in identity.items()
+        if before.get(name) != value
     ]
     if other:
         raise TrainingError(
             f"the training state {path} is of another run: {', '.join(other)}; "
             "use its settings, give another output directory, or start anew"
         )
-    if {name: tensor.shape for name, tensor in saved.items()} != {n: t.shape for n, t in tensors.items()}:
-        raise FileError(f"the tensors in the training state {path} are not this run's; remove it to start anew")
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(saved[name])

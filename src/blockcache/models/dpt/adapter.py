@@ -15,6 +15,7 @@ from blockcache.errors import PolicyError
 from blockcache.models.adapter import Adapter, Layer, Route
 from blockcache.models.dpt.flops import DPTShape
 from blockcache.models.dpt.fold import fold
+from blockcache.models.weights import check_mask
 from blockcache.schedule.block import Block
 
 FAMILY = "dp-t"
@@ -27,6 +28,8 @@ def find(denoiser: nn.Module) -> Adapter | str:
         return "has no decoder.layers of TransformerDecoderLayer, nor encoder.layers of TransformerEncoderLayer"
     for index, layer in enumerate(layers):
         _check(index, layer)
+    for name in ("mask", "memory_mask"):
+        check_mask(f"the denoiser's {name}", getattr(denoiser, name, None))
     decoder = isinstance(layers[0], nn.TransformerDecoderLayer)
     shape, widths = _sizes(denoiser, layers, decoder)
     per_layer = len(shape.blocks) // len(layers)

@@ -1,72 +1,123 @@
-"""Policy directories: `config.json` + `model.safetensors`. Strict to load, atomic to save; no pickle anywhere."""
+"""Policy directories: `config.json` + `model.safetensors`. Strict to load, atomic to save; no pickle anywhere.
+
+A directory is written file by file, and at every instant its name loads as the whole old policy or as the whole new one:
+first the new config, under a name that binds it to the new weights (`places.PENDING`); then the weights, in one rename, from
+which moment on that config counts; then the config takes the name `config.json`. That needs nothing of the file system but
+a rename, and where nothing is killed there are never other files than these two.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import tempfile
+import math
+import os
+import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from blockcache.errors import FileError, PolicyError
-from blockcache.files import PathLike, make_directory, read_bytes, reading, write_bytes
+from blockcache.errors import FileError, PolicyError, shortened
+from blockcache.files import (
+    PathLike,
+    TensorInfo,
+    make_directory,
+    no_writer,
+    only_writer,
+    read_tensors,
+    reading,
+    write_bytes,
+    writing,
+)
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
-from blockcache.models.places import CONFIG, FORMAT, WEIGHTS, policy_directory, read_config
+from blockcache.models.places import CONFIG, FORMAT, PENDING, WEIGHTS, config_file, pending_config, policy_directory
+from blockcache.models.weights import check_action_scale, check_mask, check_weight
 
 
 def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
     """A shipped policy by name, or a policy directory. It comes in eval mode, float32, on the CPU."""
     directory = policy_directory(source)
-    with FORMAT.reading(directory / CONFIG):
-        config = DPTConfig.from_dict(read_config(directory))
-    data = read_bytes(directory / WEIGHTS, "policy weights")
-    try:
-        tensors = safetensors.torch.load(data)
-    except SafetensorError as error:
-        raise FileError(
-            f"cannot read the weights {directory / WEIGHTS} ({error}); the file may be cut short"
-        ) from error
+    place = directory / WEIGHTS
+    with no_writer(directory):
+        with FORMAT.reading(directory / CONFIG):
+            config = DPTConfig.from_dict(FORMAT.load(config_file(directory)))
+        _, tensors = read_tensors(
+            place, "policy weights", "save the policy again", safetensors.torch.load, partial(_check_sizes, config)
+        )
     policy = DiffusionTransformerPolicy(config)
-    with reading("policy weights", directory / WEIGHTS):
+    with reading("policy weights", place):
         load_tensors(policy, tensors)
     return policy.eval()
+
+
+def _check_sizes(config: DPTConfig, infos: Mapping[str, TensorInfo]) -> None:
+    """Refuse a config that would make a far larger network than its weights are, before that network is made.
+
+    Bounds are enough here: which tensor differs is said once the network is there to compare with.
+    """
+    layers, tokens, width = config.n_layer + config.n_cond_layers, config.horizon, config.n_emb
+    least = layers * 12 * width**2 + width * (tokens + config.obs_dim + config.sample_dim)
+    least += tokens**2 if config.causal_attn else 0
+    held = sum(math.prod(info.shape) for info in infos.values())
+    if layers * 12 > 12 + 2 * len(infos) or least > 1_000_000 + 4 * held:
+        raise PolicyError(
+            f"the weights do not fit the policy's config: {len(infos):,} tensors of {held:,} numbers, expected {layers:,} "
+            f"layers of {least:,} numbers at least"
+        )
 
 
 def save_policy(policy: DiffusionTransformerPolicy, directory: PathLike) -> None:
     """Write the policy's directory; an older one of the same name stays whole until the new one is complete.
 
-    The old directory goes as a whole, so one that holds anything but a policy is refused.
+    A directory that holds anything but a policy is refused; where the name is a link, its target is written.
     """
     if not isinstance(policy, DiffusionTransformerPolicy):
         raise PolicyError(
             f"only policies of ours can be saved as a directory, got {type(policy).__name__}; keep your own checkpoint, and "
             "name a function that makes the policy from it (module:function) where a verb asks for POLICY"
         )
-    target = Path(directory).resolve()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
-    try:
+    weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    with writing(directory):
+        target = Path(os.path.realpath(directory))
         check_replaceable(target)
-        make_directory(target.parent)
-        fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
-    try:
-        write_bytes(fresh / WEIGHTS, safetensors.torch.save(tensors, metadata={"format": "pt"}))
-        FORMAT.save(fresh / CONFIG, policy.config.to_dict())
-        fresh.chmod(0o755)
-        _swap(fresh, target)
-    except (OSError, FileError) as error:  # either may name the temporary place, which says nothing to the user
-        reason = error.__cause__ or error
-        raise FileError(
-            f"cannot write {target}: {getattr(reason, 'strerror', 0) or reason}; nothing was changed"
-        ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        new = not target.exists()
+        make_directory(target)
+        with only_writer(target):
+            _finish(target)
+            pending = target / pending_config(weights)
+            try:
+                FORMAT.save(pending, policy.config.to_dict())
+                write_bytes(target / WEIGHTS, weights)
+            except BaseException as error:
+                pending.unlink(missing_ok=True)
+                if new:
+                    target.rmdir()
+                if isinstance(error, FileError) and isinstance(error.__cause__, OSError):
+                    raise error.__cause__ from error  # said of the directory, not of a file that the user did not name
+                raise
+            try:
+                _finish(target)
+            except OSError as error:
+                raise FileError(
+                    f"cannot write {target / CONFIG}: {error.strerror}; the new policy loads all the same, save it again "
+                    "to put its files in order"
+                ) from error
+
+
+def _finish(target: Path) -> None:
+    """Give the config of the weights that are there its name, and remove what else killed saves left.
+
+    Only the one writer of a directory does this, so nobody is in the middle of a save.
+    """
+    current, config = config_file(target), target / CONFIG
+    if current != config:
+        os.replace(current, os.path.realpath(config))
+    for name in os.listdir(target):
+        if name != current.name and PENDING.match(name.removeprefix(".") if name.startswith("..") else name):
+            (target / name).unlink()
 
 
 def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tensor]) -> None:
@@ -90,9 +141,12 @@ def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tenso
             )
         if name.endswith("input_stats.std"):
             continue  # for the record only
-        wrong = tensor.isnan() if name.endswith("mask") else ~tensor.isfinite()  # masks hold -inf by design
-        if bool(wrong.any()):
-            raise PolicyError(f"the weights hold NaN or infinity in {name}")
+        if name.endswith("mask") and tensor.is_floating_point():
+            check_mask(name, tensor)
+        else:
+            check_weight(name, tensor)
+        if name.endswith("action.scale"):
+            check_action_scale(tensor)
     with torch.no_grad():
         for name, tensor in given.items():
             own[name].copy_(tensor)
@@ -100,33 +154,19 @@ def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tenso
 
 def _some(what: str, names: list[str]) -> list[str]:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return [f"{what} {', '.join(names[:3])}{more}"] if names else []
-
-
-def _swap(fresh: Path, target: Path) -> None:
-    if not target.exists():
-        fresh.rename(target)
-        return
-    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-    try:
-        target.rename(old / target.name)
-        try:
-            fresh.rename(target)
-        except OSError:
-            (old / target.name).rename(target)
-            raise
-    except OSError:
-        with contextlib.suppress(OSError):  # if even the way back failed, the old policy stays in there
-            old.rmdir()
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    return [f"{what} {', '.join(shortened(name, 80) for name in names[:3])}{more}"] if names else []
 
 
 def check_replaceable(target: Path) -> None:
     """Refuse a place that a policy cannot be saved to."""
     if target.is_dir():
-        others = sorted(item.name for item in target.iterdir() if item.name not in (CONFIG, WEIGHTS))
+        others = sorted(item.name for item in target.iterdir() if not _ours(item.name))
         if others:
-            raise FileError(f"{target} holds {others[0]} besides a policy, which would be lost; give another place")
+            raise FileError(f"{target} holds {others[0]} besides a policy; give a place that holds nothing else")
     elif target.exists():
         raise FileError(f"{target} is a file, a policy is a directory; give another place")
+
+
+def _ours(name: str) -> bool:
+    """The two files, and what a killed save may have left: the next one sweeps it."""
+    return name in (CONFIG, WEIGHTS) or re.match(r"\.(\.?config-|model\.safetensors\.)[0-9a-f]{16}", name) is not None

@@ -36,6 +36,8 @@ def fold(port: Port) -> DPTProgram:
         if f"{prefix}.{name}" not in state:
             raise UnsupportedError(f"a policy without the tensor {prefix}.{name}")
         tensor: Tensor = state[f"{prefix}.{name}"].detach()
+        if not tensor.is_floating_point():
+            raise UnsupportedError(f"weights that are no floating point numbers ({prefix}.{name} is {tensor.dtype})")
         return tensor.to(torch.float64)
 
     def field(name: str, size: int) -> list[Tensor]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockcache.errors import PolicyError
+from blockcache.errors import ContentError, PolicyError, short, shortened
+from blockcache.files import Fields, Name, read
 from blockcache.models.dpt.denoiser import DiffusionTransformer
 from blockcache.models.dpt.normalizer import LinearNormalizer
 from blockcache.models.noise import draw_all
@@ -18,6 +19,13 @@ from blockcache.observations import Observation, check_observation
 from blockcache.samplers import DDPM, SamplerConfig, table
 
 FAMILY = "dp-t"
+_SIZES = {
+    **dict.fromkeys(("obs_dim", "action_dim", "horizon", "n_obs_steps", "n_action_steps"), 100_000),
+    "n_layer": 1_000,
+    **dict.fromkeys(("n_head", "n_emb"), 100_000),
+}
+"""The largest that each may be; whether the weights are of that size too is seen before anything is made of it."""
+_RECORD = Fields({"task": Name | None, "weights": Name | None, "training": dict | None})
 
 
 @dataclass(frozen=True)
@@ -46,30 +54,33 @@ class DPTConfig:
 
     def __post_init__(self) -> None:
         if self.family != FAMILY:
-            raise PolicyError(f"this reads policies of family {FAMILY!r}, got {self.family!r}")
-        for name in (
-            "obs_dim",
-            "action_dim",
-            "horizon",
-            "n_obs_steps",
-            "n_action_steps",
-            "n_layer",
-            "n_head",
-            "n_emb",
-        ):
+            raise PolicyError(f"this reads policies of family {FAMILY!r}, got {short(self.family)}")
+        for name, most in _SIZES.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise PolicyError(f"policy setting {name} must be a positive whole number, got {value!r}")
+            if type(value) is not int or not 1 <= value <= most:
+                raise PolicyError(
+                    f"policy setting {name} must be a positive whole number, {most:,} at most, got {short(value)}"
+                )
         if self.n_emb % self.n_head or self.n_emb % 2 or self.n_emb < 4:
             raise PolicyError(f"n_emb must be even, 4 or more, divisible by n_head, got {self.n_emb} and {self.n_head}")
-        if not isinstance(self.n_cond_layers, int) or self.n_cond_layers < 0:
-            raise PolicyError(f"policy setting n_cond_layers must be 0 or more, got {self.n_cond_layers!r}")
+        if type(self.n_cond_layers) is not int or not 0 <= self.n_cond_layers <= _SIZES["n_layer"]:
+            got = short(self.n_cond_layers)
+            raise PolicyError(
+                f"policy setting n_cond_layers must be 0 or more, {_SIZES['n_layer']:,} at most, got {got}"
+            )
         for name in ("causal_attn", "time_as_cond", "obs_as_cond"):
             if not isinstance(getattr(self, name), bool):
-                raise PolicyError(f"policy setting {name} must be true or false, got {getattr(self, name)!r}")
+                raise PolicyError(f"policy setting {name} must be true or false, got {short(getattr(self, name))}")
         for name in ("p_drop_emb", "p_drop_attn"):
-            if not isinstance(getattr(self, name), int | float) or not 0 <= getattr(self, name) < 1:
-                raise PolicyError(f"policy setting {name} must be from 0 to below 1, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+                raise PolicyError(f"policy setting {name} must be from 0 to below 1, got {short(value)}")
+        if not isinstance(self.sampler, SamplerConfig):
+            raise PolicyError(f"policy setting sampler must be a sampler's config, got {short(self.sampler)}")
+        try:
+            read(_RECORD, {name: getattr(self, name) for name in _RECORD.required})
+        except ContentError as error:
+            raise PolicyError(f"the policy's settings do not fit: {error}") from error
         if self.n_obs_steps - 1 + self.n_action_steps > self.horizon:
             end = self.n_obs_steps - 1 + self.n_action_steps
             raise PolicyError(f"the executed slice ends at {end}, behind the horizon {self.horizon}")
@@ -91,7 +102,8 @@ class DPTConfig:
         known = {item.name for item in fields(cls)}
         unknown = sorted(set(value) - known)
         if unknown:
-            raise PolicyError(f"unknown policy settings {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+            names = shortened(", ".join(unknown), 100)
+            raise PolicyError(f"unknown policy settings {names}; known are {', '.join(sorted(known))}")
         try:
             return cls(**{**value, "sampler": SamplerConfig.from_dict(value["sampler"])})
         except KeyError as error:

@@ -1,0 +1,67 @@
+"""Files of ours: formats with a strict reader, what values must look like, atomic writes. Knows no format's content."""
+
+from blockcache.files.fields import (
+    Count,
+    Fields,
+    Limit,
+    Name,
+    Names,
+    Positive,
+    Steps,
+    dict_of,
+    expect_keys,
+    list_of,
+    plain_json,
+    read,
+)
+from blockcache.files.format import Format
+from blockcache.files.reading import (
+    PathLike,
+    TensorInfo,
+    exists,
+    opened,
+    parse_arrays,
+    read_bytes,
+    read_tensors,
+    reading,
+)
+from blockcache.files.writing import (
+    check_writable,
+    make_directory,
+    no_writer,
+    only_writer,
+    write_arrays,
+    write_bytes,
+    writing,
+)
+
+__all__ = [
+    "Count",
+    "Fields",
+    "Format",
+    "Limit",
+    "Name",
+    "Names",
+    "PathLike",
+    "Positive",
+    "Steps",
+    "TensorInfo",
+    "check_writable",
+    "dict_of",
+    "exists",
+    "expect_keys",
+    "list_of",
+    "make_directory",
+    "no_writer",
+    "only_writer",
+    "opened",
+    "parse_arrays",
+    "plain_json",
+    "read",
+    "read_bytes",
+    "read_tensors",
+    "reading",
+    "write_arrays",
+    "write_bytes",
+    "writing",
+]

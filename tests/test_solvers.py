@@ -283,7 +283,7 @@ def test_a_union_nobody_asked_for_is_over_no_more_blocks_than_there_are():
     assert (len(few.blocks), solve(few, updates=4).origin["union"]) == (3, 3)
 
 
-@pytest.mark.parametrize("method", solvers.METHODS)
+@pytest.mark.parametrize("method", solvers.PAPER_METHODS)
 def test_the_last_step_is_added_to_every_block_once_and_to_nothing_else(method):
     recording = recorded()
     for updates in (1, 3, recording.steps):

@@ -109,8 +109,8 @@ class Looks:
         fastest = min(self._milliseconds({"one": (one, threads)}, 5)["one"][0] for threads in (1, cores()))
         if deadline_ms < fastest:
             raise TuningError(
-                f"a deadline of {deadline_ms:g} ms cannot be met here: a chunk of one single denoising step takes {fastest:.2g} "
-                "ms; allow more, or use a faster machine"
+                f"a deadline of {deadline_ms:g} ms cannot be met here: a chunk of one single denoising step takes "
+                f"{fastest:.2g} ms; allow more, or use a faster machine"
             )
 
     def timed(self, points: Sequence[Point]) -> tuple[float, list[Point]]:

@@ -21,10 +21,11 @@ from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, promisin
 from blockcache.files import Count, Format, PathLike, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
+from blockcache.models.places import SCHEDULE
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick, split
-from blockcache.samplers import Diffusion, SamplerConfig
+from blockcache.samplers import ChosenSampler, Diffusion, SamplerConfig
 from blockcache.schedule import Schedule
 from blockcache.tasks import task_spec
 
@@ -211,3 +212,20 @@ def _claim(state: Path, port: Port, observations: Any, seed: int) -> None:
         return
     make_directory(state)
     STATE.save(file, now)
+
+
+def save_tuned(policy: Any, tuned: Tuned, directory: PathLike) -> bool:
+    """Write a directory with the sampler, the schedule and the evidence, and with the policy itself where it is one of ours.
+
+    Returns whether it is a policy directory: what only foreign code can save is left out.
+    """
+    port, place = port_of(policy), Path(directory)
+    whole = (port if tuned.sampler is None else port.with_sampler(tuned.sampler)).save(place)
+    if not whole:
+        make_directory(place)
+    if tuned.sampler is not None:
+        ChosenSampler(tuned.sampler, port.fingerprint).save(place / "sampler.json")
+    if tuned.schedule is not None:
+        tuned.schedule.save(place / SCHEDULE)
+    tuned.tuning.save(place / "tuning.json")
+    return whole

@@ -39,9 +39,7 @@ class Goal:
 
     def __post_init__(self) -> None:
         if (self.deadline_ms is None) == (self.loss is None):
-            raise TuningError(
-                "tuning needs either a deadline or a loss that is allowed, such as deadline_ms=25 or loss=0.03"
-            )
+            raise TuningError("tuning needs either a deadline or a loss to allow, such as deadline_ms=25 or loss=0.03")
         for name, value in (("deadline", self.deadline_ms), ("loss", self.loss)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise TuningError(f"the {name} must be a number above 0, got {value}")

@@ -9,11 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import blockcache as bc
 from blockcache import cli
 from blockcache.compare.results import Results
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig, save_policy
 from blockcache.samplers import DDIM, DDPM, DPMSolver, Euler, Fitted, SDEDPMSolver
 from cli_inputs import SMALL, STEPS
+from engine_comparison import BLOCKS
 from toy_evaluation import ready
 
 torch.set_num_threads(1)
@@ -103,6 +105,16 @@ def sampler(request):
 def form(request):
     """The config of each form of the denoiser."""
     return FORMS[request.param]
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory):
+    """The bytes of a tiny policy's exports, under a schedule and in full precision (with a Scan)."""
+    directory = tmp_path_factory.mktemp("exports")
+    schedule = bc.Schedule(6, dict.fromkeys(BLOCKS, (0, 2, 4)))
+    for name, followed in (("schedule", schedule), ("full", None)):
+        bc.export_policy(tiny_policy(), followed, directory / name)
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @pytest.fixture(scope="session")

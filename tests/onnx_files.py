@@ -7,6 +7,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import blockcache as bc
+from blockcache.deploy import ExportedPolicy
 from blockcache.deploy.integrity import KEY, with_hash
 
 BLOCKS = tuple(f"layers.{index}.{kind}" for index in (0, 1) for kind in ("SA", "CA", "FFN"))
@@ -33,6 +34,11 @@ def hashed(model):
     kept = {key: value for key, value in metadata(model).items() if key != KEY}
     helper.set_model_props(model, kept)
     return with_hash(model.SerializeToString())
+
+
+def opened(data):
+    """An export, from its bytes alone."""
+    return ExportedPolicy("toy.onnx", 1, data)
 
 
 def with_header(path, **changes):

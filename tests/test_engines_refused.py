@@ -173,7 +173,7 @@ def test_auto_goes_on_without_room_for_the_export(policy, monkeypatch, caplog):
         raise OSError(28, "No space left on device")
 
     expected = act(policy)["action_pred"]
-    monkeypatch.setattr("blockcache.files.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with bc.accelerate(policy) as fast:
         assert fast.engine == "onnx"
         assert difference(policy, act(policy)["action_pred"], expected) < CLOSE

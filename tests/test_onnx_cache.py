@@ -255,6 +255,26 @@ def test_a_temporary_cache_of_another_user_is_not_used(monkeypatch, tmp_path):
     assert found.name != "blockcache-12345"
 
 
+@pytest.mark.parametrize("taken", ["a file", "a link to nowhere", "a link elsewhere", "unwritable"])
+def test_a_temporary_cache_whose_name_is_taken_is_made_under_another_one(monkeypatch, tmp_path, taken):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("BLOCKCACHE_CACHE", os.devnull)
+    place = tmp_path / "tmp" / f"blockcache-{os.getuid()}"
+    (tmp_path / "tmp").mkdir()
+    if taken == "a file":
+        place.write_text("something else")
+    elif taken == "unwritable":
+        place.mkdir(mode=0o500)
+        monkeypatch.setattr(f"{CACHE}.os.access", lambda path, mode: path != place)  # the tests may run as root
+    else:
+        place.symlink_to(tmp_path / "nowhere" if "nowhere" in taken else tmp_path)
+    found = cache_directory()
+    assert found.parent == place.parent
+    assert found != place
+    assert found == cache_directory(), "one for the whole process"
+    assert found.stat().st_mode & 0o777 == 0o700
+
+
 def test_where_the_cache_is(monkeypatch, tmp_path):
     assert cache_directory() == tmp_path / "cache"
     monkeypatch.delenv("BLOCKCACHE_CACHE")

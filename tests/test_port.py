@@ -172,6 +172,26 @@ def test_a_compiled_model_is_refused_with_the_way_out(any_policy, make, way_out)
         assert torch.equal(act(any_policy), expected)
 
 
+def test_a_compiled_entry_is_refused_by_every_engine_with_the_way_out(any_policy):
+    """It used to be sent to the patched engine, which refuses it as well."""
+    any_policy.predict_action = torch.compile(any_policy.predict_action)
+    for engine in ("patched", "loop", "onnx", "auto"):
+        with pytest.raises(PolicyError, match=r"policy.predict_action was compiled by torch\.compile") as caught:
+            bc.accelerate(any_policy, engine=engine)
+        assert "(del policy.predict_action)" in str(caught.value)
+        assert "engine=" not in str(caught.value)
+    del any_policy.predict_action
+    bc.accelerate(any_policy, engine="patched").disable()
+
+
+def test_an_entry_that_its_class_compiles_is_refused():
+    class Compiled(foreign_policy.Policy):
+        predict_action = torch.compile(foreign_policy.Policy.predict_action)
+
+    with pytest.raises(PolicyError, match=r"use the original .without the decorator"):
+        bc.accelerate(Compiled().eval(), engine="loop")
+
+
 def test_a_policy_compiled_as_a_whole_is_refused_with_the_way_out(any_policy):
     with pytest.raises(PolicyError, match=r"policy = policy\._orig_mod"):
         bc.accelerate(torch.compile(any_policy))

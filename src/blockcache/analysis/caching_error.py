@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.engines.accelerate import check_fit
@@ -22,6 +21,7 @@ from blockcache.errors import ObservationError
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
+from blockcache.progress import progress_bar
 from blockcache.schedule import Reuse, Schedule, compile_plan
 
 
@@ -54,7 +54,7 @@ def caching_error(
     check_fit(schedule.fingerprint, port)
     full = Schedule.every_step(schedule.steps, schedule.blocks)
     total, samples = np.zeros((len(schedule.blocks), schedule.steps)), 0
-    batches = tqdm(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
+    batches = progress_bar(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
     for index, batch in enumerate(batches):
         true = _residuals(port, full, batch, seed + index)
         used = _residuals(port, schedule, batch, seed + index)

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from blockcache.attach.generation import Attached
 from blockcache.attach.walk_back import DenoiserCall, Recorded, walk_back
 from blockcache.errors import RecordingError
 from blockcache.models.port import Port
+from blockcache.progress import progress_bar
 from blockcache.solvers.action_costs import lower_mean, segment_costs
 
 VECTORS = 4
@@ -72,8 +72,14 @@ class ActionCosts:
         self._waiting = []
         for run in runs:
             steps = walk_back(self._port, self._attached, run)
-            bar = tqdm(
-                steps, "action costs", len(run.calls), unit="step", disable=not self._progress, delay=1.0, leave=False
+            bar = progress_bar(
+                steps,
+                "action costs",
+                total=len(run.calls),
+                unit="step",
+                disable=not self._progress,
+                delay=1.0,
+                leave=False,
             )
             products = np.zeros((run.size, VECTORS, *self._shape), dtype=np.float32)
             for step, gradients in bar:  # gradients: by block, (V, B, F)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from blockcache.attach.action_costs import ActionCosts
 from blockcache.attach.generation import Generation, LayerCall, attach
@@ -26,6 +25,7 @@ from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, rows
+from blockcache.progress import progress_bar
 from blockcache.solvers.metrics import METRICS
 from blockcache.solvers.recording import Recording
 
@@ -68,10 +68,10 @@ def calibrate(
     try:
         if action_costs:
             recorder.costs = ActionCosts(port, patches, total or 1, progress)
-        bar = tqdm(
+        bar = progress_bar(
             islice(observations, generations),
             "calibrating",
-            total,
+            total=total,
             unit="generation",
             disable=not progress,
             delay=1.0,

@@ -91,5 +91,7 @@ def _fail(error: Exception) -> None:
         message = str(error)
     elif isinstance(error, click.ClickException):
         message = error.format_message()
+    elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch has no class for it
+        message = "this machine has not enough memory for that; ask for less"
     click.echo(f"error: {' '.join(message.split())}", err=True)
     sys.exit(2)

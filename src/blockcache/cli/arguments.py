@@ -175,7 +175,12 @@ POLICY = Checked("policy", PolicySource)
 TASK = Checked("task", _known_task)
 OUTPUT = Checked("file", _writable_file)
 OUTPUT_DIRECTORY = Checked("directory", _writable_directory)
-COUNT = click.IntRange(min=1)
+MOST = 1_000_000  # of anything that is counted: a number with a few digits too many is refused before it does harm
+COUNT = click.IntRange(1, MOST)
+CORES = click.IntRange(1, 1024)  # threads, or processes
+LAYERS = click.IntRange(1, 1000)
+SIZE = click.IntRange(1, 100_000)  # widths, lengths, steps
+SEED = click.IntRange(0, 2**31 - 1)  # what every random generator takes
 ENGINE = click.Choice(["auto", "onnx", "loop", "patched"])
 
 
@@ -202,4 +207,4 @@ generations_option = click.option(
 sampler_file_option = click.option(
     "--sampler-file", metavar="FILE", help="A sampler file in place of the policy's own, such as 'policy fit' writes."
 )
-threads_option = click.option("--threads", type=COUNT, default=1, help="Threads for torch.")
+threads_option = click.option("--threads", type=CORES, default=1, help="Threads for torch.")

@@ -30,9 +30,9 @@ def _method_or_schedule(text: str) -> Schedule | str:
 @click.argument("schedule")
 @arg.observations_option
 @click.option("-o", "--output", type=arg.OUTPUT, help="Keep the figures in this file (.json).")
-@click.option("--count", type=click.IntRange(min=2), default=OBSERVATIONS, help="Observations to compare at.")
+@click.option("--count", type=click.IntRange(2, arg.MOST), default=OBSERVATIONS, help="Observations to compare at.")
 @click.option(
-    "--samples", type=click.IntRange(min=4), default=SAMPLES, help="Chunks for each observation; an even number."
+    "--samples", type=click.IntRange(4, arg.MOST), default=SAMPLES, help="Chunks for each observation; an even number."
 )
 @click.option(
     "--generations",
@@ -40,9 +40,9 @@ def _method_or_schedule(text: str) -> Schedule | str:
     default=GENERATIONS,
     help="The first observations, to calibrate on; none of them is compared at.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the noise and the choice of observations.")
+@click.option("--seed", type=arg.SEED, default=0, help="Of the noise and the choice of observations.")
 @click.option("--engine", type=arg.ENGINE, default="auto")
-@click.option("--threads", type=arg.COUNT, default=cores, show_default="all cores", help="Threads for the engine.")
+@click.option("--threads", type=arg.CORES, default=cores, show_default="all cores", help="Threads for the engine.")
 def check(
     policy: arg.PolicySource,
     schedule: str,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--repeats", type=arg.COUNT, default=7, help="Timed calls per method.")
 @arg.threads_option
 @click.option(
-    "--seconds", type=click.IntRange(min=0), default=150, help="For rollouts in the simulator; 0 leaves them out."
+    "--seconds", type=click.IntRange(0, arg.MOST), default=150, help="For rollouts in the simulator; 0 leaves them out."
 )
 def demo(
     policy: arg.PolicySource, observations: str | None, generations: int, repeats: int, threads: int, seconds: int

@@ -41,11 +41,9 @@ def _method(text: str) -> str:
     help="What to compare with the full policy; may be given often.",
 )
 @click.option("-o", "--output", type=arg.OUTPUT, default="results.json", help="The results.")
-@click.option(
-    "--first-seed", type=click.IntRange(min=0), help="First environment seed. Default: the task's first test seed."
-)
+@click.option("--first-seed", type=arg.SEED, help="First environment seed. Default: the task's first test seed.")
 @run_options
-@click.option("--repeats", type=click.IntRange(min=0), default=5, help="Timed chunks per method.")
+@click.option("--repeats", type=click.IntRange(0, arg.MOST), default=5, help="Timed chunks per method.")
 @click.option("--video", type=arg.OUTPUT, help="A .gif or .mp4 of the first episode: full beside the last method.")
 def evaluate(
     policy: arg.PolicySource,
@@ -107,10 +105,10 @@ def _film(evaluation: Evaluation, path: str) -> None:
 
 def _watch(evaluation: Evaluation, name: str) -> tuple[str, list[Frame]]:
     """A method's first episode, with its caption."""
-    from tqdm import tqdm
+    from blockcache.progress import progress_bar
 
     film: list[Frame] = []
-    with tqdm(desc=f"filming {name}", total=evaluation.task.max_steps + 1, unit="frame") as bar:
+    with progress_bar(desc=f"filming {name}", total=evaluation.task.max_steps + 1, unit="frame") as bar:
 
         def watch(task: Task) -> None:
             film.append(task.render())

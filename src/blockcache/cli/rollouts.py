@@ -29,7 +29,7 @@ def run_options(verb: arg.Verb) -> arg.Verb:
         click.option("--rollouts", type=arg.COUNT, default=50, help="Per method."),
         click.option("--group", type=arg.COUNT, default=GROUP, help="Rollouts run as one batch."),
         engine_option,
-        click.option("--workers", type=arg.COUNT, help="Processes on this machine. Default: one for each core."),
+        click.option("--workers", type=arg.CORES, help="Processes on this machine. Default: one for each core."),
         click.option("--ray", metavar="ADDRESS", help="Use a Ray cluster instead; 'local' starts one here."),
         arg.observations_option,
         arg.generations_option,

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from blockcache.samplers import ChosenSampler
 
 count_option = click.option("--count", type=arg.COUNT, default=32, help="Observations to use; a quarter is held back.")
-seed_option = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, help="Of all noise and of what is held back."
-)
-threads_option = click.option("--threads", type=arg.COUNT, help="Threads for torch. Default: all cores.")
+seed_option = click.option("--seed", type=arg.SEED, default=0, help="Of all noise and of what is held back.")
+threads_option = click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
 
 
 @click.command()

@@ -15,7 +15,7 @@ from blockcache.solvers.metrics import METRICS
 @arg.observations_option
 @arg.generations_option
 @arg.sampler_file_option
-@click.option("--seed", default=0, help="Of the noise.")
+@click.option("--seed", type=arg.SEED, default=0, help="Of the noise.")
 @click.option("--action-costs", is_flag=True, help="What reuse does to the executed action, too: for --method action.")
 @arg.threads_option
 def calibrate(
@@ -58,8 +58,13 @@ def calibrate(
 @click.command()
 @click.argument("recording")
 @click.option("-o", "--output", type=arg.OUTPUT, default="schedule.json", help="The schedule.")
-@click.option("-S", "--updates", type=int, help="Update steps per block, step 0 among them. Default: 10.")
-@click.option("-n", "--union", type=int, help="Blocks that the bubbling union repairs. Default: 5, or all if fewer.")
+@click.option("-S", "--updates", type=arg.COUNT, help="Update steps per block, step 0 among them. Default: 10.")
+@click.option(
+    "-n",
+    "--union",
+    type=click.IntRange(0, arg.MOST),
+    help="Blocks that the bubbling union repairs. Default: 5, or all if fewer.",
+)
 @click.option(
     "--metric", type=click.Choice(list(METRICS)), default="cosine", help="Cosine is the paper's, MSE as a rule better."
 )

@@ -24,7 +24,7 @@ render_option = click.option("--render-only", is_flag=True, help="The page anew 
 @click.command()
 @output_option
 @render_option
-@click.option("--repeats", type=click.IntRange(min=2), default=30, help="Interleaved rounds.")
+@click.option("--repeats", type=click.IntRange(2, arg.MOST), default=30, help="Interleaved rounds.")
 def performance(output: Path, render_only: bool, repeats: int) -> None:
     """Measure everything that docs/performance.md shows, and write the page. About ten minutes on two idle cores.
 
@@ -131,13 +131,13 @@ def errors(
 @click.command()
 @click.argument("schedules", nargs=-1)
 @click.option("--policy", type=arg.POLICY, help="Take the shape from this policy.")
-@click.option("--width", type=arg.COUNT, default=256)
-@click.option("--layers", type=arg.COUNT, default=8)
-@click.option("--tokens", type=arg.COUNT, default=10, help="Action tokens (the horizon).")
-@click.option("--cond-tokens", default=3, help="Condition tokens: the time and the observation steps.")
-@click.option("--cond-dim", default=66, help="Numbers per observation step.")
-@click.option("--action-dim", type=arg.COUNT, default=2)
-@click.option("--steps", type=arg.COUNT, default=100, help="Denoising steps.")
+@click.option("--width", type=arg.SIZE, default=256)
+@click.option("--layers", type=arg.LAYERS, default=8)
+@click.option("--tokens", type=arg.SIZE, default=10, help="Action tokens (the horizon).")
+@click.option("--cond-tokens", type=arg.SIZE, default=3, help="Condition tokens: the time and the observation steps.")
+@click.option("--cond-dim", type=click.IntRange(0, 100_000), default=66, help="Numbers per observation step.")
+@click.option("--action-dim", type=arg.SIZE, default=2)
+@click.option("--steps", type=arg.SIZE, default=100, help="Denoising steps.")
 def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: int, **sizes: int) -> None:
     """FLOPs of one generation, in full and under each of the SCHEDULES (files or names of the paper's).
 

@@ -12,7 +12,7 @@ from blockcache.cli.rollouts import task_option
 from blockcache.files import check_writable, opened
 
 first_seed_option = click.option(
-    "--first-seed", type=click.IntRange(min=0), default=0, help="First environment seed; test seeds are refused."
+    "--first-seed", type=arg.SEED, default=0, help="First environment seed; test seeds are refused."
 )
 
 
@@ -29,7 +29,7 @@ def _policy_to_write(path: str) -> str:
 @click.command()
 @click.argument("task", type=arg.TASK)
 @click.option("-o", "--output", type=arg.OUTPUT, required=True, help="The .npz file to write.")
-@click.option("--episodes", type=click.IntRange(min=2), default=300, help="Successful ones.")
+@click.option("--episodes", type=click.IntRange(2, arg.MOST), default=300, help="Successful ones.")
 @click.option(
     "--noise",
     type=click.FloatRange(0, 1, max_open=True),
@@ -66,12 +66,12 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed:
     required=True,
     help="The policy directory to write.",
 )
-@click.option("--width", default=256)
-@click.option("--layers", default=8)
-@click.option("--epochs", default=60)
+@click.option("--width", type=arg.SIZE, default=256)
+@click.option("--layers", type=arg.LAYERS, default=8)
+@click.option("--epochs", type=arg.COUNT, default=60)
 @click.option("--lr", default=6e-4, help="Highest learning rate; a narrow policy bears a higher one.")
-@click.option("--seed", default=0, help="Of the weights, the noise and the order of the data.")
-@click.option("--threads", type=arg.COUNT, help="Threads for torch. Default: all cores.")
+@click.option("--seed", type=arg.SEED, default=0, help="Of the weights, the noise and the order of the data.")
+@click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
 @click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
 def train(task: str, data: str, output: str, threads: int | None, resume: bool, **settings: Any) -> None:
     """Train a DP-T policy for TASK from demonstrations. Killed at any moment, the same command goes on.

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from blockcache.measure.action_error import Act
 from blockcache.observations import batch_size, parts
+from blockcache.progress import progress_bar
 
 BATCH = 32  # observations run at once
 
@@ -39,7 +39,7 @@ def draw_chunks(
     progress      what a bar says, if there is to be one
     """
     batches = parts(observations, batch)
-    bar = tqdm(
+    bar = progress_bar(
         total=samples * batch_size(observations), desc=progress, unit="chunk", disable=progress is None, leave=False
     )
     drawn = []

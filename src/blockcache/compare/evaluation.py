@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from blockcache._version import __version__
 from blockcache.compare.candidates import Calibrations, Candidate, digest, running
@@ -40,6 +39,7 @@ from blockcache.measure.machine import describe
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, rows
+from blockcache.progress import progress_bar
 from blockcache.tasks import Rollout, Task, TaskSpec, make_task
 
 OPEN_LOOP, FITTING = 32, 32  # observations to compare actions on, and to place and fit samplers on; at most
@@ -229,7 +229,7 @@ def prepare(
         calibrations = Calibrations(port, seen, keep=state, fitting=others, progress=progress)
         found = {name: calibrations.candidate(method, engine) for name, method in parsed.items()}
         # the onnx engine writes a graph for each method that it has not met before
-        bar = tqdm(found.items(), desc="preparing", unit="method", delay=2, leave=False, disable=not progress)
+        bar = progress_bar(found.items(), desc="preparing", unit="method", delay=2, leave=False, disable=not progress)
         candidates = {name: _with_engine(port, candidate) for name, candidate in bar}
     return Evaluation(
         task=spec,

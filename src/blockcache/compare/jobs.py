@@ -12,12 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tqdm import tqdm
-
 from blockcache.cores import cores
 from blockcache.errors import BlockcacheError, FileError
 from blockcache.extras import installed, require
 from blockcache.files import Format, Name, PathLike, exists, make_directory
+from blockcache.progress import progress_bar
 
 FORMAT = Format("blockcache.job", "finished job", {"key": Name, "outcome": dict}, again="delete it and run again")
 Outcome: TypeAlias = dict[str, Any]
@@ -75,7 +74,7 @@ def run_jobs(
     kept = {key: store.get(key, partial(check, job)) for key, job in jobs.items()}
     outcomes = {key: outcome for key, outcome in kept.items() if outcome is not None and keep(outcome)}
     missing = [key for key in jobs if key not in outcomes]
-    bar = tqdm(desc="evaluating", total=len(jobs), initial=len(outcomes), unit="group", disable=not progress)
+    bar = progress_bar(desc="evaluating", total=len(jobs), initial=len(outcomes), unit="group", disable=not progress)
     with bar:
         for place, outcome in backend(work, [jobs[key] for key in missing]) if missing else ():
             if keep(outcome):

@@ -150,7 +150,7 @@ def parse_method(text: str) -> Method:
     """Strict: anything that is not exactly a method is refused with one sentence."""
     names = "|".join(map(re.escape, sampler_names()))
     found = re.fullmatch(
-        rf"(?:(?P<kind>{names})-(?P<steps>[1-9]\d*)(?P<placed>:placed)?|fitted-(?P<fitted>[1-9]\d*)(?::(?P<settings>[^+]*))?"
+        rf"(?:(?P<kind>{names})-(?P<steps>[1-9]\d{{0,5}})(?P<placed>:placed)?|fitted-(?P<fitted>[1-9]\d{{0,5}})(?::(?P<settings>[^+]*))?"
         r"|sampler:(?P<file>.+?\.json))(?:\+(?P<reuse>.+))?",
         text,
     )
@@ -226,7 +226,7 @@ def _parse_value(name: str, value: str, text: str) -> int | float | str:
         ]
     else:
         least = 1 if name == "S" else 0
-        if re.fullmatch(r"\d+", value, re.ASCII) and int(value) >= least:
+        if re.fullmatch(r"\d{1,6}", value, re.ASCII) and int(value) >= least:
             return int(value)
-        expected = f"a whole number of at least {least}"
+        expected = f"a whole number from {least} to 999999"
     raise MethodError(f"method {text!r}: {name} must be {expected}, got {value!r}")

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from blockcache.compare.candidates import Candidate, running
 from blockcache.errors import TaskError
 from blockcache.files import PathLike, write_arrays
 from blockcache.models.registry import port_of
+from blockcache.progress import progress_bar
 from blockcache.tasks import make_task, rollout, task_spec
 
 
@@ -60,7 +60,7 @@ def observe(
         return fast.act(obs, first_seed + chunk)
 
     most = math.ceil(spec.max_steps / port.n_action_steps)
-    bar = tqdm(desc=f"{episodes} episodes", total=most, unit="decision", disable=not progress)
+    bar = progress_bar(desc=f"{episodes} episodes", total=most, unit="decision", disable=not progress)
     with running(port, Candidate(engine=engine)) as fast, bar:
         records = rollout(
             partial(make_task, task),

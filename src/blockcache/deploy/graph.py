@@ -18,7 +18,10 @@ from blockcache.errors import ContentError
 
 MANY = 2**31
 _MOST_AXES = 8
-_ITEM_BYTES = {1: 4, 7: 8}  # data types: float32, int64
+_MOST_ITEMS = 2**24
+"""Along an axis, wherever a size or a place is written: ONNX Runtime takes seconds to load 2**31, and hours for more."""
+_FLOAT32, _INT64 = 1, 7
+_ITEM_BYTES = {_FLOAT32: 4, _INT64: 8}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ OPERATORS = {
     "Sum": Operator((3, MANY)),
     "Transpose": Operator((1, 1), ("perm",)),
 }
+_COUNTS = {"q_num_heads", "kv_num_heads", "num_outputs"}
 _OPERATORS = {name.encode(): operator for name, operator in OPERATORS.items()}
 
 # fields of ONNX's messages, as far as we write them
@@ -63,6 +67,7 @@ _DIM, _TYPE, _TENSOR_NAME, _RAW = tag(1, WHOLE), tag(2, WHOLE), tag(8, BYTES), t
 _NAME, _DECLARED = tag(1, BYTES), tag(2, BYTES)
 _WHOLE_NUMBER, _BODY, _KIND_OF_VALUE = tag(3, WHOLE), tag(6, BYTES), tag(20, WHOLE)
 _VALUES = {_WHOLE_NUMBER, _KIND_OF_VALUE, tag(2, FLOAT), tag(4, BYTES), tag(8, WHOLE)}  # float, text, list of numbers
+_TO_A_SIZE = (tag(2, BYTES), tag(1, BYTES), tag(2, BYTES), tag(1, BYTES))  # type, tensor_type, shape, dim
 _KEY, _VALUE = tag(1, BYTES), tag(2, BYTES)
 
 
@@ -114,10 +119,10 @@ class _Walk:
             elif key == _CONSTANT:
                 _define(known, self._constant(start, stop))
             elif key == _GIVEN:
-                _define(known, self._name(start, stop))
+                _define(known, self._declared(start, stop))
                 inputs += 1
             elif key == _RESULT:
-                results.append(self._name(start, stop))
+                results.append(self._declared(start, stop))
             elif key != _GRAPH_NAME:
                 raise _unknown("graph", key)
         for start, stop in nodes:
@@ -144,12 +149,12 @@ class _Walk:
         if operator is None:
             raise ContentError(f"it uses the operator {_shown(kind)}, which blockcache does not write")
         if not operator.inputs[0] <= len(inputs) <= operator.inputs[1]:
-            raise ContentError(f"a {kind.decode()} in it has {len(inputs)} inputs")
+            raise ContentError(f"its {kind.decode()} has {len(inputs)} inputs")
         if not operator.outputs[0] <= len(outputs) <= operator.outputs[1]:
-            raise ContentError(f"a {kind.decode()} in it has {len(outputs)} outputs")
+            raise ContentError(f"its {kind.decode()} has {len(outputs)} outputs")
         for name in inputs:
             if name not in known:
-                raise ContentError(f"a {kind.decode()} in it takes {_shown(name)}, which nothing before it gives")
+                raise ContentError(f"its {kind.decode()} takes {_shown(name)}, which nothing before it gives")
         if kind == b"Scan":
             self._scan(attributes, len(inputs), known)
         elif attributes:
@@ -166,9 +171,9 @@ class _Walk:
             name, number = self._attributes[kind, content]
             found[name] = number
         if len(found) != len(attributes):
-            raise ContentError(f"a {kind.decode()} in it has an attribute twice")
+            raise ContentError(f"its {kind.decode()} has an attribute twice")
         if found.get("num_outputs", outputs) != outputs:  # ONNX Runtime would write where it has no place to
-            raise ContentError(f"a {kind.decode()} in it has {outputs} outputs and says that it has others")
+            raise ContentError(f"its {kind.decode()} has {outputs} outputs and says that it has others")
 
     def _attribute(self, kind: bytes, begin: int, end: int) -> tuple[str, int]:
         """Its name, and its value if that is a whole number."""
@@ -178,7 +183,9 @@ class _Walk:
                 number = start
         name = self._name(begin, end, _VALUES).decode(errors="replace")
         if name not in _OPERATORS[kind].attributes:
-            raise ContentError(f"a {kind.decode()} in it has the attribute {reprlib.repr(name)}")
+            raise ContentError(f"its {kind.decode()} has the attribute {reprlib.repr(name)}")
+        if name in _COUNTS and not 0 < number < MANY:  # ONNX Runtime divides by some of them
+            raise ContentError(f"its {kind.decode()} has {name} {number}")
         return name, number
 
     def _scan(self, attributes: list[tuple[int, int]], inputs: int, known: set[bytes]) -> None:
@@ -200,7 +207,7 @@ class _Walk:
 
     def _constant(self, begin: int, end: int) -> bytes:
         """A constant must lie in the file as a whole; its name."""
-        name, dims, kind, size = b"", [], 0, -1
+        name, dims, kind, raw = b"", [], 0, memoryview(b"")
         for key, start, stop in self._fields(begin, end):
             if key == _DIM:
                 dims.append(start)
@@ -209,12 +216,23 @@ class _Walk:
             elif key == _TENSOR_NAME:
                 name = self._data[start:stop]
             elif key == _RAW:
-                size = stop - start
+                raw = memoryview(self._data)[start:stop]
             else:
                 raise _unknown("constant", key)
-        if len(dims) > _MOST_AXES or prod(dims) * _ITEM_BYTES.get(kind, -1) != size:
+        if len(dims) > _MOST_AXES or not raw or prod(dims) * _ITEM_BYTES.get(kind, -1) != len(raw):
             raise ContentError(f"its constant {_shown(name)} is not as large as its type and shape say")
+        if kind == _INT64 and max(map(abs, raw.cast("q"))) > _MOST_ITEMS:
+            raise ContentError(f"its constant {_shown(name)} holds a number beyond {_MOST_ITEMS:,}")
         return name
+
+    def _declared(self, begin: int, end: int) -> bytes:
+        """The name of an input or output, whose type is type.tensor_type.shape.dim.dim_value."""
+        spans = [(begin, end)]
+        for wanted in _TO_A_SIZE:
+            spans = [(start, stop) for span in spans for key, start, stop in self._fields(*span) if key == wanted]
+        if any(key == _DIM and size > _MOST_ITEMS for span in spans for key, size, _ in self._fields(*span)):
+            raise ContentError(f"one of its inputs or outputs has a size beyond {_MOST_ITEMS:,}")
+        return self._name(begin, end)
 
     def _name(self, begin: int, end: int, others: Container[int] = (_DECLARED,)) -> bytes:
         """The name of an attribute or of a value that is declared, beside the `others` of its fields."""
@@ -223,7 +241,7 @@ class _Walk:
             if key == _NAME:
                 name = self._data[start:stop]
             elif key not in others:
-                raise _unknown("attribute or declaration", key)
+                raise _unknown("attribute or declared value", key)
         return name
 
 
@@ -236,7 +254,7 @@ def _define(known: set[bytes], name: bytes) -> None:
 
 
 def _unknown(what: str, key: int) -> ContentError:
-    return ContentError(f"a {what} in it has field {key >> 3} of ONNX, which blockcache does not write")
+    return ContentError(f"its {what} has field {key >> 3} of ONNX, which blockcache does not write")
 
 
 def _shown(name: bytes) -> str:

@@ -41,6 +41,8 @@ FORMAT = Format(
     version=2,  # 1 had no hash
     again="export it again",
 )
+MOST_BYTES = 2**31 - 1
+"""Protobuf has no larger files."""
 MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
 """ONNX Runtime has the Attention operator on the CPU since 1.23; before 1.21 it copied a weight for each of its uses."""
 
@@ -72,7 +74,7 @@ def open_file(path: Path, threads: int | None, data: bytes | None = None) -> Ope
     require_onnxruntime()
     if threads is not None and threads < 1:
         raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
-    data = read_bytes(path, "ONNX file") if data is None else data
+    data = read_bytes(path, "ONNX file", MOST_BYTES) if data is None else data
     if not is_intact(data):
         if not has_hash(data):
             _read_header(data, path)  # says so if it is cut short, of another version or no export at all

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import stat
 import tempfile
 from importlib import resources
 from pathlib import Path
@@ -51,7 +52,15 @@ def _temporary_directory() -> Path:
     """The same one for every process of this user; never one that another user made, whose files would be run."""
     user = os.getuid() if hasattr(os, "getuid") else ""
     directory = Path(tempfile.gettempdir()) / f"blockcache-{user}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    if user != "" and directory.stat().st_uid != user:
-        return Path(tempfile.mkdtemp(prefix="blockcache-"))
-    return directory
+    with contextlib.suppress(OSError):  # a file has that name, or nobody may look at it
+        directory.mkdir(mode=0o700, exist_ok=True)
+        facts = directory.lstat()  # a link may lead anywhere
+        if stat.S_ISDIR(facts.st_mode) and user in ("", facts.st_uid) and os.access(directory, os.W_OK | os.X_OK):
+            return directory
+    return _own_directory(tempfile.gettempdir())
+
+
+@functools.cache
+def _own_directory(where: str) -> Path:
+    """One that nobody else has, the same for as long as this process lives."""
+    return Path(tempfile.mkdtemp(prefix="blockcache-", dir=where))

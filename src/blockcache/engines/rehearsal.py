@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from blockcache.engines.behaviour import UntellableError, describe
 from blockcache.engines.cache import cache_directory, source_hash
@@ -26,6 +25,7 @@ from blockcache.errors import EngineError, NonFiniteError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
 from blockcache.models.program import Program
+from blockcache.progress import progress_bar
 from blockcache.samplers import table
 from blockcache.schedule import Schedule, compile_plan
 
@@ -78,7 +78,8 @@ def disagreement(port: Port, program: Program, own: Callable[..., Any]) -> str |
 
 
 def _own_actions(port: Port, own: Callable[..., Any], obs: dict[str, Tensor], steps: int) -> Tensor:
-    with tqdm(desc="comparing with the policy's own loop", total=steps, unit="step", leave=False, delay=1.0) as bar:
+    title = "comparing with the policy's own loop"
+    with progress_bar(desc=title, total=steps, unit="step", leave=False, delay=1.0) as bar:
         hook = port.adapter.denoiser.register_forward_hook(lambda *_: bar.update() and None)
         try:
             return port.action_of(own(port.given(obs)))

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from blockcache.engines import accelerate
 from blockcache.errors import FitError
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.observations import as_one_batch, batch_size, hash_observations, pick
+from blockcache.progress import progress_bar
 from blockcache.samplers import SamplerConfig
 
 TOGETHER = 192
@@ -91,7 +91,9 @@ class Clouds:
         each = max(1, TOGETHER // samples)
         parts = [places[start : start + each] for start in range(0, len(places), each)]
         found = []
-        for number, part in enumerate(tqdm(parts, shown, unit="call", disable=shown is None or not self.progress)):
+        for number, part in enumerate(
+            progress_bar(parts, shown, unit="call", disable=shown is None or not self.progress)
+        ):
             batch = pick(self.observations, [place for place in part for _ in range(samples)])
             returned = generate(entry, port.given(batch), self.noise(noise, number))
             found.append(executed(port, port.action_of(returned)).reshape(len(part), samples, -1))

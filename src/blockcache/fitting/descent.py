@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from blockcache.errors import FitError
 from blockcache.fitting.clouds import Clouds
@@ -23,6 +22,7 @@ from blockcache.fitting.placement import place
 from blockcache.models.noise import draw
 from blockcache.models.registry import port_of
 from blockcache.observations import pick
+from blockcache.progress import progress_bar
 from blockcache.samplers import ChosenSampler, Fitted, SamplerConfig
 
 TOGETHER = 48
@@ -150,7 +150,9 @@ class _Fit:
         best, kept, lowest = self.start, 0, self.judged(self.start, 0).objective
         every = max(1, effort.iterations // 10)
         title = f"fitting {len(self.start)} steps"
-        with tqdm(range(1, effort.iterations + 1), title, unit="iteration", disable=not self.clouds.progress) as bar:
+        with progress_bar(
+            range(1, effort.iterations + 1), title, unit="iteration", disable=not self.clouds.progress
+        ) as bar:
             bar.set_postfix(held_back=f"{lowest:.4f}")
             for number in bar:
                 picked = torch.randperm(len(self.clouds.chosen_on), generator=order)[: effort.observations].tolist()

@@ -12,12 +12,11 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from tqdm import tqdm
-
 from blockcache.errors import FitError, SamplerError
 from blockcache.fitting.clouds import Clouds
 from blockcache.fitting.objective import Closeness, closeness, objective
 from blockcache.models.registry import port_of
+from blockcache.progress import progress_bar
 from blockcache.samplers import ChosenSampler, Diffusion, fewer_steps
 
 Timesteps: TypeAlias = tuple[int, ...]
@@ -95,7 +94,7 @@ def search(
     scores: dict[Timesteps, float] = {}
     total = len(_STARTS) * len(_ENDS) + len(_POWERS) + 1 + 2 * len(usual)
 
-    with tqdm(desc=f"placing {len(usual)} steps", total=total, unit="candidate", disable=not progress) as bar:
+    with progress_bar(desc=f"placing {len(usual)} steps", total=total, unit="candidate", disable=not progress) as bar:
 
         def best(candidates: Iterator[Timesteps]) -> Timesteps:
             for timesteps in candidates:

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
+
+from blockcache.progress import progress_bar
 
 Act: TypeAlias = Callable[[Any, int], NDArray[np.float64]]
 """(a batch of observations, seed) -> executed actions (B, n_action, A); noise depends on the seed alone."""
@@ -29,7 +30,7 @@ class ActionError:
 
 def actions(act: Act, observations: Sequence[Any], seed: int, progress: str | None = None) -> NDArray[np.float64]:
     """Executed actions of all batches, (N, n_action, A); noise depends on the seed and the batch's place."""
-    batches = tqdm(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
+    batches = progress_bar(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
     return np.concatenate([act(batch, seed + index) for index, batch in enumerate(batches)])
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
+
+from blockcache.progress import progress_bar
 
 REST = 0.01  # seconds
 
@@ -50,7 +51,7 @@ def measure(
         for _ in range(warmup):
             candidates[name]()
     seconds = {name: np.empty(repeats) for name in names}
-    for turn in tqdm(range(repeats), "timing", unit="round", disable=not progress, delay=1.0):
+    for turn in progress_bar(range(repeats), "timing", unit="round", disable=not progress, delay=1.0):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             time.sleep(REST)

@@ -50,6 +50,9 @@ class Port(ABC):
         self.module: nn.Module = policy if isinstance(policy, nn.Module) else adapter.denoiser
         """What holds the weights: the policy, or its denoiser where the policy is no module."""
         check_not_compiled(self.module, "policy" if self.module is policy else "denoiser")
+        if hasattr(getattr(policy, self.entry, None), "_torchdynamo_orig_callable"):
+            own = self.entry in getattr(policy, "__dict__", {})
+            raise _compiled(f"policy.{self.entry}", f"del policy.{self.entry}" if own else "without the decorator")
         self.mode = ModeCheck(self.module)
         self.mode.check()
         self._hashed: tuple[Any, str] | None = None  # what the weights were recognised by, and their hash
@@ -254,10 +257,14 @@ def check_not_compiled(module: nn.Module, called: str) -> None:
             way_out = f"{where}._compiled_call_impl = None"
         else:
             continue
-        raise PolicyError(
-            f"{where} was compiled by torch.compile, which hides its blocks; use the original ({way_out}), and compare "
-            "with torch.compile in 'blockcache bench'"
-        )
+        raise _compiled(where, way_out)
+
+
+def _compiled(where: str, way_out: str) -> PolicyError:
+    return PolicyError(
+        f"{where} was compiled by torch.compile, which hides its blocks; use the original ({way_out}), and compare "
+        "with torch.compile in 'blockcache bench'"
+    )
 
 
 def is_altered(module: nn.Module) -> bool:

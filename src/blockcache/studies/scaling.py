@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from blockcache.engines import accelerate, export_policy
 from blockcache.measure.latency import measure
 from blockcache.models.dpt import DiffusionTransformerPolicy
 from blockcache.models.dpt.shape import Shape
 from blockcache.models.registry import port_of
+from blockcache.progress import progress_bar
 from blockcache.schedule import Schedule
 from blockcache.schedule.presets import stretched_schedule
 from blockcache.solvers import uniform
@@ -51,7 +51,7 @@ def compare_shapes(threads: int, repeats: int, shapes: dict[str, Shape] = SHAPES
     """
     rows = []
     torch.set_num_threads(threads)
-    for name, shape in tqdm(shapes.items(), "other shapes", unit="shape"):
+    for name, shape in progress_bar(shapes.items(), "other shapes", unit="shape"):
         policy, schedule = shape.policy(), printed_for(shape)
         obs = torch.randn(shape.batch, shape.n_obs_steps, shape.obs_dim, generator=torch.Generator().manual_seed(0))
         with ExitStack() as stack:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tqdm import tqdm
-
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import Backend, Outcome, Work, one_by_one
 from blockcache.compare.results import Results
@@ -19,6 +17,7 @@ from blockcache.files import PathLike
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
 from blockcache.observations import rows
+from blockcache.progress import progress_bar
 from blockcache.tasks import Task
 
 METHODS = ("ddim-10", "ddpm-16", "uniform:S=10", "bac:S=10,n=5")  # and the full policy
@@ -68,7 +67,7 @@ def showcase(
     )
     speed = evaluation.speed(repeats, progress=False)
     form = "{desc}: |{bar}| {n:.0f}/{total:.0f} s{postfix}"
-    with tqdm(desc="closed loop", total=seconds, bar_format=form, disable=not progress) as bar:
+    with progress_bar(desc="closed loop", total=seconds, bar_format=form, disable=not progress) as bar:
 
         def shown(work: Work, jobs: Sequence[Any]) -> Iterator[tuple[int, Outcome]]:
             for finished in backend(work, jobs):

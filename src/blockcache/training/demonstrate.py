@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from tqdm import tqdm
 
 from blockcache.files import PathLike, write_arrays
+from blockcache.progress import progress_bar
 from blockcache.tasks import Task, make_expert, make_task, task_spec
 from blockcache.tasks.base import Array
 from blockcache.training.config import TrainingError
@@ -31,7 +31,7 @@ def demonstrate(
     in_vain = 0  # failures since the last success
     simulator, seed = make_task(task), first_seed
     try:
-        with tqdm(total=episodes, disable=not progress, unit="episode", desc=f"demonstrate {task}") as bar:
+        with progress_bar(total=episodes, disable=not progress, unit="episode", desc=f"demonstrate {task}") as bar:
             while len(kept) < episodes:
                 if not 0 <= seed < first_test:
                     raise TrainingError(

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from blockcache.files import PathLike, check_writable, exists, make_directory
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.dpt.checkpoint import check_replaceable
+from blockcache.progress import progress_bar
 from blockcache.training.config import TrainConfig, TrainingError
 from blockcache.training.data import read_demonstrations
 from blockcache.training.run import TrainingRun
@@ -72,7 +72,7 @@ def _go_on(run: TrainingRun, target: Path, state: Path, show: bool) -> None:
     make_directory(target.parent)
     check_writable(state)
     interval = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar; a log file needs few
-    with tqdm(
+    with progress_bar(
         total=run.total,
         initial=run.progress.step,
         disable=not show,

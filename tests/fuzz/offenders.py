@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .mutations import Raw, join_safetensors, split_safetensors, write_json
+from .mutations import join_safetensors, raw, split_safetensors, write_json
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ OFFENDERS = (
     Offender("schedule", ".json", "a step that is a text of 100,000 letters was printed in full", put("x" * 100_000, "updates", "layers.0.SA", 0)),
     Offender("schedule", ".json", "so was a key that nobody knows", put(0, "x" * 10_000)),
     Offender("schedule", ".json", "and a width in the difference to a policy", put("x" * 10_000, "fingerprint", "widths", "width")),
-    Offender("schedule", ".json", "lists a hundred thousand deep", put(Raw("[" * 100_000 + "]" * 100_000), "origin")),
-    Offender("schedule", ".json", "a number that is infinite once it is read", put(Raw("1e999"), "origin", "x")),
-    Offender("schedule", ".json", "half of a letter, which cannot be written back", put(Raw('"\\ud800"'), "origin", "x")),
+    Offender("schedule", ".json", "lists a hundred thousand deep", put(raw("[" * 100_000 + "]" * 100_000), "origin")),
+    Offender("schedule", ".json", "a number that is infinite once it is read", put(raw("1e999"), "origin", "x")),
+    Offender("schedule", ".json", "half of a letter, which cannot be written back", put(raw('"\\ud800"'), "origin", "x")),
     Offender("sampler", "dpmsolver.json", "a whole number of 400 digits: OverflowError", put(10**400, "sampler", "timesteps", 0)),
     Offender("recording", ".safetensors", "a block's name that is a list: TypeError in solve", put_header([], "blocks", 0, "name")),
     Offender("policy", "config.json", "a network of 10^12 inputs was built before the weights were looked at", put(10**12, "obs_dim")),

@@ -12,11 +12,11 @@ from typing import Any
 
 from blockcache.compare.methods import parse_method
 from blockcache.compare.results import TIMINGS_FORMAT, MethodRun, Record, Results, check_alike
+from blockcache.compare.summary import summarise
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError
 from blockcache.report.caching import FORMAT as CACHING
 from blockcache.report.caching import page as caching_page
-from blockcache.report.evaluation import evaluation_blocks
 from blockcache.report.markdown import render
 from blockcache.report.methods import suite_tables
 from blockcache.report.performance import FORMAT as PERFORMANCE
@@ -64,14 +64,16 @@ def use_results(path: Path) -> None:
     assert Results.load(again(path)) == found
     bound = Fingerprint.from_dict(_results().policy["fingerprint"])
     check_alike(path, "toy", bound, [("full", {"engine": "loop", "sampler": {"type": "ddpm"}, "reuse": None})])
-    evaluation_blocks(found, {}, 0)
+    summarise(found)
 
 
 def make_suites(place: Path) -> list[Path]:
     _results().save(place / "metrics.json")
     seconds = {"p50": 0.1, "p95": 0.2, "p99": 0.2, "seconds": [0.1, 0.2]}
     content = {
-        "policy": _results().policy["fingerprint"], "machine": {"cores": 2}, "setting": "seconds per chunk",
+        "policy": _results().policy["fingerprint"],
+        "machine": {"processor": "abacus", "cores": 2},
+        "setting": "seconds per chunk",
         "methods": {method.name: seconds for method in _results().methods},
     }  # fmt: skip
     TIMINGS_FORMAT.save(place / "timings.json", content)

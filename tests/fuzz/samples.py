@@ -18,7 +18,9 @@ from blockcache.cli.arguments import PolicySource
 from blockcache.cli.pictures import schedule_picture
 from blockcache.deploy import open_export
 from blockcache.deploy.integrity import with_hash
+from blockcache.engines.accelerate import check_fit
 from blockcache.models.dpt import load_policy, save_policy
+from blockcache.observations import check_observation
 from blockcache.samplers import DDPM, DPMSolver, SamplerConfig, table
 from blockcache.schedule import compile_plan
 from blockcache.solvers.recording import Recording
@@ -28,7 +30,7 @@ from blockcache.training.state import Progress, read_state, write_state
 
 from . import sample_results as made
 from .running import Sample
-from .sample_policy import ACTION, OBS, SEEN, STEPS, again, observations, policy, recording, schedule
+from .sample_policy import ACTION, OBS, SEEN, STEPS, again, observations, policy, port, recording, schedule
 
 # -- what is solved and sampled
 
@@ -44,7 +46,7 @@ def use_schedule(path: Path) -> None:
     compile_plan(found).describe()
     found.save(again(path))
     assert bc.Schedule.load(again(path)) == found
-    bc.accelerate(policy(), found, engine="patched", check="shape").disable()
+    check_fit(found.fingerprint, port(), "shape")
 
 
 def make_sampler(place: Path) -> list[Path]:
@@ -121,7 +123,7 @@ def _source(place: Path) -> PolicySource:
 def use_observations(path: Path) -> None:
     found = _source(path.parent).observations(str(path))
     assert np.isfinite(found).all(), "observations that are not finite"
-    policy().predict_action(found)
+    check_observation(found, SEEN, OBS, policy().model.pos_emb)
 
 
 def _tensors() -> dict[str, torch.Tensor]:

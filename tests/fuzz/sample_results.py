@@ -71,7 +71,8 @@ def make_suites(place: Path) -> list[Path]:
     _results().save(place / "metrics.json")
     seconds = {"p50": 0.1, "p95": 0.2, "p99": 0.2, "seconds": [0.1, 0.2]}
     content = {
-        "policy": _results().policy["fingerprint"], "machine": {"cores": 2}, "setting": "seconds per chunk",
+        "policy": _results().policy["fingerprint"], "machine": {"processor": "toy", "cores": 2},
+        "setting": "seconds per chunk",
         "methods": {method.name: seconds for method in _results().methods},
     }  # fmt: skip
     TIMINGS_FORMAT.save(place / "timings.json", content)

@@ -31,14 +31,25 @@ def _hoard() -> int:
     return len(os.urandom(1) * 400_000_000)
 
 
+class UncutError(FileError):
+    """As no error of ours is: `BlockcacheError` itself keeps messages short."""
+
+    def __str__(self) -> str:
+        return self.whole
+
+    def __init__(self, whole: str) -> None:
+        super().__init__(whole)
+        self.whole = whole
+
+
 SAMPLES = {
     "crash": _sample(os.abort),
     "hang": _sample(lambda: time.sleep(60)),
     "greedy": _sample(_hoard),
     "raw": _sample(lambda: _raise(TypeError("unhashable type: 'list'"))),
     "deep": _sample(lambda: _raise(RecursionError("too deep"))),
-    "talkative": _sample(lambda: _raise(FileError("x" * 5_000))),
-    "many lines": _sample(lambda: _raise(FileError("\n" * 20))),
+    "talkative": _sample(lambda: _raise(UncutError("x" * 5_000))),
+    "many lines": _sample(lambda: _raise(UncutError("\n" * 20))),
     "refused": _sample(lambda: _raise(FileError("the file is not what it should be; make it again"))),
     "taken": _sample(lambda: None),
 }

@@ -68,14 +68,14 @@ class Record:
 
 MACHINE = Fields({"processor": str, "cores": Count}, {"load_average": list[float] | None}, others=True)
 CALIBRATION = Fields({"generations": Count}, {"seed": Count, "observations": str})
-_COUNTS = dict.fromkeys(("first_seed", "rollouts", "open_loop_observations"), Count)
+_COUNTS = dict.fromkeys(("first_seed", "rollouts", "group", "open_loop_observations"), Count)
 FORMAT = Format(
     "blockcache.results",
     "results file",
     {
         "task": Fields({"name": str, "success": str, "max_steps": Count}),
         "policy": Fields({"source": str, "fingerprint": dict}),
-        "setting": Fields({"group": Count, "calibration": CALIBRATION}, {**_COUNTS, "noise": str}, others=True),
+        "setting": Fields({**_COUNTS, "calibration": CALIBRATION}, {"noise": str}, others=True),
         "noise_floor": ActionError,
         "methods": tuple[MethodRun, ...],
         "records": tuple[Record, ...],

@@ -177,4 +177,6 @@ OFFENDERS = (
     Offender("export", "full.onnx", "a node without its input: segmentation fault", rewire(_empty_an_input)),
     Offender("export", "scheduled.onnx", "executed actions that are no numbers", rewire(_change_the_schedule)),
     Offender("export", "full.onnx", "a loop that never ends", rewire(_loop_for_ever)),
+    Offender("forged-export", "full.onnx", "the same, with a hash that fits", rewire(_loop_for_ever)),
+    Offender("forged-export", "full.onnx", "a node without its input, with a hash that fits", rewire(_empty_an_input)),
 )  # fmt: skip

@@ -192,6 +192,7 @@ def test_without_a_trade_between_blocks_action_costs_are_acs_on_the_same_matrix(
             "positive numbers, got 0.0 for lay",
         ),
         ({"updates": 3, "costs": {}}, "costs go with a budget"),
+        ({"budget": 0.5, "last": True}, "last goes with the paper's methods"),
         ({"budget": 0.2, "method": "bac"}, "go with method 'action', got method 'bac'"),
     ],
 )

@@ -183,9 +183,10 @@ def _check_sampling(port: Port, run: Recorded, samples: Sequence[Tensor]) -> lis
             start, stop = port.executed
             scale, offset = (torch.as_tensor(item).to(mean) for item in (port.action_scale, port.action_offset))
             found, expected = run.action.to(mean) * scale + offset, mean[:, start:stop, : run.action.shape[-1]]
-        if spread > TOLERANCE:
+        fits = found.shape == expected.shape
+        if fits and spread > TOLERANCE:
             drawn.append((found - expected).flatten() / spread)
-        elif found.shape != expected.shape or not _close(found, expected):
+        elif not fits or not _close(found, expected):
             what = "the next sample" if step + 1 < len(samples) else "the executed action"
             raise _not_the_table(port, f"{what} is not what step {step} gives")
     if drawn:  # noise that nobody handed over can only be told by its size

@@ -83,11 +83,11 @@ FORMAT = Format(
     again="run the evaluation again",
 )
 _SECONDS = Annotated[float, Limit(1e-9)]
-_TIMED = {"seconds": Annotated[list[_SECONDS], Limit(1)], "p50": _SECONDS, "p95": _SECONDS, "p99": _SECONDS}
+_TIMED = Fields({"seconds": Annotated[list[_SECONDS], Limit(1)]}, dict.fromkeys(("p50", "p95", "p99"), _SECONDS))
 TIMINGS_FORMAT = Format(
     "blockcache.timings",
     "timings file",
-    {"policy": Fingerprint, "machine": MACHINE, "setting": str, "methods": dict_of(Fields(_TIMED))},
+    {"policy": Fingerprint, "machine": MACHINE, "setting": str, "methods": dict_of(_TIMED)},
     again="time the methods again",
 )
 

@@ -93,7 +93,7 @@ def mean_step(
     """
     at = table(config).at(k)
     mean, x0 = step(TorchArithmetic(), replace(at, s=0.0), x, out, x0_prev, None)
-    return mean, x0, float(at.s)
+    return mean, x0, abs(float(at.s))
 
 
 @dataclass(frozen=True, eq=False)

@@ -154,6 +154,6 @@ def _place(name: str) -> tuple[str, str] | None:
         return (kind, f"S={reuse.updates}") if kind in _KINDS and plain else None
     if isinstance(reuse, TeaCache):
         return (kind, f"{reuse.threshold:g}") if kind in _KINDS else None
-    if sampler is None or reuse is not None or isinstance(sampler, SamplerFile):
+    if sampler is None or isinstance(sampler, SamplerFile) or reuse is not None:
         return None
     return kind, f"N={sampler.steps}"

@@ -63,9 +63,11 @@ class Recording:
             raise RecordingError(
                 f"a recording holds blocks and generations, got {len(self.blocks)} and {short(self.generations)}"
             )
-        object.__setattr__(self, "origin", checked_origin(self.origin, RecordingError))
         if self.every_step is not None and (type(self.every_step) is not int or self.every_step < 0):
-            raise RecordingError(f"a step's FLOPs outside the blocks must be a whole number, got {self.every_step!r}")
+            raise RecordingError(
+                f"a step's FLOPs outside the blocks must be a whole number, got {short(self.every_step)}"
+            )
+        object.__setattr__(self, "origin", checked_origin(self.origin, RecordingError))
         n, k = len(self.blocks), self.steps
         if len({block.name for block in self.blocks}) < n or max(n, k) > MOST_STEPS:
             raise RecordingError(

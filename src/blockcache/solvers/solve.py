@@ -64,7 +64,9 @@ def solve(
     _check_choice("method", method, METHODS)
     if method == "action":
         if last:
-            raise ScheduleError("method 'action' puts its updates where the action needs them and takes no last=True")
+            raise ScheduleError(
+                "last goes with the paper's methods; method 'action' computes the last step where it pays"
+            )
         return _solve_action(recording, updates, budget, flops, costs)
     if any(given is not None for given in (budget, flops, costs)):
         raise ScheduleError(f"budget, flops and costs go with method 'action', got method {method!r}")

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from blockcache.errors import FileError
+from blockcache.errors import BlockcacheError, FileError
 
 from .running import Sample
 
@@ -25,6 +25,17 @@ def _sample(hurt: Any) -> Sample:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+class _LongError(BlockcacheError):
+    """Says just what it is given; those of the package shorten themselves."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def _hoard() -> int:
@@ -48,8 +59,8 @@ SAMPLES = {
     "greedy": _sample(_hoard),
     "raw": _sample(lambda: _raise(TypeError("unhashable type: 'list'"))),
     "deep": _sample(lambda: _raise(RecursionError("too deep"))),
-    "talkative": _sample(lambda: _raise(UncutError("x" * 5_000))),
-    "many lines": _sample(lambda: _raise(UncutError("\n" * 20))),
+    "talkative": _sample(lambda: _raise(_LongError("x" * 5_000))),
+    "many lines": _sample(lambda: _raise(_LongError("\n" * 20))),
     "refused": _sample(lambda: _raise(FileError("the file is not what it should be; make it again"))),
     "taken": _sample(lambda: None),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from blockcache import Block, Fingerprint, Recording, Schedule
 from blockcache.cli.arguments import PolicySource
 from blockcache.compare.candidates import Candidate
+from blockcache.compare.checked import Check, Roughness
 from blockcache.compare.jobs import FORMAT as JOB
 from blockcache.compare.jobs import Store
 from blockcache.compare.paired import Group, OpenLoop, Setting
@@ -26,6 +27,7 @@ from blockcache.compare.summary import summarise
 from blockcache.deploy import open_export
 from blockcache.engines import export_policy
 from blockcache.files import write_arrays
+from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.registry import port_of
@@ -164,6 +166,27 @@ def load_timings(path: Path) -> Any:
     return [(timings.ms(name), timings.over(name, "full")) for name in timings.seconds]
 
 
+def write_check(directory: Path) -> Path:
+    distances = Distances(**{item.name: Estimate(0.5, 0.4, 0.6, 9) for item in fields(Distances)})
+    Check(
+        policy={"source": "tiny", "fingerprint": FINGERPRINT.to_dict()},
+        method={"name": "uniform:S=3", "flops": 10},
+        setting={"features": 16, "seed": 0},
+        error=ERROR,
+        noise_floor=ERROR,
+        distances=distances,
+        floor=distances,
+        roughness=Roughness(0.1, None),
+        full_roughness=Roughness(0.1, 0.2),
+    ).save(directory / "check.json")
+    return directory / "check.json"
+
+
+def load_check(path: Path) -> Any:
+    check = Check.load(path)
+    return check.verdict, check.clear
+
+
 def write_stored(directory: Path) -> Path:
     estimate = Estimate(0.5, 0.4, 0.6, 9)
     methods = (StoredMethod("full", 10, 1.5, estimate, None), StoredMethod("x", 5, None, estimate, estimate))
@@ -296,6 +319,7 @@ EXAMPLES = [
     Example("results", write_results, load_results, ("blockcache.results",)),
     Example("timings", write_timings, load_timings, ("blockcache.timings",)),
     Example("stored result", write_stored, Stored.load, ("blockcache.stored",)),
+    Example("check", write_check, load_check, ("blockcache.check",)),
     Example("job of rollouts", write_rollouts_job, functools.partial(load_job, GROUP), (JOB.name,)),
     Example("job of actions", write_actions_job, functools.partial(load_job, OPEN_LOOP), (JOB.name,)),
     Example("training state", write_training_state, load_training_state, ("blockcache-training-state",)),

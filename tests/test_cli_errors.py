@@ -224,7 +224,7 @@ WRONG = {
     "calibrate mute": "the policy mute brings no observations; give some with --observations FILE.npz",
     "eval pusht -m bca": "unknown method 'bca'",
     "eval pusht -m nowhere.json": "no schedule at nowhere.json",
-    "eval pusht -m bac:S=0": "S must be a whole number of at least 1",
+    "eval pusht -m bac:S=0": "S must be a whole number from 1 to 999999",
     "eval pusht --task psuht": "unknown task 'psuht'; known tasks are",
     "eval pusht --engine fast": "'fast' is not one of",
     "eval pusht --video x.avi": "a video is a .gif or a .mp4 file",

@@ -115,7 +115,7 @@ def test_observations_by_several_names_fit_the_policy_or_are_refused(refused, bl
     monkeypatch.setattr("blockcache.models.public.PublicPort.inputs", inputs)
     taken = []
 
-    def record(port, batches, seed):
+    def record(port, batches, seed, action_costs):
         taken.extend(batches)
         raise bc.BlockcacheError("seen enough")
 

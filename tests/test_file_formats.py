@@ -48,7 +48,7 @@ def loads_or_says_why(example, path):
     except BlockcacheError as error:
         message = str(error)
         assert 10 < len(message) <= 1000, message
-        assert message.count("\n") < 12
+        assert message.count("\n") < 4
         return message
     return None
 
@@ -125,6 +125,12 @@ def test_changed_files_load_or_are_refused_with_a_short_sentence(example, tmp_pa
         loads_or_says_why(example, path)
 
 
+@pytest.mark.parametrize(
+    "example",
+    [item for item in EXAMPLES if item.formats or "weights" in item.name],
+    ids=lambda item: item.name,
+    indirect=True,
+)
 def test_a_file_far_too_large_is_refused_at_once(example, tmp_path):
     """A terabyte of nothing: no reader of JSON begins to read it, and no other believes the size that a header claims."""
     path = example.write(tmp_path)
@@ -132,8 +138,8 @@ def test_a_file_far_too_large_is_refused_at_once(example, tmp_path):
         os.truncate(path, 10**12)
     elif path.suffix == ".safetensors":
         path.write_bytes((10**12).to_bytes(8, "little") + path.read_bytes()[8:])
-    else:
-        pytest.skip("its readers are tried with bombs of their own")
+    else:  # an export: a field that says it is a terabyte long
+        path.write_bytes(b"\x3a\x80\xa0\x94\xa5\x8d\x1d" + path.read_bytes())
     tracemalloc.start()
     try:
         assert loads_or_says_why(example, path)

@@ -79,7 +79,16 @@ def test_noise_equals_generator(make_policy, observe, run, form, sampler):
 
 
 def test_how_much_noise_is_drawn(make_policy, samplers):
-    draws = {"ddpm": 5, "ddim": 0, "ddim-eta": 6, "dpmsolver++": 0, "sde-dpmsolver++": 6, "ddpm-placed": 6, "euler": 0}
+    draws = {
+        "ddpm": 5,
+        "ddim": 0,
+        "ddim-eta": 6,
+        "dpmsolver++": 0,
+        "sde-dpmsolver++": 6,
+        "ddpm-placed": 6,
+        "euler": 0,
+        "fitted": 5,
+    }
     for name, sampler in samplers.items():
         assert make_policy(sampler=sampler).draw_noise(2).shape == (1 + draws[name], 2, 6, 3)
 

@@ -205,7 +205,8 @@ def test_our_own_policies_need_no_comparison_unless_their_code_is_changed(policy
 # -- what a user sees meanwhile
 
 
-def test_a_bar_shows_only_where_it_takes_long(capsys):
+def test_a_bar_shows_only_where_it_takes_long(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     enable(Policy())
     assert capsys.readouterr().err == ""
     policy = Policy()

@@ -76,6 +76,7 @@ def make_suite(name, lost, rollouts=40, main_rollouts=60, quick=False, weights="
             "first_seed": 100_000,
             "rollouts": main_rollouts if name == "main" else rollouts,
             "group": 10,
+            "open_loop_observations": 32,
             "calibration": {"generations": 16, "seed": 0, "observations": "x"},
             "suite": suite.describe(),
         },

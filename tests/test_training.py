@@ -307,7 +307,10 @@ def test_what_lies_beside_the_policy_is_safe(data: Path, tmp_path: Path) -> None
     [
         ({"action": None}, "lack the array 'action'"),
         ({"keypoint": None}, "lack the array 'keypoint'"),
-        ({"action": np.zeros((96, 3), dtype=np.float32)}, r"actions .* \(96, 3\), task 'pusht' needs \(steps, 2\)"),
+        (
+            {"action": np.zeros((96, 3), dtype=np.float32)},
+            r"\(96, 3\) of float32, task 'pusht' needs \(steps, 2\) of numbers",
+        ),
         ({"keypoint": np.zeros((96, 8, 2), dtype=np.float32)}, r"observations .* \(96, 18\)"),
         ({"action": np.full((96, 2), np.nan, dtype=np.float32)}, "actions .* NaN"),
         ({"episode_ends": np.array([16, 95])}, "rise to the number of steps"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 
-_LONGEST, _LINES = 1000, 12  # of a message, in characters and in lines
+_LONGEST, _LINES = 1000, 4  # of a message, in characters and in lines
 _VALUES = reprlib.Repr()
 _VALUES.maxlevel, _VALUES.maxother, _VALUES.maxlong = 2, 60, 40
 

@@ -70,7 +70,8 @@ def _difference(name: str, bound: Any, got: Any) -> str:
         return _block_difference(bound, got)
     if isinstance(bound, Mapping):
         keys = [key for key in dict.fromkeys((*bound, *got)) if bound.get(key) != got.get(key)]
-        return ", ".join(f"{key} {_value(got.get(key))} instead of {_value(bound.get(key))}" for key in keys)
+        names = {key: shortened(str(key), 60) for key in keys}
+        return ", ".join(f"{names[key]} {_value(got.get(key))} instead of {_value(bound.get(key))}" for key in keys)
     return f"{name} {_value(got)} instead of {_value(bound)}"
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from blockcache.errors import FileError
+from blockcache.errors import BlockcacheError, FileError
 
 from .running import Sample
 
@@ -27,8 +27,30 @@ def _raise(error: Exception) -> None:
     raise error
 
 
+class _LongError(BlockcacheError):
+    """Says just what it is given; those of the package shorten themselves."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def _hoard() -> int:
     return len(os.urandom(1) * 400_000_000)
+
+
+class UncutError(FileError):
+    """As no error of ours is: `BlockcacheError` itself keeps messages short."""
+
+    def __str__(self) -> str:
+        return self.whole
+
+    def __init__(self, whole: str) -> None:
+        super().__init__(whole)
+        self.whole = whole
 
 
 SAMPLES = {
@@ -37,8 +59,8 @@ SAMPLES = {
     "greedy": _sample(_hoard),
     "raw": _sample(lambda: _raise(TypeError("unhashable type: 'list'"))),
     "deep": _sample(lambda: _raise(RecursionError("too deep"))),
-    "talkative": _sample(lambda: _raise(FileError("x" * 5_000))),
-    "many lines": _sample(lambda: _raise(FileError("\n" * 20))),
+    "talkative": _sample(lambda: _raise(_LongError("x" * 5_000))),
+    "many lines": _sample(lambda: _raise(_LongError("\n" * 20))),
     "refused": _sample(lambda: _raise(FileError("the file is not what it should be; make it again"))),
     "taken": _sample(lambda: None),
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .mutations import Raw, join_safetensors, split_safetensors, write_json
+from .mutations import join_safetensors, raw, split_safetensors, write_json
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ OFFENDERS = (
     Offender("schedule", ".json", "a step that is a text of 100,000 letters was printed in full", put("x" * 100_000, "updates", "layers.0.SA", 0)),
     Offender("schedule", ".json", "so was a key that nobody knows", put(0, "x" * 10_000)),
     Offender("schedule", ".json", "and a width in the difference to a policy", put("x" * 10_000, "fingerprint", "widths", "width")),
-    Offender("schedule", ".json", "lists a hundred thousand deep", put(Raw("[" * 100_000 + "]" * 100_000), "origin")),
-    Offender("schedule", ".json", "a number that is infinite once it is read", put(Raw("1e999"), "origin", "x")),
-    Offender("schedule", ".json", "half of a letter, which cannot be written back", put(Raw('"\\ud800"'), "origin", "x")),
+    Offender("schedule", ".json", "lists a hundred thousand deep", put(raw("[" * 100_000 + "]" * 100_000), "origin")),
+    Offender("schedule", ".json", "a number that is infinite once it is read", put(raw("1e999"), "origin", "x")),
+    Offender("schedule", ".json", "half of a letter, which cannot be written back", put(raw('"\\ud800"'), "origin", "x")),
     Offender("sampler", "dpmsolver.json", "a whole number of 400 digits: OverflowError", put(10**400, "sampler", "timesteps", 0)),
     Offender("recording", ".safetensors", "a block's name that is a list: TypeError in solve", put_header([], "blocks", 0, "name")),
     Offender("policy", "config.json", "a network of 10^12 inputs was built before the weights were looked at", put(10**12, "obs_dim")),
@@ -170,11 +170,15 @@ OFFENDERS = (
     Offender("jobs", ".json", "an outcome without anything: KeyError", put({}, "outcome")),
     Offender("jobs", ".json", "an outcome whose records are a number: TypeError", put({"records": 3}, "outcome")),
     Offender("jobs", ".json", "an outcome whose actions are of another shape", put({"actions": [[0.5]], "reused": 0.0}, "outcome")),
-    Offender("stored", ".json", "an estimate that is a text", put("x", "methods", 0, "score", "mean")),
+    Offender("stored result", ".json", "an estimate that is a text", put("x", "methods", 0, "score", "mean")),
     Offender("caching", ".json", "a number of 400 digits: OverflowError in the page", put(10**400, "rows", 0, "caching_error")),
     Offender("performance", ".json", "a number of 400 digits: OverflowError in the page", put(10**400, "bench", "rows", 0, "p50_ms")),
+    Offender("check", ".json", "a number of 400 digits", put(10**400, "distances", "centre_shift", "mean")),
+    Offender("benchmark", ".json", "a row that is a list", put([], "rows", 0)),
     Offender("export", "scheduled.onnx", "one flipped bit of a weight: other actions", rewire(_negate_a_weight)),
     Offender("export", "full.onnx", "a node without its input: segmentation fault", rewire(_empty_an_input)),
     Offender("export", "scheduled.onnx", "executed actions that are no numbers", rewire(_change_the_schedule)),
     Offender("export", "full.onnx", "a loop that never ends", rewire(_loop_for_ever)),
+    Offender("forged-export", "full.onnx", "the same, with a hash that fits", rewire(_loop_for_ever)),
+    Offender("forged-export", "full.onnx", "a node without its input, with a hash that fits", rewire(_empty_an_input)),
 )  # fmt: skip

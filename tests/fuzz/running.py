@@ -86,7 +86,7 @@ def verdict(use: Callable[[Path], Any], path: Path) -> tuple[bool, str | None]:
     """Whether the file was taken, and what is wrong with how it was refused."""
     from blockcache.errors import BlockcacheError
 
-    before, started = _peak(), time.monotonic()
+    started = time.monotonic()
     loaded, wrong = True, None
     try:
         use(path)
@@ -98,17 +98,28 @@ def verdict(use: Callable[[Path], Any], path: Path) -> tuple[bool, str | None]:
         loaded, place = False, traceback.extract_tb(error.__traceback__)[-1]
         words = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         wrong = f"{words} (at {Path(place.filename).name}:{place.lineno})"
-    if (grown := _peak() - before) > MEGABYTES:
-        wrong = f"took {grown:.0f} MB"
-    if (took := time.monotonic() - started) > SECONDS:
+    took = time.monotonic() - started
+    if took > SECONDS:
         wrong = f"took {took:.0f} s"
+    if took > 0.02 and (grown := _grown()) > MEGABYTES:  # to look is not cheap, and so much memory takes its time
+        wrong = f"took {grown:.0f} MB"
     return loaded, wrong
+
+
+def _grown() -> float:
+    """How much more memory this process has taken than ever when this was asked before, MB."""
+    global _most
+    before, _most = _most, _peak()
+    return _most - before
 
 
 def _peak() -> float:
     """The most memory that this process ever took, MB. What `resource` says of it begins with its parent's."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
+
+
+_most = 0.0
 
 
 def work(pipe: Any, place: str, now: Any, samples: str) -> None:
@@ -123,8 +134,12 @@ def work(pipe: Any, place: str, now: Any, samples: str) -> None:
         directory = Path(place) / plan.format
         if plan.format not in made:
             now.value = -1
-            made[plan.format] = prepare(known[plan.format], directory)
-        loaded = 0
+            try:
+                made[plan.format] = prepare(known[plan.format], directory)
+            except Exception as error:
+                pipe.send(f"{type(error).__name__}: {error}")
+                return
+        loaded, _ = 0, _grown()
         for case in range(plan.first, plan.first + plan.count):
             now.value = case
             name, data, note = damaged(plan, case, made[plan.format])
@@ -199,6 +214,8 @@ class Runner:
                 except EOFError:
                     yield from self._lost(plan, "the process died")
                     return
+                if isinstance(message, str):
+                    raise RuntimeError(f"no sound file of format {plan.format} could be made and read: {message}")
                 yield message
                 if isinstance(message, tuple):
                     return
@@ -214,7 +231,7 @@ class Runner:
         code = self._child.exitcode
         self._stop()
         if not plan.first <= case < plan.first + plan.count:
-            raise RuntimeError(f"no sound file of format {plan.format} could be made and read: {reason} ({code=})")
+            raise RuntimeError(f"no sound file of format {plan.format} was made: {reason} ({code=})")
         yield Finding(plan.format, case, "?", "repeat it to see", f"{reason}, exit code {code}")
         yield case
 

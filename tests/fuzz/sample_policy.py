@@ -11,6 +11,8 @@ import torch
 
 import blockcache as bc
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
+from blockcache.models.port import Port
+from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
 from blockcache.solvers.recording import Recording
 
@@ -28,6 +30,11 @@ def policy(obs_dim: int = OBS, action_dim: int = ACTION) -> DiffusionTransformer
         for parameter in made.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
     return made
+
+
+@functools.cache
+def port() -> Port:
+    return port_of(policy())
 
 
 @functools.cache

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import functools
-import json
-import shutil
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from blockcache.compare.methods import parse_method
 from blockcache.compare.results import TIMINGS_FORMAT, MethodRun, Record, Results, check_alike
+from blockcache.compare.summary import summarise
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError
-from blockcache.report.caching import FORMAT as CACHING
-from blockcache.report.caching import page as caching_page
-from blockcache.report.evaluation import evaluation_blocks
-from blockcache.report.markdown import render
 from blockcache.report.methods import suite_tables
-from blockcache.report.performance import FORMAT as PERFORMANCE
-from blockcache.report.performance import page as performance_page
-from blockcache.report.stored import Stored, shipped
 from blockcache.report.suites import Collection
 from blockcache.studies.suites import Cell, Suite
+from toy_evaluation import ready
 
 from .sample_policy import again, policy
-
-TESTS = Path(__file__).parents[1]
 
 
 def _results() -> Results:
@@ -64,14 +53,16 @@ def use_results(path: Path) -> None:
     assert Results.load(again(path)) == found
     bound = Fingerprint.from_dict(_results().policy["fingerprint"])
     check_alike(path, "toy", bound, [("full", {"engine": "loop", "sampler": {"type": "ddpm"}, "reuse": None})])
-    evaluation_blocks(found, {}, 0)
+    summarise(found)
 
 
 def make_suites(place: Path) -> list[Path]:
     _results().save(place / "metrics.json")
     seconds = {"p50": 0.1, "p95": 0.2, "p99": 0.2, "seconds": [0.1, 0.2]}
     content = {
-        "policy": _results().policy["fingerprint"], "machine": {"cores": 2}, "setting": "seconds per chunk",
+        "policy": _results().policy["fingerprint"],
+        "machine": {"processor": "abacus", "cores": 2},
+        "setting": "seconds per chunk",
         "methods": {method.name: seconds for method in _results().methods},
     }  # fmt: skip
     TIMINGS_FORMAT.save(place / "timings.json", content)
@@ -103,52 +94,4 @@ def use_jobs(path: Path) -> None:
 
 @functools.cache
 def _evaluation(place: Path) -> Any:
-    if str(TESTS) not in sys.path:
-        sys.path.append(str(TESTS))
-    from toy_evaluation import ready
-
     return ready(policy(5, 3), place / "state", methods=(), rollouts=1, group=1)
-
-
-def make_stored(place: Path) -> list[Path]:
-    found = shipped()
-    assert found is not None
-    replace(found, methods=found.methods[:2]).save(place / "stored.json")
-    return [place / "stored.json"]
-
-
-def use_stored(path: Path) -> None:
-    found = Stored.load(path)
-    for method in found.methods:
-        f"{method.flops / 1e9:.1f} {method.ms or 0.0:.1f} {method.score.text('{:.3f}')} {method.name}"
-        assert method.difference is None or method.difference.lossless in (True, False)
-    found.save(again(path))
-    assert Stored.load(again(path)) == found
-
-
-def make_caching(place: Path) -> list[Path]:
-    shutil.copy(TESTS.parent / "docs/caching-error.json", place / "caching.json")
-    _shorten(place / "caching.json", "rows", 4)
-    return [place / "caching.json"]
-
-
-def use_caching(path: Path) -> None:
-    found = CACHING.load(path)
-    with CACHING.reading(path):  # as `blockcache paper errors` does
-        render(caching_page(found))
-
-
-def make_performance(place: Path) -> list[Path]:
-    shutil.copy(TESTS.parent / "docs/performance.json", place / "performance.json")
-    return [place / "performance.json"]
-
-
-def use_performance(path: Path) -> None:
-    found = PERFORMANCE.load(path)
-    with PERFORMANCE.reading(path):  # as `blockcache paper performance` does
-        render(performance_page(found))
-
-
-def _shorten(path: Path, key: str, length: int) -> None:
-    value = json.loads(path.read_text())
-    path.write_text(json.dumps({**value, key: value[key][:length]}))

@@ -18,17 +18,20 @@ from blockcache.cli.arguments import PolicySource
 from blockcache.cli.pictures import schedule_picture
 from blockcache.deploy import open_export
 from blockcache.deploy.integrity import with_hash
+from blockcache.engines.accelerate import check_fit
 from blockcache.models.dpt import load_policy, save_policy
-from blockcache.samplers import DDPM, DPMSolver, SamplerConfig, table
+from blockcache.observations import check_observation
+from blockcache.samplers import DDPM, ChosenSampler, DPMSolver, Fitted, SamplerConfig, table
 from blockcache.schedule import compile_plan
 from blockcache.solvers.recording import Recording
 from blockcache.tasks import TaskSpec
 from blockcache.training.data import read_demonstrations, split, window_indices
 from blockcache.training.state import Progress, read_state, write_state
+from file_formats import EXAMPLES
 
 from . import sample_results as made
 from .running import Sample
-from .sample_policy import ACTION, OBS, SEEN, STEPS, again, observations, policy, recording, schedule
+from .sample_policy import ACTION, OBS, SEEN, STEPS, again, observations, policy, port, recording, schedule
 
 # -- what is solved and sampled
 
@@ -44,20 +47,24 @@ def use_schedule(path: Path) -> None:
     compile_plan(found).describe()
     found.save(again(path))
     assert bc.Schedule.load(again(path)) == found
-    bc.accelerate(policy(), found, engine="patched", check="shape").disable()
+    check_fit(found.fingerprint, port(), "shape")
 
 
 def make_sampler(place: Path) -> list[Path]:
     DDPM(num_inference_steps=4).save(place / "ddpm.json")
     DPMSolver(timesteps=[70, 20.5, 3]).save(place / "dpmsolver.json")
-    return [place / "ddpm.json", place / "dpmsolver.json"]
+    fitted = Fitted.of(DDPM(num_inference_steps=2))
+    ChosenSampler(fitted, port().fingerprint, {"loss": [0.5, 0.25]}).save(place / "fitted.json")
+    return [place / "ddpm.json", place / "dpmsolver.json", place / "fitted.json"]
 
 
 def use_sampler(path: Path) -> None:
     found = SamplerConfig.load(path)
     assert table(found).steps == found.num_inference_steps
-    found.save(again(path))
-    assert SamplerConfig.load(again(path)) == found
+    chosen = ChosenSampler.load(path)
+    chosen.save(again(path))
+    assert ChosenSampler.load(again(path)) == chosen
+    chosen.check_fit(port().fingerprint)
 
 
 def make_recording(place: Path) -> list[Path]:
@@ -121,7 +128,7 @@ def _source(place: Path) -> PolicySource:
 def use_observations(path: Path) -> None:
     found = _source(path.parent).observations(str(path))
     assert np.isfinite(found).all(), "observations that are not finite"
-    policy().predict_action(found)
+    check_observation(found, SEEN, OBS, policy().model.pos_emb)
 
 
 def _tensors() -> dict[str, torch.Tensor]:
@@ -179,6 +186,12 @@ def use_forged(path: Path) -> None:
     assert np.isfinite(_actions(again(path), seed=0)).all(), "actions that are not finite"
 
 
+def _example(name: str) -> Sample:
+    """One of the examples of all tests that try files, where reading it is all that is done with it."""
+    example = next(item for item in EXAMPLES if item.name == name)
+    return Sample(lambda place: [example.write(place)], example.load)
+
+
 SAMPLES = {
     "schedule": Sample(make_schedule, use_schedule),
     "sampler": Sample(make_sampler, use_sampler),
@@ -190,9 +203,7 @@ SAMPLES = {
     "results": Sample(made.make_results, made.use_results),
     "suites": Sample(made.make_suites, made.use_suites),
     "jobs": Sample(made.make_jobs, made.use_jobs),
-    "stored": Sample(made.make_stored, made.use_stored),
-    "caching": Sample(made.make_caching, made.use_caching),
-    "performance": Sample(made.make_performance, made.use_performance),
     "export": Sample(make_export, use_export),
     "forged-export": Sample(make_forged, use_forged),
+    **{name: _example(name) for name in ("check", "stored result", "benchmark", "performance", "caching")},
 }

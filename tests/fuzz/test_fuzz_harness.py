@@ -2,6 +2,8 @@
 
 import pytest
 
+from file_formats import EXAMPLES
+
 from .mutations import MUTATIONS
 from .running import Plan, Runner, damaged
 from .samples import SAMPLES
@@ -40,6 +42,15 @@ def test_all_cases_are_run_although_some_crash(runner):
 def test_a_file_that_is_taken_or_refused_is_no_finding(runner, name, loaded):
     outcome = runner.run(Plan(name, 0, 0, 250))
     assert (outcome.cases, outcome.loaded, outcome.findings) == (250, loaded, ())
+
+
+def test_every_format_of_the_package_is_damaged(tmp_path, exports_stay_here):
+    written = b""
+    for name, sample in SAMPLES.items():
+        (tmp_path / name).mkdir()
+        written += b"".join(path.read_bytes() for path in sample.make(tmp_path / name))
+    names = [name for example in EXAMPLES for name in example.formats]
+    assert [name for name in names if name.encode() not in written] == []
 
 
 def test_a_case_is_the_same_file_every_time_and_another_one_with_another_seed(tmp_path):

@@ -68,14 +68,14 @@ class Record:
 
 MACHINE = Fields({"processor": str, "cores": Count}, {"load_average": list[float] | None}, others=True)
 CALIBRATION = Fields({"generations": Count}, {"seed": Count, "observations": str})
-_COUNTS = dict.fromkeys(("first_seed", "rollouts", "open_loop_observations"), Count)
+_COUNTS = dict.fromkeys(("first_seed", "rollouts", "group", "open_loop_observations"), Count)
 FORMAT = Format(
     "blockcache.results",
     "results file",
     {
         "task": Fields({"name": str, "success": str, "max_steps": Count}),
         "policy": Fields({"source": str, "fingerprint": dict}),
-        "setting": Fields({"group": Count, "calibration": CALIBRATION}, {**_COUNTS, "noise": str}, others=True),
+        "setting": Fields({**_COUNTS, "calibration": CALIBRATION}, {"noise": str}, others=True),
         "noise_floor": ActionError,
         "methods": tuple[MethodRun, ...],
         "records": tuple[Record, ...],
@@ -83,11 +83,11 @@ FORMAT = Format(
     again="run the evaluation again",
 )
 _SECONDS = Annotated[float, Limit(1e-9)]
-_TIMED = {"seconds": Annotated[list[_SECONDS], Limit(1)], "p50": _SECONDS, "p95": _SECONDS, "p99": _SECONDS}
+_TIMED = Fields({"seconds": Annotated[list[_SECONDS], Limit(1)]}, dict.fromkeys(("p50", "p95", "p99"), _SECONDS))
 TIMINGS_FORMAT = Format(
     "blockcache.timings",
     "timings file",
-    {"policy": Fingerprint, "machine": MACHINE, "setting": str, "methods": dict_of(Fields(_TIMED))},
+    {"policy": Fingerprint, "machine": MACHINE, "setting": str, "methods": dict_of(_TIMED)},
     again="time the methods again",
 )
 

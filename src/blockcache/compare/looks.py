@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from blockcache._version import __version__
 from blockcache.compare.candidates import Calibrations, Candidate, digest, running
@@ -31,6 +30,7 @@ from blockcache.measure.distance import Cloud, Distances, distances
 from blockcache.measure.latency import measure
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, hash_observations, rows
+from blockcache.progress import progress_bar
 from blockcache.samplers import ChosenSampler, Diffusion
 from blockcache.schedule import Schedule
 
@@ -87,7 +87,7 @@ class Looks:
         """A point for each method; what cannot be made is noted with the reason, and so is what there was no time for."""
         points, late = [], []
         title = f"{look.samples} chunks at {look.observations} states"
-        with tqdm(methods, title, unit="method", disable=not self.progress) as bar:
+        with progress_bar(methods, title, unit="method", disable=not self.progress) as bar:
             for method in bar:
                 if self.clock.over and not even_late:
                     late.append(method)

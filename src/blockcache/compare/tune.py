@@ -160,8 +160,9 @@ def tune(
 
 def deal(observations: Any, seed: int) -> dict[str, Any]:
     """Disjoint observations to calibrate on, to choose samplers on, and to measure distances at."""
-    share = min(1.0, batch_size(observations) / sum(PARTS.values()))
-    sizes = {name: max(LEAST, math.floor(share * size)) for name, size in PARTS.items()}
+    spare, wanted = batch_size(observations) - LEAST * len(PARTS), sum(PARTS.values()) - LEAST * len(PARTS)
+    share = min(1.0, max(0, spare) / wanted)
+    sizes = {name: LEAST + math.floor(share * (size - LEAST)) for name, size in PARTS.items()}
     return {name: pick(observations, places) for name, places in split(observations, sizes, seed).items()}
 
 

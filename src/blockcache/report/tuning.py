@@ -7,7 +7,7 @@ from blockcache.files import PathLike
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
 from blockcache.report.figures import new_figure, save_figure
 
-_COLUMNS = ["", "method", "engine, threads", "p50 ms", "p95 ms", "over plain", "GFLOP", "predicted loss", "centre shift",
+_COLUMNS = ["place", "method", "engine, threads", "p50 ms", "p95 ms", "over plain", "GFLOP", "predicted loss", "centre shift",
             "beyond spread", "spread", "rollouts: difference, 95 %"]  # fmt: skip
 
 

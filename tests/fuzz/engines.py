@@ -16,7 +16,7 @@ import blockcache as bc
 from blockcache.deploy import open_export
 from blockcache.errors import SamplerError
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
-from blockcache.samplers import SamplerConfig
+from blockcache.samplers import SamplerConfig, table
 from blockcache.schedule.union import bubbling_union
 
 from . import reference
@@ -33,11 +33,13 @@ class Comparison:
     case: int
     about: str
     gaps: dict[str, float]
+    amplified: float = 1.0
+    """By the sampler: with second-order steps a hundredth apart (19.01, 19) a rounding error of x0 counts 2,000 times."""
     error: str | None = None
 
     @property
     def agrees(self) -> bool:
-        return self.error is None and all(gap <= TOLERANCE for gap in self.gaps.values())
+        return self.error is None and all(gap <= TOLERANCE * self.amplified for gap in self.gaps.values())
 
 
 def random_sampler(chance: random.Random) -> SamplerConfig:
@@ -147,8 +149,8 @@ def compare(seed: int, case: int, directory: Path) -> Comparison:
             gap = float(np.abs((found - expected) * scale).max()) / size
             gaps[engine] = gap if np.isfinite(gap) else float("inf")
     except Exception as error:
-        return Comparison(case, about, gaps, f"{type(error).__name__}: {error}"[:300])
-    return Comparison(case, about, gaps)
+        return Comparison(case, about, gaps, error=f"{type(error).__name__}: {error}"[:300])
+    return Comparison(case, about, gaps, max(1.0, float(np.abs(table(policy.sampler).b).max()) / 10))
 
 
 def _answers(

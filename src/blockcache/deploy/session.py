@@ -10,6 +10,7 @@ import json
 import reprlib
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,13 +76,7 @@ def open_file(path: Path, threads: int | None, data: bytes | None = None) -> Ope
     if threads is not None and threads < 1:
         raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
     data = read_bytes(path, "ONNX file", MOST_BYTES) if data is None else data
-    if not is_intact(data):
-        if not has_hash(data):
-            _read_header(data, path)  # says so if it is cut short, of another version or no export at all
-        raise FileError(f"the ONNX file {path} was changed or damaged after it was written; export it again")
-    header, fingerprint, executed = _read_header(data, path)
-    with FORMAT.reading(path):
-        check_model(data)
+    header, fingerprint, executed = _checked(data, path)
     chosen = threads or 1
     session = _load(data, path, chosen)
     with FORMAT.reading(path):
@@ -91,6 +86,25 @@ def open_file(path: Path, threads: int | None, data: bytes | None = None) -> Ope
         if seconds_per_run(other) < seconds_per_run(session):
             session, chosen = other, many
     return OpenFile(header, fingerprint, executed, session, chosen)
+
+
+def _checked(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint, tuple[int, int]]:
+    """What the file says of itself, once hash, header and graph are in order. That it is damaged comes before what follows
+    from it, unless there is no hash at all: then it is cut short, of another version or no export."""
+    problem: FileError | None = None
+    with ThreadPoolExecutor(1) as aside:
+        intact = aside.submit(is_intact, data)  # takes as long as the walk, and leaves Python free for it
+        try:
+            found = _read_header(data, path)
+            with FORMAT.reading(path):
+                check_model(data)
+        except FileError as error:
+            problem = error
+    if problem is not None and (intact.result() or not has_hash(data)):
+        raise problem
+    if not intact.result():
+        raise FileError(f"the ONNX file {path} was changed or damaged after it was written; export it again")
+    return found
 
 
 def _read_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint, tuple[int, int]]:

@@ -112,7 +112,9 @@ def _change(holder: Any, key: Any, way: str, places: list[Any], chance: random.R
         ):
             holder[key], way = _copied(other[at]), f"that of {path}"
     elif way == "sign" and isinstance(old, int | float):
-        holder[key] = chance.choice([-old, old + 1, old - 1, float(old), str(old), old * 1000])
+        holder[key] = chance.choice(
+            [-old, old + 1, old - 1, float(max(-(10**300), min(old, 10**300))), str(old), old * 1000]
+        )
         way = repr(holder[key])
     elif way == "listed":
         holder[key] = _copied(chance.choice([[old], {"x": old}, [old] * 3]))

@@ -235,8 +235,8 @@ class Sampler:
         short = self.s["final_sigmas_type"] == "zero" or (self.s["lower_order_final"] and self.count < 15)
         if self.s["solver_order"] == 2 and number > 0 and not (last and short):
             before = levels[number - 1]
-            ratio = (math.log(signal / spread) - math.log(before[0] / before[1])) / h
-            found = found + 0.5 * gain * (x0 - self.x0_before) / ratio
+            before_h = math.log(signal / spread) - math.log(before[0] / before[1])
+            found = found + 0.5 * gain * (x0 - self.x0_before) * h / before_h  # 0 for a last step from t = 0 to t = 0
         return found + spread_after * math.sqrt(1 - math.exp(-2 * h)) * noise if stochastic else found
 
     def _level(self, t: float) -> tuple[float, float]:

@@ -216,12 +216,9 @@ class Sampler:
         else:  # diffusers goes on by a fixed stride, wherever the next timestep is
             target = int(self.timesteps[number]) - self.train // self.count
             after = self.power[target] if target >= 0 else clean
-        # in single precision as diffusers does it: with eta = 1 what is left for eps is a rounding error, and its root
-        one, now, after = np.float32(1), np.float32(now), np.float32(after)
-        std = np.float32(self.s["eta"]) * np.sqrt((one - after) / (one - now) * (one - now / after))
-        along = float(np.sqrt(np.maximum(one - after - std**2, np.float32(0))))
-        mean = math.sqrt(after) * x0 + along * eps
-        return mean if noise is None else mean + float(std) * noise
+        std = self.s["eta"] * math.sqrt((1 - after) / (1 - now) * (1 - now / after))
+        mean = math.sqrt(after) * x0 + math.sqrt(max(1 - after - std**2, 0.0)) * eps
+        return mean if noise is None else mean + std * noise
 
     def _dpm(self, number: int, x: Array, x0: Array, eps: Array, noise: Array) -> Array:
         last = number == self.count - 1

@@ -70,7 +70,7 @@ def random_sampler(chance: random.Random) -> SamplerConfig:
         if kind == "ddpm":
             settings["variance_type"] = chance.choice(["fixed_small", "fixed_small_log", "fixed_large"])
         if kind == "ddim":
-            # with eta = 1 the first step has little but a rounding error left for eps: torch's and numpy's differ by 2e-4 there
+            # with eta = 1 a first step may leave only a rounding error for eps, and torch's is another than numpy's (2e-4)
             settings |= {"eta": chance.choice([0.0, 0.0, 0.5, 0.9]), "set_alpha_to_one": chance.random() < 0.7}
         try:
             return SamplerConfig.from_dict(settings)

@@ -111,7 +111,7 @@ def _change(holder: Any, key: Any, way: str, places: list[Any], chance: random.R
             at in other if isinstance(other, dict) else at < len(other)
         ):
             holder[key], way = _copied(other[at]), f"that of {path}"
-    elif way == "sign" and isinstance(old, int | float):
+    elif way == "sign" and isinstance(old, int | float) and abs(old) < 1e300:
         holder[key] = chance.choice([-old, old + 1, old - 1, float(old), str(old), old * 1000])
         way = repr(holder[key])
     elif way == "listed":

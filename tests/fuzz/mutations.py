@@ -111,10 +111,8 @@ def _change(holder: Any, key: Any, way: str, places: list[Any], chance: random.R
             at in other if isinstance(other, dict) else at < len(other)
         ):
             holder[key], way = _copied(other[at]), f"that of {path}"
-    elif way == "sign" and isinstance(old, int | float):
-        holder[key] = chance.choice(
-            [-old, old + 1, old - 1, float(max(-(10**300), min(old, 10**300))), str(old), old * 1000]
-        )
+    elif way == "sign" and isinstance(old, int | float) and abs(old) < 1e300:
+        holder[key] = chance.choice([-old, old + 1, old - 1, float(old), str(old), old * 1000])
         way = repr(holder[key])
     elif way == "listed":
         holder[key] = _copied(chance.choice([[old], {"x": old}, [old] * 3]))

@@ -216,12 +216,9 @@ class Sampler:
         else:  # diffusers goes on by a fixed stride, wherever the next timestep is
             target = int(self.timesteps[number]) - self.train // self.count
             after = self.power[target] if target >= 0 else clean
-        # in single precision as diffusers does it: with eta = 1 what is left for eps is a rounding error, and its root
-        one, now, after = np.float32(1), np.float32(now), np.float32(after)
-        std = np.float32(self.s["eta"]) * np.sqrt((one - after) / (one - now) * (one - now / after))
-        along = float(np.sqrt(np.maximum(one - after - std**2, np.float32(0))))
-        mean = math.sqrt(after) * x0 + along * eps
-        return mean if noise is None else mean + float(std) * noise
+        std = self.s["eta"] * math.sqrt((1 - after) / (1 - now) * (1 - now / after))
+        mean = math.sqrt(after) * x0 + math.sqrt(max(1 - after - std**2, 0.0)) * eps
+        return mean if noise is None else mean + std * noise
 
     def _dpm(self, number: int, x: Array, x0: Array, eps: Array, noise: Array) -> Array:
         last = number == self.count - 1
@@ -235,8 +232,8 @@ class Sampler:
         short = self.s["final_sigmas_type"] == "zero" or (self.s["lower_order_final"] and self.count < 15)
         if self.s["solver_order"] == 2 and number > 0 and not (last and short):
             before = levels[number - 1]
-            ratio = (math.log(signal / spread) - math.log(before[0] / before[1])) / h
-            found = found + 0.5 * gain * (x0 - self.x0_before) / ratio
+            before_h = math.log(signal / spread) - math.log(before[0] / before[1])
+            found = found + 0.5 * gain * (x0 - self.x0_before) * h / before_h  # 0 for a last step from t = 0 to t = 0
         return found + spread_after * math.sqrt(1 - math.exp(-2 * h)) * noise if stochastic else found
 
     def _level(self, t: float) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 from blockcache.compare.results import Results
-from blockcache.errors import ContentError, FileError
+from blockcache.errors import ContentError, FileError, short
 from blockcache.files import PathLike, read
 
 BASE = "bac:S=10,n=5"
@@ -65,6 +65,12 @@ def suite_of(results: Results, path: PathLike) -> Suite:
     """What a results file says of the suite that it is of; strict."""
     try:
         suite: Suite = read(Suite, results.setting["suite"], "setting.suite")
+        run = {method.name for method in results.methods}
+        named = {*suite.methods, *(cell.equals for cell in suite.cells), suite.reference} - {None}
+        if unknown := sorted(str(name) for name in named - run):
+            raise ContentError(f"it speaks of {short(unknown[0])}, which is none of its methods")
+        if not all(cell.section.strip() and "\n" not in cell.section for cell in suite.cells):
+            raise ContentError("the title of a table is one line of text")
         return suite
     except (ContentError, KeyError) as error:
         raise FileError(

@@ -103,7 +103,7 @@ def test_nothing_but_onnxruntime_is_needed_to_run_it(policy, schedule, observe, 
     bc.export_policy(policy, followed, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for batch in (1, 3, 1):
-        noise = policy.draw_noise(batch)
+        noise = policy.draw_noise(batch, torch.Generator().manual_seed(batch))
         with bc.accelerate(policy, followed, engine="patched"):
             expected = policy.predict_action(observe(batch), noise=noise)
         found = session.run(["action", "action_pred"], {"obs": observe(batch).numpy(), "noise": noise.numpy()})
@@ -114,7 +114,7 @@ def test_nothing_but_onnxruntime_is_needed_to_run_it(policy, schedule, observe, 
 def test_a_double_precision_policy_can_be_exported(make_policy, observe, tmp_path):
     policy = make_policy().double()
     bc.export_policy(policy, None, tmp_path / "policy.onnx")
-    noise = policy.draw_noise(2)
+    noise = policy.draw_noise(2, torch.Generator().manual_seed(2))
     found = bc.open_export(tmp_path / "policy.onnx", threads=1)(observe(2), noise.float())["action"]
     torch.testing.assert_close(
         found.double(), policy.predict_action(observe(2), noise=noise)["action"], atol=1e-5, rtol=0

@@ -91,7 +91,7 @@ def test_disable_waits_for_a_generation_of_another_thread(policy, fast, halfway,
 
     def disable_meanwhile():
         seen.append(Caller(fast.disable))
-        until(lambda: fast._attached.patches._running._paused)
+        until(lambda: fast._attached.patches._gate._paused)
         seen.append(fast.enabled)
 
     halfway.append(disable_meanwhile)
@@ -105,7 +105,7 @@ def test_disable_waits_for_a_generation_of_another_thread(policy, fast, halfway,
 
 def test_who_calls_while_it_is_disabled_gets_the_policy_as_it_was(policy, fast, halfway, observe, run):
     accelerated, callers = run(policy, observe()), []
-    waiting = fast._attached.patches._running._changed._waiters
+    waiting = fast._attached.patches._gate._changed._waiters
 
     def meanwhile():
         callers.append(Caller(fast.disable))
@@ -143,7 +143,7 @@ def test_disabling_within_a_generation_is_refused(policy, fast, halfway, observe
 
 def test_two_may_disable_at_once(policy, fast, halfway, observe, run):
     callers = []
-    waiting = fast._attached.patches._running._changed._waiters
+    waiting = fast._attached.patches._gate._changed._waiters
 
     def disable_twice():
         callers.extend(Caller(fast.disable) for _ in range(2))
@@ -181,7 +181,7 @@ def test_a_calibration_waits_too(policy, observe, run):
     policy.model.head.register_forward_hook(wait_in_another_thread)
     calibration = Caller(lambda: bc.calibrate(policy, observations(), progress=False))
     assert begun.wait(60)
-    running = vars(policy)["predict_action"].patches._running
+    running = vars(policy)["predict_action"].patches._gate
     until(lambda: running._paused)
     go_on.set()
     assert torch.equal(callers[0].result(), plain)

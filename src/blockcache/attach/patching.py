@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
-from blockcache.attach.running import Running
+from blockcache.attach.call_gate import CallGate
 from blockcache.errors import PolicyError
 
 Make: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -44,7 +44,7 @@ class Patches:
         self.handle: Any = None
         """What a user undoes them with, for who has lost it."""
         self._applied: list[tuple[Any, str, Replacement]] = []
-        self._running = Running()
+        self._gate = CallGate()
 
     def __bool__(self) -> bool:
         return bool(self._applied)
@@ -76,7 +76,7 @@ class Patches:
             replacement = make(original)
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                with self._running.inside():
+                with self._gate.inside():
                     return (replacement if self else original)(*args, **kwargs)
 
             return call
@@ -85,7 +85,7 @@ class Patches:
 
     def remove(self) -> None:
         """Take all replacements off. Refused, with nothing changed, if something was put on top of one of them."""
-        with self._running.paused(), _changing:
+        with self._gate.paused(), _changing:
             for instance, name, replacement in self._applied:
                 if vars(instance).get(name) is not replacement:
                     raise PolicyError(

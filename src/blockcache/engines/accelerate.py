@@ -21,7 +21,7 @@ from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.engines.patched import attach_strategy
 from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats
-from blockcache.engines.whole_loop import Attached, Runner, attach_runner, refuse_autocast
+from blockcache.engines.whole_loop import InPlace, Runner, attach_runner, refuse_autocast
 from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError, in_one_line
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
@@ -40,7 +40,7 @@ _told: set[str] = set()
 class Acceleration:
     """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
 
-    def __init__(self, port: Port, engine: str, attached: Attached, counts: Counts, notes: tuple[str, ...]) -> None:
+    def __init__(self, port: Port, engine: str, attached: InPlace, counts: Counts, notes: tuple[str, ...]) -> None:
         self.policy = port.policy
         self.engine = engine
         self.noticed_within = attached.noticed_within
@@ -183,10 +183,10 @@ class _Attaching:
     threads: int | None
     counts: Counts
 
-    def asked_for(self, engine: str) -> tuple[str, Attached, tuple[str, ...]]:
+    def asked_for(self, engine: str) -> tuple[str, InPlace, tuple[str, ...]]:
         return engine, self._attach(engine), ()
 
-    def fastest(self) -> tuple[str, Attached, tuple[str, ...]]:
+    def fastest(self) -> tuple[str, InPlace, tuple[str, ...]]:
         """The fastest engine that supports the policy, and why it is not a faster one."""
         passed_over: list[str] = []
         for engine in ("onnx", "loop") if self.strategy.static else ():
@@ -198,7 +198,7 @@ class _Attaching:
                 passed_over.append(f"not {engine}: {error}")
         return "patched", self._attach("patched"), tuple(passed_over)
 
-    def _attach(self, engine: str) -> Attached:
+    def _attach(self, engine: str) -> InPlace:
         if not self.strategy.static and (engine != "patched" or self.output != "chunk"):
             raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
         if engine == "patched":
@@ -206,7 +206,7 @@ class _Attaching:
                 raise EngineError(
                     'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
                 )
-            return Attached(attach_strategy(self.port, self.strategy, self.counts))
+            return InPlace(attach_strategy(self.port, self.strategy, self.counts))
         if engine == "onnx":
             require_onnxruntime()
             _require_cpu_float32(self.port)

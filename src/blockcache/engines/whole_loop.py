@@ -41,7 +41,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Attached:
+class InPlace:
     """An engine in its place: the way to undo it, and to ask whether the policy is still what it was made of."""
 
     patches: Patches
@@ -49,7 +49,7 @@ class Attached:
     noticed_within: int = 1
 
 
-def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> Attached:
+def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> InPlace:
     """Replace the policy's entry by the runner."""
     guard, own, foreign = Guard(port), getattr(port.policy, port.entry), not port.trusted
     program, sampler, schedule, like = built.program, built.sampler, built.schedule, built.program.like
@@ -89,7 +89,7 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> A
     patches = Patches()
     patches.replace_entry(port.policy, port.entry, replacement)
     guard.check()  # notes that the entry is ours, so that the first call need not
-    return Attached(patches, verify, PARTS)
+    return InPlace(patches, verify, PARTS)
 
 
 def _refuse_unread(obs: Mapping[Any, Any], inputs: Mapping[str, Any]) -> None:

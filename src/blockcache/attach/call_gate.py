@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from blockcache.errors import PolicyError
 
 
-class Running:
+class CallGate:
     """Any number of threads may be `inside` at once; `paused` waits until they have left and lets nobody in."""
 
     def __init__(self) -> None:

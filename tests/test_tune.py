@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import blockcache as bc
 import foreign_policy
 from blockcache.compare import looks, tune
-from blockcache.compare.looks import Look
 from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, front, promising
 from blockcache.errors import FileError, ObservationError
 from blockcache.measure.distance import Distances
@@ -107,6 +106,47 @@ def test_what_is_wanted_is_one_thing(asked):
         Goal(**asked)
 
 
+# ---- which numbers of steps are worth minutes
+
+
+class Predicted:
+    """Looks whose loss and time depend on the number of steps alone, and that note what was asked."""
+
+    def __init__(self, lossless_from, ms_a_step):
+        self.asked, self.lossless_from, self.ms = [], lossless_from, ms_a_step
+
+    def at(self, methods, samples):
+        steps = int(methods[0].removeprefix("ddpm-").partition(":")[0])
+        self.asked.append(steps)
+        loss = 0.0 if steps >= self.lossless_from else 0.5
+        return [point(method, self.ms * steps, loss) for method in methods]
+
+
+@pytest.mark.parametrize(
+    ("goal", "lossless_from", "ms", "asked"),
+    [
+        (Goal(loss=0.1), 4, 1.0, [5, 4, 3]),  # fewer, until one is too few
+        (Goal(loss=0.1), 6, 1.0, [5, 6]),  # more, until they are enough
+        (Goal(loss=0.1), 9, 1.0, [5, 6, 8]),
+        (Goal(deadline_ms=8.0), 4, 1.0, [5, 6, 8]),  # 8 steps take 9.6 ms of 8
+        (Goal(deadline_ms=4.0), 4, 1.0, [5, 4, 3]),
+        (Goal(deadline_ms=1.0), 4, 1.0, [5, 4, 3]),
+    ],
+)
+def test_minutes_go_to_the_steps_that_the_goal_allows(goal, lossless_from, ms, asked):
+    seen = Predicted(lossless_from, ms)
+    points = tune.at_chosen_samplers(seen, goal, most=100)
+    assert seen.asked == asked
+    assert [one.method for one in points[:2]] == ["ddpm-5:placed", "fitted-5"]
+
+
+def test_no_more_steps_are_chosen_than_the_policy_has():
+    assert {one.method for one in tune.at_chosen_samplers(Predicted(3, 1.0), Goal(loss=0.1), most=4)} == {
+        "ddpm-3:placed", "fitted-3",
+    }  # fmt: skip
+    assert tune.at_chosen_samplers(Predicted(3, 1.0), Goal(loss=0.1), most=3) == []
+
+
 # ---- dealing observations
 
 
@@ -125,10 +165,11 @@ def test_no_observation_serves_two_purposes():
 @pytest.fixture
 def small(monkeypatch):
     for name, value in {
-        "STEPS": (4, 3), "PLACED": (3,), "FITTED": (), "OWN_BUDGETS": (0.9, 0.8, 0.7, 0.6), "BUDGETS": (0.7,),
-        "GLANCE": Look(3, 4), "LONG": Look(4, 6), "FINALISTS": 4,
+        "STEPS": (4, 3), "CHOSEN_STEPS": (), "OWN_BUDGETS": (0.9, 0.8, 0.7, 0.6), "BUDGETS": (0.7,), "GLANCE": 4, "LONG": 6,
+        "FINALISTS": 4,
     }.items():  # fmt: skip
         monkeypatch.setattr(tune, name, value)
+    monkeypatch.setattr(looks, "LONG", 6)
     monkeypatch.setattr(looks, "GLANCE_CALLS", 1)
     monkeypatch.setattr(looks, "TIMED_CALLS", 2)
     monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
@@ -159,30 +200,31 @@ def test_all_kinds_of_methods_are_looked_at_and_one_is_chosen(policy, run):
 def test_a_tuning_goes_on_where_it_was_killed(policy, run, monkeypatch):
     seen, measured = [], looks.Looks._measured
 
-    def killed(self, candidate, look):
+    def killed(self, candidate, samples):
         if len(seen) == 3:
             raise KeyboardInterrupt
         seen.append(candidate)
-        return measured(self, candidate, look)
+        return measured(self, candidate, samples)
 
     monkeypatch.setattr(looks.Looks, "_measured", killed)
     with pytest.raises(KeyboardInterrupt):
         run(policy)
     monkeypatch.setattr(looks.Looks, "_measured", measured)
-    resumed = run(policy)
-    again = []
+    resumed, again = run(policy).tuning, []
     monkeypatch.setattr(looks.Looks, "_measured", lambda *what: again.append(what) or measured(*what))
-    assert [one.distances for one in run(policy).tuning.points] or resumed
+    assert {one.method: one.distances for one in run(policy).tuning.points} == {
+        one.method: one.distances for one in resumed.points
+    }
     assert again == []
 
 
 def test_what_cannot_be_made_is_noted_and_the_rest_goes_on(policy, run, monkeypatch):
     measured = looks.Looks._measured
 
-    def broken(self, candidate, look):
+    def broken(self, candidate, samples):
         if candidate.sampler is not None:
             raise bc.BlockcacheError("no such luck")
-        return measured(self, candidate, look)
+        return measured(self, candidate, samples)
 
     monkeypatch.setattr(looks.Looks, "_measured", broken)
     found = run(policy).tuning

@@ -6,9 +6,10 @@ A look is kept as a finished job under all that it depends on. Knows nothing of 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from blockcache._version import __version__
-from blockcache.compare.candidates import Calibrations, Candidate, digest, running
+from blockcache.compare.candidates import Calibrations, Candidate, Running, digest, running
 from blockcache.compare.checked import predicted_loss
 from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.jobs import Outcome, Store
@@ -35,24 +36,17 @@ from blockcache.samplers import ChosenSampler, Diffusion
 from blockcache.schedule import Schedule
 
 GLANCE_CALLS, TIMED_CALLS = 8, 40
-
-
-@dataclass(frozen=True)
-class Look:
-    """How long a method is looked at: observations, and chunks drawn for each."""
-
-    observations: int
-    samples: int
-
-
-GLANCE, LONG = Look(12, 24), Look(24, 64)
+GLANCE, LONG = 12, 48
+"""Chunks drawn for each observation: to see what is promising, and to choose among that."""
+FOR_GLANCES = 0.75
+"""Of the time."""
 
 
 class Clock:
-    """Minutes that may be used."""
+    """Minutes that may be used. Nothing new is begun in the last part of them, which is for the longer looks."""
 
     def __init__(self, minutes: float) -> None:
-        self._started, self._seconds = time.monotonic(), 60 * minutes
+        self._started, self._seconds = time.monotonic(), 60 * minutes * FOR_GLANCES
 
     @property
     def passed(self) -> float:
@@ -83,10 +77,10 @@ class Looks:
         )
         self._store = Store(state / "looks")
 
-    def at(self, methods: Sequence[str], look: Look, *, even_late: bool = False) -> list[Point]:
+    def at(self, methods: Sequence[str], samples: int, *, even_late: bool = False) -> list[Point]:
         """A point for each method; what cannot be made is noted with the reason, and so is what there was no time for."""
         points, late = [], []
-        title = f"{look.samples} chunks at {look.observations} states"
+        title = f"{samples} chunks at {batch_size(self.at_observations)} states"
         with progress_bar(methods, title, unit="method", disable=not self.progress) as bar:
             for method in bar:
                 if self.clock.over and not even_late:
@@ -94,7 +88,7 @@ class Looks:
                     continue
                 bar.set_postfix_str(method)
                 try:
-                    points.append(self._look(method, look))
+                    points.append(self._look(method, samples))
                 except BlockcacheError as error:
                     self.notes.append(f"{method} was left out: {in_one_line(error)}")
         if late:
@@ -142,51 +136,63 @@ class Looks:
             parts.append(path)
         return "+".join(parts) or method
 
-    def _look(self, method: str, look: Look) -> Point:
+    def _look(self, method: str, samples: int) -> Point:
         candidate = self._calibrations.candidate(parse_method(method), self.engine)
         self.candidates[method] = candidate
-        found = self._kept({"method": candidate.describe(self.port)}, look, lambda: self._measured(candidate, look))
+        what = {"method": candidate.describe(self.port), "samples": samples}
+        found = self._kept(what, lambda: self._measured(candidate, samples))
         measured = read(Distances, found["distances"])
         return Point(
             method=method,
             engine=found["engine"],
-            threads=1,
+            threads=cores(),
             p50_ms=found["p50_ms"],
             p95_ms=found["p95_ms"],
             flops=candidate.flops(self.port, 0.0),
-            chunks=look.observations * look.samples,
+            chunks=batch_size(self.at_observations) * samples,
             distances=measured,
             loss=predicted_loss(measured, found["features"]),
         )
 
-    def _measured(self, candidate: Candidate, look: Look) -> Outcome:
-        found, own = self._cloud(candidate, look), self._own(look)
-        p50, p95 = self._milliseconds({"it": (candidate, 1)}, GLANCE_CALLS)["it"]
+    def _measured(self, candidate: Candidate, samples: int) -> Outcome:
+        own = self._own[:, :samples]
         with running(self.port, candidate) as fast:
-            engine = fast.engine
-        measured = asdict(distances(found, own))
-        return {"distances": measured, "features": found.shape[-1], "p50_ms": p50, "p95_ms": p95, "engine": engine}
+            found = own if candidate == self._as_it_is else self._cloud(fast, samples)
+            timed = measure({"it": fast.timed(rows(self.at_observations, 0, 1))}, GLANCE_CALLS, progress=False)["it"]
+        return {
+            "distances": asdict(distances(found, own)),
+            "features": found.shape[-1],
+            "p50_ms": 1e3 * timed.percentile(50),
+            "p95_ms": 1e3 * timed.percentile(95),
+            "engine": fast.engine,
+        }
 
-    def _own(self, look: Look) -> Cloud:
-        """The policy's own cloud."""
-        drawn = self._kept(
-            {"own": True}, look, lambda: {"cloud": self._cloud(Candidate(engine=self.engine), look).tolist()}
-        )
-        return np.asarray(drawn["cloud"])
+    @cached_property
+    def _own(self) -> Cloud:
+        """The policy's own cloud, as long as anybody looks: the first chunks are those of a glance."""
 
-    def _cloud(self, candidate: Candidate, look: Look) -> Cloud:
+        def drawn() -> Outcome:
+            with running(self.port, self._as_it_is) as full:
+                return {"cloud": self._cloud(full, LONG, "the policy as it is").tolist()}
+
+        return np.asarray(self._kept({"own": True, "samples": LONG}, drawn)["cloud"])
+
+    @property
+    def _as_it_is(self) -> Candidate:
+        return Candidate(engine=self.engine)
+
+    def _cloud(self, fast: Running, samples: int, shown: str | None = None) -> Cloud:
         """All with the same noise: that makes distances steadier and adds no bias."""
-        seen = rows(self.at_observations, 0, min(look.observations, batch_size(self.at_observations)))
-        with running(self.port, candidate) as fast:
-            return flattened(draw_chunks(fast.act, seen, look.samples, self.port.action_scale, self.seed))
+        progress = shown if self.progress else None
+        scale = self.port.action_scale
+        return flattened(draw_chunks(fast.act, self.at_observations, samples, scale, self.seed, progress=progress))
 
-    def _kept(self, what: Mapping[str, Any], look: Look, make: Any) -> Outcome:
+    def _kept(self, what: Mapping[str, Any], make: Callable[[], Outcome]) -> Outcome:
         key = digest(
             {
                 "made_by": __version__,
                 "policy": self.port.fingerprint.to_dict(),
                 "observations": hash_observations(self.at_observations),
-                "look": asdict(look),
                 "seed": self.seed,
                 **what,
             }

@@ -35,10 +35,10 @@ STATE = Format(
     {"policy": dict, "machine": str, "observations": str, "seed": Count},
     again="tune into another directory",
 )
-PARTS, LEAST = {"calibration": GENERATIONS, "fitting": 32, "distances": LONG.observations}, 8
+PARTS, LEAST = {"calibration": GENERATIONS, "fitting": 32, "distances": 24}, 8
 """Observations for each purpose; they are never shared. Fewer where there are fewer, but never below the least."""
 KEPT_SPREAD = (0.9, 1.1)
-STEPS, PLACED, FITTED = (25, 16, 12, 10, 8, 6, 5, 4, 3), (8, 6, 5), (5, 6, 4, 8, 3)
+STEPS, DDIM_STEPS, CHOSEN_STEPS, FIRST_CHOSEN = (25, 16, 10, 8, 6, 5, 4), (10, 6), (3, 4, 5, 6, 8), 5
 OWN_BUDGETS, BUDGETS = (0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05), (0.8, 0.65, 0.5)
 FINALISTS, ROLLED_OUT = 8, 3
 TUNING_SEEDS, FRESH_SEEDS = -10_000, 50_000
@@ -102,8 +102,10 @@ def tune(
     looks = Looks(port, seen, Path(state), Clock(minutes), engine=engine, seed=seed, progress=progress)
     if deadline_ms is not None:
         looks.check_deadline(deadline_ms)
-    points = looks.at(first_methods(port, keep_sampler, keep_spread), GLANCE)
-    points += looks.at(cached_methods(points, goal, keep_sampler), GLANCE)
+    points = looks.at(first_methods(port, keep_sampler), GLANCE)
+    if not keep_sampler and isinstance(port.sampler, Diffusion):
+        points += at_chosen_samplers(looks, goal, most=len(port.timesteps))
+        points += looks.at(cached_methods(points, goal), GLANCE)
     finalists = [point.method for point in promising(points, goal, FINALISTS)]
     plain_ms, points = looks.timed(looks.at(finalists, LONG, even_late=True))
     fresh = None
@@ -166,27 +168,37 @@ def deal(observations: Any, seed: int) -> dict[str, Any]:
     return {name: pick(observations, places) for name, places in split(observations, sizes, seed).items()}
 
 
-def first_methods(port: Port, keep_sampler: bool, keep_spread: bool) -> list[str]:
-    """What is glanced at: cheap ones first, so that there is something to compare with whenever the time is up."""
+def first_methods(port: Port, keep_sampler: bool) -> list[str]:
+    """What is glanced at first: the policy's own sampler with reused outputs, and fewer steps as everybody has them."""
     budgets = [f"action:budget={budget:g}" for budget in OWN_BUDGETS]
     if keep_sampler or port.sampler is None:
         return ["full", *budgets]
     kind, most = port.sampler.type, len(port.timesteps)
     fewer = [f"{kind}-{steps}" for steps in STEPS if steps < most]
-    if not isinstance(port.sampler, Diffusion):
-        return ["full", *fewer, *budgets]
-    if kind != "ddim":
-        fewer += [f"ddim-{steps}" for steps in (10, 6) if steps < most]
-    spread = ":spread=1" if keep_spread else ""
-    fitted = [f"fitted-{steps}{spread}" for steps in FITTED if steps < most]
-    placed = [f"{kind}-{steps}:placed" for steps in PLACED if steps < most]
-    return ["full", *fewer, *fitted[:2], *placed[:1], *fitted[2:], *placed[1:], *budgets[2:5]]
+    if isinstance(port.sampler, Diffusion) and kind != "ddim":
+        fewer += [f"ddim-{steps}" for steps in DDIM_STEPS if steps < most]
+    return ["full", *fewer, *budgets[2:5]]
 
 
-def cached_methods(points: list[Point], goal: Goal, keep_sampler: bool) -> list[str]:
+def at_chosen_samplers(looks: Looks, goal: Goal, most: int) -> list[Point]:
+    """Placed and fitted steps, which take minutes to choose: so few numbers of steps are tried, one after the other towards
+    what the goal allows. Fewer steps while the loss is small enough, more while the deadline is kept, and the other way."""
+    numbers = [steps for steps in CHOSEN_STEPS if steps < most]
+    points: list[Point] = []
+    place, way = max((n for n, steps in enumerate(numbers) if steps <= FIRST_CHOSEN), default=0), 0
+    while 0 <= place < len(numbers):
+        methods = [f"ddpm-{numbers[place]}:placed", f"fitted-{numbers[place]}{':spread=1' if goal.spread else ''}"]
+        points += (found := looks.at(methods, GLANCE))
+        met = any(goal.miss(point) == 0 for point in found)
+        towards = -1 if met == (goal.loss is not None) else 1
+        if not found or towards == -way:
+            break
+        way, place = towards, place + towards
+    return points
+
+
+def cached_methods(points: list[Point], goal: Goal) -> list[str]:
     """The best samplers so far with part of their blocks' outputs reused: a sampler that is too slow may fit then."""
-    if keep_sampler:
-        return []
     bare = [point for point in points if "+" not in point.method and not point.method.startswith(("full", "action"))]
     by_loss = sorted(bare, key=lambda point: (point.loss, point.p50_ms))[:2]
     wanted = sorted(bare, key=goal.order)[:2]

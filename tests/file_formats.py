@@ -24,6 +24,8 @@ from blockcache.compare.jobs import Store
 from blockcache.compare.paired import Group, OpenLoop, Setting
 from blockcache.compare.results import TIMINGS_FORMAT, ActionError, MethodRun, Record, Results
 from blockcache.compare.summary import summarise
+from blockcache.compare.tune import STATE as TUNING_STATE
+from blockcache.compare.tuning import Goal, Point, Tuning
 from blockcache.deploy import open_export
 from blockcache.engines import export_policy
 from blockcache.files import write_arrays
@@ -187,6 +189,34 @@ def load_check(path: Path) -> Any:
     return check.verdict, check.clear
 
 
+def write_tuning(directory: Path) -> Path:
+    distances = Distances(**{item.name: Estimate(0.5, 0.4, 0.6, 9) for item in fields(Distances)})
+    point = Point("ddpm-3", "onnx", 1, 1.0, 1.2, 10, 24, distances, 0.1, Estimate(-0.01, -0.03, 0.01, 20))
+    Tuning(
+        policy={"source": "tiny", "fingerprint": FINGERPRINT.to_dict()},
+        goal=Goal(deadline_ms=3.0),
+        setting={"seed": 0},
+        machine={"cores": 2},
+        plain_ms=9.0,
+        points=(point,),
+        chosen=point,
+        fresh=None,
+        notes=("a note",),
+    ).save(directory / "tuning.json")
+    return directory / "tuning.json"
+
+
+def load_tuning(path: Path) -> Any:
+    tuning = Tuning.load(path)
+    return tuning.met, tuning.front
+
+
+def write_tuning_state(directory: Path) -> Path:
+    content = {"policy": FINGERPRINT.to_dict(), "machine": "abacus, 2 cores", "observations": "0" * 64, "seed": 0}
+    TUNING_STATE.save(directory / "tuning-state.json", content)
+    return directory / "tuning-state.json"
+
+
 def write_stored(directory: Path) -> Path:
     estimate = Estimate(0.5, 0.4, 0.6, 9)
     methods = (StoredMethod("full", 10, 1.5, estimate, None), StoredMethod("x", 5, None, estimate, estimate))
@@ -320,6 +350,8 @@ EXAMPLES = [
     Example("timings", write_timings, load_timings, ("blockcache.timings",)),
     Example("stored result", write_stored, Stored.load, ("blockcache.stored",)),
     Example("check", write_check, load_check, ("blockcache.check",)),
+    Example("tuning", write_tuning, load_tuning, ("blockcache.tuning",)),
+    Example("tuning state", write_tuning_state, TUNING_STATE.load, ("blockcache.tuning-state",)),
     Example("job of rollouts", write_rollouts_job, functools.partial(load_job, GROUP), (JOB.name,)),
     Example("job of actions", write_actions_job, functools.partial(load_job, OPEN_LOOP), (JOB.name,)),
     Example("training state", write_training_state, load_training_state, ("blockcache-training-state",)),

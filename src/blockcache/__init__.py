@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from blockcache.attach.recorder import calibrate
     from blockcache.compare.check import check
     from blockcache.compare.checked import Check
+    from blockcache.compare.tune import Tuned, save_tuned, tune
+    from blockcache.compare.tuning import Tuning
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, handle_of, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fingerprint import Fingerprint
@@ -39,6 +41,8 @@ __all__ = [
     "Rule",
     "Schedule",
     "Stats",
+    "Tuned",
+    "Tuning",
     "__version__",
     "accelerate",
     "calibrate",
@@ -53,7 +57,9 @@ __all__ = [
     "published_names",
     "published_schedule",
     "save_policy",
+    "save_tuned",
     "solve",
+    "tune",
 ]
 
 # Imported at first use: torch takes seconds, which `blockcache show` and the reports need not wait for.
@@ -61,6 +67,8 @@ _HOMES = {
     "attach.recorder": ("calibrate",),
     "compare.check": ("check",),
     "compare.checked": ("Check",),
+    "compare.tune": ("Tuned", "save_tuned", "tune"),
+    "compare.tuning": ("Tuning",),
     "engines": ("Acceleration", "Stats", "accelerate", "export_policy", "handle_of", "open_export"),
     "errors": ("BlockcacheError",),
     "fingerprint": ("Fingerprint",),

@@ -205,5 +205,8 @@ SAMPLES = {
     "jobs": Sample(made.make_jobs, made.use_jobs),
     "export": Sample(make_export, use_export),
     "forged-export": Sample(make_forged, use_forged),
-    **{name: _example(name) for name in ("check", "stored result", "benchmark", "performance", "caching")},
+    **{
+        name: _example(name)
+        for name in ("check", "tuning", "tuning state", "stored result", "benchmark", "performance", "caching")
+    },
 }

@@ -15,7 +15,7 @@ import click
 from blockcache.compare.results import GENERATIONS
 from blockcache.errors import FileError, ObservationError, TaskError, shortened
 from blockcache.files import check_writable, exists, parse_arrays, read_bytes
-from blockcache.models.places import OBSERVATIONS, check_source, is_entry, policy_directory, read_config
+from blockcache.models.places import OBSERVATIONS, SCHEDULE, check_source, is_entry, policy_directory, read_config
 
 if TYPE_CHECKING:
     from blockcache.models.port import Port
@@ -69,6 +69,12 @@ class PolicySource:
         if said is None:
             raise TaskError(f"the policy {self} does not say which task it was trained for; name it with --task")
         return _known_task(said)
+
+    def schedule(self) -> Schedule | None:
+        """The schedule in the policy's own directory, if there is one."""
+        if is_entry(self.name) or not exists(beside := policy_directory(self.name) / SCHEDULE):
+            return None
+        return load_schedule(str(beside))
 
     def observations(self, path: str | None) -> Any:
         """A batch from that file, or else from the one beside the policy: an array, or several by the policy's names.

@@ -34,7 +34,8 @@ def export(
 ) -> None:
     """Write POLICY under SCHEDULE as one ONNX file: observation and noise in, actions in robot units out.
 
-    SCHEDULE is a file, or one of the paper's by name; without it the file is full precision. It needs no Python, no cache
+    SCHEDULE is a file, or one of the paper's by name; without it, the one in the policy's directory where `tune` wrote one,
+    or else full precision. The file needs no Python, no cache
     and no policy code to run; blockcache.deploy (docs/deploy.md) runs it with numpy and onnxruntime alone.
 
     \b
@@ -44,7 +45,7 @@ def export(
       blockcache export my_module:make_policy -o full.onnx
       blockcache export pusht --sampler-file fitted.json -o fitted.onnx
     """
-    followed = None if schedule is None else arg.load_schedule(schedule)
+    followed = policy.schedule() if schedule is None else arg.load_schedule(schedule)
 
     from blockcache.engines import export_policy
 

@@ -199,7 +199,8 @@ class Calibrations:
                 return ChosenSampler.load(file)
         self._clouds = self._clouds or Clouds(self.port, self._fitting, seed=self.seed, progress=self._progress)
         if isinstance(wanted, FittedSteps):
-            made = fit(self._clouds, wanted.steps, wanted.spread, effort=self._effort)
+            start = self.chosen(FewerSteps("ddpm", wanted.steps, placed=True))
+            made = fit(self._clouds, wanted.steps, wanted.spread, start, effort=self._effort)
         else:
             made = place(self._clouds, wanted.steps, wanted.kind)
         if file is not None:

@@ -23,6 +23,7 @@ VERDICTS: tuple[Verdict, ...] = ("looks lossless", "will likely cost score", "do
 PUSHT_FEATURES = 16
 SHIFTS = (0.04, 0.06)
 ENERGIES = (0.05, 0.09)  # beyond spread
+LOSSES = (0.02, 0.07)
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,11 @@ class Check:
 
     @property
     def shift_limits(self) -> tuple[float, float]:
-        """Push-T's, for as many values as a chunk has here: a shift of each value by the same amount counts the same."""
-        grown = math.sqrt(self.setting["features"] / PUSHT_FEATURES)
-        return SHIFTS[0] * grown, SHIFTS[1] * grown
+        return shift_limits(self.setting["features"])
+
+    @property
+    def loss(self) -> float:
+        return predicted_loss(self.distances, self.setting["features"])
 
     @property
     def verdict(self) -> Verdict:
@@ -105,3 +108,22 @@ class Check:
             Fingerprint.from_dict(content["policy"]["fingerprint"])
         rough = content.pop("roughness")
         return cls(**content, roughness=rough["method"], full_roughness=rough["full"])
+
+
+def shift_limits(features: int) -> tuple[float, float]:
+    """Push-T's, for as many values as a chunk has here: a shift of each value by the same amount counts the same."""
+    grown = math.sqrt(features / PUSHT_FEATURES)
+    return SHIFTS[0] * grown, SHIFTS[1] * grown
+
+
+def predicted_loss(found: Distances, features: int) -> float:
+    """What a method is likely to cost, of a score up to 1: along straight lines through the losses that the limits stand
+    for, by the worse of centre shift and energy beyond spread. A prediction; its order can be trusted more than its size."""
+    pairs = ((found.centre_shift.mean, shift_limits(features)), (found.beyond_spread.mean, ENERGIES))
+    return max(_along(value, *limits) for value, limits in pairs)
+
+
+def _along(value: float, first: float, second: float) -> float:
+    if value <= first:
+        return LOSSES[0] * max(value, 0.0) / first
+    return LOSSES[0] + (LOSSES[1] - LOSSES[0]) * (value - first) / (second - first)

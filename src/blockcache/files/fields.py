@@ -1,7 +1,8 @@
 """What a value out of a file must look like: said by a type, checked in one place. Knows no file and no format.
 
-A kind is a type as in an annotation: `bool`, `int`, `float`, `str`, `X | None`, `list[X]`, `tuple[X, ...]`, `dict[str, X]`,
-a dataclass (an object with its fields and no others), a class with `from_dict`, `Fields`, or `Any`: whatever JSON can hold.
+A kind is a type as in an annotation: `bool`, `int`, `float`, `str`, `X | None`, `list[X]`, `tuple[X, ...]`, `tuple[X, X]`,
+`dict[str, X]`, a dataclass (an object with its fields and no others), a class with `from_dict`, `Fields`, or `Any`: whatever
+JSON can hold.
 `Annotated[X, Limit(low, high)]` bounds a number or a length. Strict: true is no number, "3" is none, and none is infinite.
 
 Not msgspec or pydantic, which do the same: an export is opened with numpy and onnxruntime alone, the errors are sentences of
@@ -127,7 +128,9 @@ def _reader(kind: Kind) -> Reader:
         return _SIMPLE[kind]
     shape = origin or kind
     if isinstance(shape, type) and issubclass(shape, list | tuple):
-        return _listed(_reader(inner[0] if inner else Any), shape)
+        listed = _listed(_reader(inner[0] if inner else Any), shape)
+        fixed = shape is tuple and inner and inner[-1] is not Ellipsis
+        return _limited(listed, Limit(len(inner), len(inner))) if fixed else listed
     if shape in (dict, Mapping):
         return _mapped(_reader(inner[1] if inner else Any))
     if isinstance(kind, Fields):

@@ -117,7 +117,7 @@ def search(
         first = best(iter(ends))
         if first in ends:
             start, end = ends[first]
-            first = best(spaced(len(usual), start, end, power) for power in _POWERS)
+            first = best(spaced(len(usual), start * (train - 1), end * (train - 1), power) for power in _POWERS)
         for place in range(len(usual)):
             first = best(_moved(first, place, train))
     return first, len(scores)

@@ -16,7 +16,7 @@ from typing import Any
 from blockcache.errors import FileError, PolicyError, short
 from blockcache.files import Format, Name, PathLike, exists, read_bytes
 
-CONFIG, WEIGHTS, OBSERVATIONS = "config.json", "model.safetensors", "observations.npz"
+CONFIG, WEIGHTS, OBSERVATIONS, SCHEDULE = "config.json", "model.safetensors", "observations.npz", "schedule.json"
 # others: the family's config checks them; no header: directories made by hand from public weights have none
 FORMAT = Format(
     "blockcache.policy",

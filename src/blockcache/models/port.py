@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from blockcache.errors import BlockcacheError, PolicyError
+from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
 from blockcache.models.modes import ModeCheck
@@ -231,6 +232,10 @@ class Port(ABC):
     def copy(self: P) -> P:
         """An independent copy, weights and all; what is known of them is not found out again."""
         return copy.deepcopy(self)
+
+    def save(self, directory: PathLike) -> bool:
+        """Write a directory that `load_policy` opens; False if only the policy's own code can save it."""
+        return False
 
     def _sharing_weights(self: P, policy: Any) -> P:
         """A port of `policy`, which has the weights of this one."""

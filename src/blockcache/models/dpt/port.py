@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from blockcache.files import PathLike
 from blockcache.models.dpt.adapter import find
+from blockcache.models.dpt.checkpoint import save_policy
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.port import Port, is_altered
 from blockcache.models.public import PublicPort, denoiser_of
@@ -45,6 +47,10 @@ class OwnPort(PublicPort):
 
     def with_sampler(self, sampler: SamplerConfig) -> OwnPort:
         return self._sharing_weights(self.policy.with_sampler(sampler))
+
+    def save(self, directory: PathLike) -> bool:
+        save_policy(self.policy, directory)
+        return True
 
     @property
     def sample_dim(self) -> int:

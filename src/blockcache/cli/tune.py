@@ -1,0 +1,110 @@
+"""The verb `tune`: the best sampler, schedule and number of threads for a policy on this machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from blockcache.cli import arguments as arg
+from blockcache.cli.rollouts import chosen_backend, engine_option, resumable
+
+if TYPE_CHECKING:
+    from blockcache.compare.tune import Tuned
+
+
+def _milliseconds(text: str) -> float:
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)(?:\s*ms)?", text, re.ASCII)
+    if found is None or not float(found[1]):
+        raise click.BadParameter(f"a deadline is a number of milliseconds above 0, such as 25ms, got {text!r}")
+    return float(found[1])
+
+
+@click.command()
+@arg.policy_argument()
+@click.option(
+    "--deadline", type=arg.Checked("time", _milliseconds), help="For one chunk, such as 25ms: the least loss in it."
+)
+@click.option("--loss", type=click.FloatRange(0.001, 1.0), help="Of the score that may be lost: the fastest within it.")
+@click.option("-o", "--output", type=arg.OUTPUT_DIRECTORY, default="tuned", help="The tuned policy, a new directory.")
+@arg.observations_option
+@click.option("--task", type=arg.TASK, help="Roll out the best few on it, and the winner again on fresh seeds.")
+@click.option("--rollouts", type=arg.COUNT, default=200, help="With --task: pairs on tuning seeds, and on fresh ones.")
+@click.option("--minutes", type=click.FloatRange(0.1, 10_000), default=10.0, help="Then nothing new is looked at.")
+@click.option("--keep-sampler", is_flag=True, help="Only schedules, under the policy's own sampler.")
+@click.option("--keep-spread", is_flag=True, help="Only what keeps the spread of the policy's own actions.")
+@click.option("--seed", type=arg.SEED, default=0, help="Of the noise and the split of the observations.")
+@engine_option
+@click.option("--workers", type=arg.CORES, help="With --task: processes on this machine. Default: one for each core.")
+@click.option("--plot", type=arg.OUTPUT, help="Draw loss against milliseconds (.png, .svg or .pdf).")
+def tune(
+    policy: arg.PolicySource,
+    deadline: float | None,
+    loss: float | None,
+    output: Path,
+    observations: str | None,
+    workers: int | None,
+    plot: str | None,
+    **settings: Any,
+) -> None:
+    """Find the best sampler, steps, schedule and number of threads for POLICY on this machine: for a deadline, or a loss.
+
+    What is finished is kept beside the output: interrupted or killed, the same command goes on from there. The output is a
+    policy directory with its schedule and the evidence (tuning.json); `export` takes it as it is.
+
+    \b
+    Examples:
+      blockcache tune pusht --loss 0.03
+      blockcache tune pusht --deadline 4ms --task pusht --rollouts 200 -o fast/
+      blockcache tune my_module:make_policy --deadline 25ms --observations obs.npz --keep-sampler
+    """
+    if (deadline is None) == (loss is None):
+        raise click.UsageError("name what is wanted: either --deadline, such as 25ms, or --loss, such as 0.03")
+    if output.exists():
+        raise click.UsageError(f"{output} is there already; name a new directory with -o")
+    if plot is not None:
+        from blockcache.report.figures import require_matplotlib
+
+        require_matplotlib()
+    seen = policy.observations(observations)
+
+    from blockcache.compare.tune import tune as run
+    from blockcache.report.terminal import display
+    from blockcache.report.tuning import draw_front, tuning_blocks
+
+    state = output.with_name(f"{output.name}.state")
+    with resumable(state):
+        found = run(
+            policy.port,
+            seen,
+            deadline_ms=deadline,
+            loss=loss,
+            state=state,
+            source=str(policy),
+            backend=chosen_backend(workers, None),
+            **settings,
+        )
+    display(*tuning_blocks(found.tuning))
+    click.echo()
+    for line in _written(policy, found, output):
+        click.echo(line)
+    if plot is not None:
+        draw_front(found.tuning, plot)
+        click.echo(f"drawn in {plot}")
+
+
+def _written(policy: arg.PolicySource, found: Tuned, output: Path) -> list[str]:
+    """Write the directory, and say how to go on from there."""
+    from blockcache.compare.tune import save_tuned
+
+    whole = save_tuned(policy.port, found, output)
+    if whole:
+        return [f"written to {output}; a file for the robot: blockcache export {output} -o policy.onnx"]
+    sampler = "" if found.sampler is None else f" --sampler-file {output / 'sampler.json'}"
+    schedule = "" if found.schedule is None else f" {output / 'schedule.json'}"
+    return [
+        f"written to {output}, without the policy itself, which only your own code can save",
+        f"a file for the robot: blockcache export {policy}{schedule}{sampler} -o policy.onnx",
+    ]

@@ -30,6 +30,7 @@ from blockcache.deploy import open_export
 from blockcache.engines import export_policy
 from blockcache.files import write_arrays
 from blockcache.measure.distance import Distances
+from blockcache.measure.modes import Modes
 from blockcache.measure.statistics import Estimate
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.registry import port_of
@@ -40,6 +41,7 @@ from blockcache.samplers import DDPM, SamplerConfig
 from blockcache.samplers import table as sampler_table
 from blockcache.solvers.metrics import METRICS
 from blockcache.studies import bench
+from blockcache.studies.frontier import FrontierDistances, MethodDistances
 from blockcache.studies.suites import Cell, Suite, suite_of
 from blockcache.tasks import task_spec
 from blockcache.training.data import read_demonstrations
@@ -211,6 +213,17 @@ def load_tuning(path: Path) -> Any:
     return tuning.met, tuning.front
 
 
+def write_frontier_distances(directory: Path) -> Path:
+    distances = Distances(**{item.name: Estimate(0.5, 0.4, 0.6, 9) for item in fields(Distances)})
+    methods = {
+        "ddpm-3": MethodDistances(distances, None),
+        "fitted-3": MethodDistances(distances, Modes(2, 0.2, 0.1, 0.1, 1)),
+    }
+    found = FrontierDistances(FINGERPRINT, {"samples": 4}, 16, distances, methods)
+    found.save(directory / "distances.json")
+    return directory / "distances.json"
+
+
 def write_tuning_state(directory: Path) -> Path:
     content = {"policy": FINGERPRINT.to_dict(), "machine": "abacus, 2 cores", "observations": "0" * 64, "seed": 0}
     TUNING_STATE.save(directory / "tuning-state.json", content)
@@ -351,6 +364,7 @@ EXAMPLES = [
     Example("stored result", write_stored, Stored.load, ("blockcache.stored",)),
     Example("check", write_check, load_check, ("blockcache.check",)),
     Example("tuning", write_tuning, load_tuning, ("blockcache.tuning",)),
+    Example("distances", write_frontier_distances, FrontierDistances.load, ("blockcache.frontier-distances",)),
     Example("tuning state", write_tuning_state, TUNING_STATE.load, ("blockcache.tuning-state",)),
     Example("job of rollouts", write_rollouts_job, functools.partial(load_job, GROUP), (JOB.name,)),
     Example("job of actions", write_actions_job, functools.partial(load_job, OPEN_LOOP), (JOB.name,)),

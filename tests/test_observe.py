@@ -69,3 +69,12 @@ def test_a_part_of_all_decisions_is_spread_over_the_episodes_and_says_when_each_
 def test_test_seeds_are_refused(make_policy, toy_by_name):
     with pytest.raises(TaskError, match="reach into the test seeds"):
         observe(make_policy(), "toy", episodes=4, count=8, first_seed=99_998)
+
+
+def test_new_ones_stand_behind_those_of_a_file(make_policy, toy_by_name):
+    seen = observe(make_policy(), "toy", episodes=6, count=9, first_seed=20)
+    more = observe(make_policy(), "toy", episodes=6, count=5, first_seed=40).behind(seen.obs, seen.moments)
+    np.testing.assert_array_equal(more.obs[:9], seen.obs)
+    assert {int(seed) // 20 for seed in more.moments[9:, 0]} == {2}
+    assert len(more.obs) == len(more.moments) == 14
+    assert more.behind(seen.obs, None).moments is None

@@ -177,6 +177,7 @@ OFFENDERS = (
     Offender("performance", ".json", "a number of 400 digits: OverflowError in the page", put(10**400, "bench", "rows", 0, "p50_ms")),
     Offender("check", ".json", "a number of 400 digits", put(10**400, "distances", "centre_shift", "mean")),
     Offender("tuning", ".json", "a spread of one number: IndexError", put([0], "goal", "spread")),
+    Offender("distances", ".json", "a share that is a text", put("x", "methods", "fitted-3", "modes", "found")),
     Offender("tuning state", ".json", "a machine that is a list", put([], "machine")),
     Offender("benchmark", ".json", "a row that is a list", put([], "rows", 0)),
     Offender("export", "scheduled.onnx", "one flipped bit of a weight: other actions", rewire(_negate_a_weight)),

@@ -207,6 +207,15 @@ SAMPLES = {
     "forged-export": Sample(make_forged, use_forged),
     **{
         name: _example(name)
-        for name in ("check", "tuning", "tuning state", "stored result", "benchmark", "performance", "caching")
+        for name in (
+            "check",
+            "tuning",
+            "tuning state",
+            "distances",
+            "stored result",
+            "benchmark",
+            "performance",
+            "caching",
+        )
     },
 }

@@ -26,9 +26,11 @@ paper = LazyGroup(
     "paper",
     help="The paper's comparisons and measurements, and the pages made from them.",
     verbs={
-        "suite": ("suites:suite", "One of the paper's comparisons, in closed loop."),
+        "suite": ("suites:suite", "One of the paper's comparisons, or the frontier, in closed loop."),
         "timing": ("suites:timing", "Milliseconds of all the suites' methods, in one interleaved run."),
         "results": ("suites:results", "The page of results, from the suites' files."),
+        "distances": ("suites:distances", "How far the frontier's actions are from the policy's own."),
+        "frontier": ("suites:frontier", "The page of suite frontier, with its pictures."),
         "performance": ("studies:performance", "Everything that the page on performance shows, and the page."),
         "errors": ("studies:errors", "Caching error per block and action error of every method, and the page."),
         "flops": ("studies:flops", "FLOPs of one generation, in full and under schedules."),

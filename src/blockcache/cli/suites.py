@@ -10,7 +10,7 @@ import click
 from blockcache.cli import arguments as arg
 from blockcache.cli.rollouts import chosen_backend, engine_option, exit_if_failed, resumable, run_options, task_option
 from blockcache.files import make_directory, write_bytes
-from blockcache.studies.suites import SUITES, TIMINGS
+from blockcache.studies.suites import DISTANCES, FRONTIER, SUITES, TIMINGS
 
 if TYPE_CHECKING:
     from blockcache.report.suites import SuiteResults
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 output_option = click.option(
     "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out/suites", help="Directory, shared by all suites."
 )
+tuned_option = click.option(
+    "--tuned", metavar="DIR", help="For suite frontier: what 'blockcache tune' wrote for the policy, compared as well."
+)
 
 
 @click.command()
-@click.argument("name", metavar="NAME", type=click.Choice(SUITES))
+@click.argument("name", metavar="NAME", type=click.Choice((*SUITES, FRONTIER)))
 @arg.policy_argument()
 @output_option
 @run_options
@@ -29,8 +32,9 @@ output_option = click.option(
     "--main-rollouts",
     type=arg.COUNT,
     default=250,
-    help="In suite main, of full, BAC, and Uniform, DDIM and DDPM at equal FLOPs.",
+    help="In suite main, of full, BAC, and Uniform, DDIM and DDPM at equal FLOPs; in suite frontier, of the tuned one.",
 )
+@tuned_option
 @click.option("--quick", is_flag=True, help="A few short rollouts, to see that it works. No results.")
 def suite(
     name: str,
@@ -45,9 +49,10 @@ def suite(
     main_rollouts: int,
     group: int,
     generations: int,
+    tuned: str | None,
     quick: bool,
 ) -> None:
-    """Run one of the paper's comparisons on POLICY, in closed loop.
+    """Run one of the paper's comparisons on POLICY, in closed loop, or the one with what came after it.
 
     \b
     Suites, one factor at a time around BAC with S = 10, n = 5, cosine:
@@ -56,6 +61,8 @@ def suite(
       metrics   cosine, MSE, L1, Wasserstein
       n-and-s   S in 3, 5, 7, 10, 20; n in 0, 1, 3, 5, 8
       ddim      BAC on DDIM-40 against fewer DDIM steps
+    And, on fresh seeds and into a directory of its own:
+      frontier  action costs, fewer steps, placed and fitted steps, what was tuned
 
     Writes OUTPUT/NAME.json. Finished rollouts are kept in OUTPUT/state for all suites: interrupted or killed, the same
     command goes on from there, more rollouts build on those that are there, and a method in two suites runs once. The
@@ -66,7 +73,9 @@ def suite(
       blockcache paper suite main pusht
       blockcache paper suite ddim pusht --rollouts 100 --workers 2
       blockcache paper suite main pusht --quick -o /tmp/quick
+      blockcache paper suite frontier pusht -o out/frontier --rollouts 250 --tuned tuned/
     """
+    _check_tuned(tuned, name)
     if quick and (ignored := arg.given(["rollouts", "main_rollouts", "group", "generations"])):
         raise click.UsageError(f"{', '.join(ignored)} and --quick exclude one another: a quick run has its own amounts")
     backend = chosen_backend(workers, ray)
@@ -79,12 +88,14 @@ def suite(
     state, path = output / "state", output / f"{name}.json"
     make_directory(output)
     with resumable(state):
-        ready = prepare_suite(SuiteSetting(policy.port, chosen, seen, state, counts, str(policy), engine), name)
+        setting = SuiteSetting(policy.port, chosen, seen, state, counts, str(policy), engine)
+        ready = prepare_suite(setting.for_suite(name, tuned), name)
         ready.check_output(path)
         results = ready.run(backend)
     results.save(path)
     _print(SuiteResults(ready.suite, results))
-    click.echo(f"\nwritten to {path}; 'blockcache paper results {output}' makes the page")
+    page = "frontier" if name == FRONTIER else "results"
+    click.echo(f"\nwritten to {path}; 'blockcache paper {page} {output}' makes the page")
     exit_if_failed(results, path)
 
 
@@ -96,6 +107,8 @@ def suite(
 @arg.observations_option
 @arg.generations_option
 @click.option("--repeats", type=arg.COUNT, default=20, help="Interleaved rounds.")
+@click.option("--suite", "only", type=click.Choice([FRONTIER]), help="That one instead of the paper's.")
+@tuned_option
 def timing(
     policy: arg.PolicySource,
     output: Path,
@@ -104,15 +117,19 @@ def timing(
     observations: str | None,
     generations: int,
     repeats: int,
+    only: str | None,
+    tuned: str | None,
 ) -> None:
     """Milliseconds of all methods of all suites, in one interleaved run, so that any two can be compared.
 
     No rollouts; leave the machine alone meanwhile. Writes OUTPUT/timings.json, beside the files of the suites that it is of.
 
     \b
-    Example:
+    Examples:
       blockcache paper timing pusht
+      blockcache paper timing pusht --suite frontier -o out/frontier --tuned tuned/
     """
+    _check_tuned(tuned, only)
     chosen, seen = policy.task(task), policy.observations(observations)
 
     from blockcache.compare.evaluation import save_timings
@@ -121,8 +138,79 @@ def timing(
     counts = RolloutCounts(generations=generations)
     make_directory(output)
     setting = SuiteSetting(policy.port, chosen, seen, output / "state", counts, str(policy), engine)
-    save_timings(output / TIMINGS, time_suites(setting, output, repeats), policy.port.fingerprint)
+    names = SUITES if only is None else (only,)
+    times = time_suites(setting.for_suite(names[0], tuned), output, repeats, names)
+    save_timings(output / TIMINGS, times, policy.port.fingerprint)
     click.echo(f"written to {output / TIMINGS}")
+
+
+@click.command()
+@arg.policy_argument()
+@output_option
+@task_option
+@engine_option
+@arg.observations_option
+@arg.generations_option
+@click.option("--samples", type=click.IntRange(4, 10_000), default=64, help="Chunks for each observation.")
+@tuned_option
+def distances(
+    policy: arg.PolicySource,
+    output: Path,
+    task: str | None,
+    engine: str,
+    observations: str | None,
+    generations: int,
+    samples: int,
+    tuned: str | None,
+) -> None:
+    """How far the actions of suite frontier's methods are from the policy's own, to set beside what they cost in rollouts.
+
+    At observations that nothing was calibrated or fitted on. Writes OUTPUT/distances.json, beside the suite's file.
+
+    \b
+    Example:
+      blockcache paper distances pusht -o out/frontier --tuned tuned/
+    """
+    chosen, seen = policy.task(task), policy.observations(observations)
+
+    from blockcache.studies.frontier import measure_distances
+    from blockcache.studies.suite_runs import RolloutCounts, SuiteSetting
+
+    make_directory(output)
+    counts = RolloutCounts(generations=generations)
+    setting = SuiteSetting(policy.port, chosen, seen, output / "state", counts, str(policy), engine)
+    measure_distances(setting.for_suite(FRONTIER, tuned), output, samples).save(output / DISTANCES)
+    click.echo(f"written to {output / DISTANCES}")
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True)
+@click.option(
+    "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for frontier.md and its pictures."
+)
+def frontier(directories: tuple[str, ...], output: Path) -> None:
+    """Make the page of suite frontier from the files in DIRECTORIES, one for each policy.
+
+    \b
+    Example:
+      blockcache paper frontier out/frontier out/frontier-assembly -o docs
+    """
+    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.frontier import Found, draw, page
+    from blockcache.report.markdown import render
+
+    require_matplotlib()
+    found = [Found.load(directory) for directory in directories]
+    make_directory(output)
+    for item in found:
+        draw(item, output)
+    write_bytes(output / "frontier.md", render(page(found)).encode())
+    click.echo(f"{output / 'frontier.md'}")
+
+
+def _check_tuned(tuned: str | None, name: str | None) -> None:
+    if tuned is not None and name != FRONTIER:
+        raise click.UsageError("--tuned is for suite frontier")
 
 
 @click.command()

@@ -95,9 +95,17 @@ def train(task: str, data: str, output: str, threads: int | None, resume: bool, 
 @click.option("--episodes", type=arg.COUNT, default=16)
 @click.option("--count", type=arg.COUNT, default=64, help="Observations to keep.")
 @first_seed_option
+@click.option("--behind", metavar="FILE", help="A file of observations that shall stay in front of the new ones.")
 @arg.threads_option
 def observe(
-    policy: arg.PolicySource, task: str | None, output: str, episodes: int, count: int, first_seed: int, threads: int
+    policy: arg.PolicySource,
+    task: str | None,
+    output: str,
+    episodes: int,
+    count: int,
+    first_seed: int,
+    behind: str | None,
+    threads: int,
 ) -> None:
     """Let POLICY do its task and keep what it saw over whole episodes, to calibrate on and to check schedules with.
 
@@ -105,8 +113,10 @@ def observe(
     Examples:
       blockcache policy observe my_policy/ -o my_policy/observations.npz
       blockcache policy observe my_module:make_policy --task pusht --episodes 32 --count 128
+      blockcache policy observe my_policy/ --behind seen.npz --first-seed 1000 -o more.npz
     """
     chosen = policy.task(task)
+    before = None if behind is None else (policy.observations(behind), policy.moments(behind))
 
     import torch
 
@@ -114,5 +124,8 @@ def observe(
 
     torch.set_num_threads(threads)
     seen = run(policy.port, chosen, episodes, count, first_seed)
+    if before is not None:
+        seen = seen.behind(*before)
     seen.save(output)
-    click.echo(f"{output}: {len(seen.obs)} observations of {episodes} episodes")
+    more = "" if before is None else f", {count} of them new, "
+    click.echo(f"{output}: {len(seen.obs)} observations{more or ' '}of {episodes} episodes")

@@ -30,12 +30,14 @@ from blockcache.compare.methods import (
     SamplerFile,
     ScheduleFile,
     TeaCache,
+    TunedFiles,
 )
 from blockcache.compare.results import EAGER
 from blockcache.engines import Stats, accelerate
-from blockcache.files import PathLike, make_directory
+from blockcache.files import PathLike, exists, make_directory
 from blockcache.fitting import Clouds, Effort, fit, place
 from blockcache.models.pairing import generate, takes_generator
+from blockcache.models.places import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.observations import hash_observations, parts
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
@@ -153,10 +155,10 @@ class Calibrations:
     def candidate(self, method: Method, engine: str | None = "auto") -> Candidate:
         """Solve or read what the method follows."""
         sampler = None
+        if isinstance(method.sampler, TunedFiles):
+            return self._tuned(Path(method.sampler.directory), engine)
         if isinstance(method.sampler, SamplerFile):
-            file = ChosenSampler.load(method.sampler.path)
-            file.check_fit(self.port.fingerprint)
-            sampler = file.sampler
+            sampler = self._from_file(method.sampler.path)
         elif isinstance(method.sampler, FittedSteps) or (method.sampler is not None and method.sampler.placed):
             sampler = self.chosen(method.sampler)
         elif method.sampler is not None:
@@ -207,6 +209,22 @@ class Calibrations:
             make_directory(file.parent)
             made.save(file)
         return made
+
+    def _from_file(self, path: PathLike) -> SamplerConfig:
+        file = ChosenSampler.load(path)
+        file.check_fit(self.port.fingerprint)
+        return file.sampler
+
+    def _tuned(self, directory: Path, engine: str | None) -> Candidate:
+        files = directory / SAMPLER, directory / SCHEDULE
+        if not exists(directory / TUNING):
+            raise MethodError(f"{directory} has no {TUNING}; name a directory that 'blockcache tune' wrote")
+        sampler, schedule = (path if exists(path) else None for path in files)
+        return Candidate(
+            None if schedule is None else Schedule.load(schedule),
+            engine,
+            None if sampler is None else self._from_file(sampler),
+        )
 
     def _strategy(self, method: Method, sampler: SamplerConfig | None) -> Strategy | None:
         wanted = method.reuse

@@ -26,6 +26,7 @@ NAMES = """\
   ddpm-8:placed                 the same with its steps placed for the policy, on its observations
   fitted-5  fitted-5:spread=1   all constants of so many steps fitted to the policy; below 1 (0.7) its actions are sharper
   sampler:fitted.json           a sampler file, such as 'policy place' and 'policy fit' write
+  tuned:DIR                     what 'tune' wrote into that directory for the policy
   ddim-40+bac:S=5,n=3           both, calibrated with that sampler; also ddpm-10+action:budget=0.6
   schedule.json                 a schedule file, also behind a sampler"""
 
@@ -67,6 +68,16 @@ class SamplerFile:
 
     def __str__(self) -> str:
         return f"sampler:{self.path}"
+
+
+@dataclass(frozen=True)
+class TunedFiles:
+    """The sampler and the schedule in a directory that `tune` wrote, whichever are there."""
+
+    directory: str
+
+    def __str__(self) -> str:
+        return f"tuned:{self.directory}"
 
 
 @dataclass(frozen=True)
@@ -127,7 +138,7 @@ Reused: TypeAlias = Solved | ActionBudget | TeaCache | ScheduleFile
 class Method:
     """`sampler` None is the policy's own; `reuse` None computes everything. Its `name` parses to the method again."""
 
-    sampler: FewerSteps | FittedSteps | SamplerFile | None = None
+    sampler: FewerSteps | FittedSteps | SamplerFile | TunedFiles | None = None
     reuse: Reused | None = None
 
     @property
@@ -148,6 +159,8 @@ _FIELDS = {"S": "updates", "n": "union"}
 
 def parse_method(text: str) -> Method:
     """Strict: anything that is not exactly a method is refused with one sentence."""
+    if text.startswith("tuned:") and text != "tuned:":
+        return Method(TunedFiles(text.removeprefix("tuned:")))
     names = "|".join(map(re.escape, sampler_names()))
     found = re.fullmatch(
         rf"(?:(?P<kind>{names})-(?P<steps>[1-9]\d{{0,5}})(?P<placed>:placed)?|fitted-(?P<fitted>[1-9]\d{{0,5}})(?::(?P<settings>[^+]*))?"

@@ -23,10 +23,16 @@ class Decisions:
     """What a policy saw when it was asked for a chunk, and when that was: two chunks that follow one another are known."""
 
     obs: NDArray[np.float32]  # (N, n_obs_steps, obs_dim)
-    moments: NDArray[np.int64]  # (N, 2): the seed of the episode, the chunk's place in it
+    moments: NDArray[np.int64] | None  # (N, 2): the seed of the episode, the chunk's place in it; None if not known
+
+    def behind(self, obs: NDArray[np.float32], moments: NDArray[np.int64] | None) -> Decisions:
+        """These behind others, which keep their places; the moments are known if they are of both."""
+        known = None if moments is None or self.moments is None else np.concatenate([moments, self.moments])
+        return Decisions(np.concatenate([obs, self.obs]), known)
 
     def save(self, path: PathLike) -> None:
-        write_arrays(path, obs=self.obs, moments=self.moments)
+        known = {} if self.moments is None else {"moments": self.moments}
+        write_arrays(path, obs=self.obs, **known)
 
 
 def observe(

@@ -26,6 +26,7 @@ BASELINE = "full"
 PLAIN = "plain policy"  # among timings: the policy as it comes
 EAGER = "eager"  # among engines: torch itself, which runs the policy as it comes
 GROUP, GENERATIONS = 10, 16  # rollouts run as one batch, observations to calibrate on; unless somebody asks otherwise
+FRESH_SEEDS = 50_000  # from a task's first test seed: for what was chosen on others
 OBSERVATIONS, SAMPLES = 48, 16  # of a check, unless somebody asks otherwise: observations are worth more than samples
 
 

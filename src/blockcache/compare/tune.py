@@ -15,13 +15,13 @@ from typing import Any
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.looks import GLANCE, LONG, Clock, Looks
-from blockcache.compare.results import GENERATIONS
+from blockcache.compare.results import FRESH_SEEDS, GENERATIONS
 from blockcache.compare.summary import summarise
 from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, promising
 from blockcache.files import Count, Format, PathLike, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
-from blockcache.models.places import SCHEDULE
+from blockcache.models.places import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick, split
@@ -41,8 +41,8 @@ KEPT_SPREAD = (0.9, 1.1)
 STEPS, DDIM_STEPS, CHOSEN_STEPS, FIRST_CHOSEN = (25, 16, 10, 8, 6, 5, 4), (10, 6), (3, 4, 5, 6, 8), 5
 OWN_BUDGETS, BUDGETS = (0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05), (0.8, 0.65, 0.5)
 FINALISTS, ROLLED_OUT = 8, 3
-TUNING_SEEDS, FRESH_SEEDS = -10_000, 50_000
-"""From a task's first test seed: nobody calibrates, evaluates or trains on either by default."""
+TUNING_SEEDS = -10_000
+"""From a task's first test seed: nobody calibrates, evaluates or trains on them by default."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,8 +237,8 @@ def save_tuned(policy: Any, tuned: Tuned, directory: PathLike) -> bool:
     if not whole:
         make_directory(place)
     if tuned.sampler is not None:
-        ChosenSampler(tuned.sampler, port.fingerprint).save(place / "sampler.json")
+        ChosenSampler(tuned.sampler, port.fingerprint).save(place / SAMPLER)
     if tuned.schedule is not None:
         tuned.schedule.save(place / SCHEDULE)
-    tuned.tuning.save(place / "tuning.json")
+    tuned.tuning.save(place / TUNING)
     return whole

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest
+from scipy.stats import binomtest, rankdata
 
 RESAMPLES, SEED = 10_000, 0
 LOSSLESS = -0.03  # the lower end of a lossless method's interval lies above this
@@ -146,3 +146,8 @@ def _checked(values: ArrayLike) -> NDArray[np.float64]:
     if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
         raise ValueError(f"statistics need a row of one or more finite numbers, got shape {array.shape}")
     return array
+
+
+def rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
+    """Spearman's: 1 where both put things into the same order; equal values share their ranks."""
+    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])

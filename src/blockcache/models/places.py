@@ -16,7 +16,8 @@ from typing import Any
 from blockcache.errors import FileError, PolicyError, short
 from blockcache.files import Format, Name, PathLike, exists, read_bytes
 
-CONFIG, WEIGHTS, OBSERVATIONS, SCHEDULE = "config.json", "model.safetensors", "observations.npz", "schedule.json"
+CONFIG, WEIGHTS, OBSERVATIONS = "config.json", "model.safetensors", "observations.npz"
+SAMPLER, SCHEDULE, TUNING = "sampler.json", "schedule.json", "tuning.json"  # what `tune` writes
 # others: the family's config checks them; no header: directories made by hand from public weights have none
 FORMAT = Format(
     "blockcache.policy",

@@ -5,7 +5,7 @@ From the files of `blockcache paper suite` only. Knows nothing of torch or of pa
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from blockcache.compare.methods import (
     ScheduleFile,
     Solved,
     TeaCache,
+    TunedFiles,
     parse_method,
 )
 from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, TIMINGS_FORMAT, Results
@@ -113,12 +114,12 @@ class Collection:
     timings: Timings | None
 
     @classmethod
-    def load(cls, directory: PathLike) -> Collection:
-        paths = {name: Path(directory) / f"{name}.json" for name in SUITES}
+    def load(cls, directory: PathLike, names: Sequence[str] = SUITES) -> Collection:
+        paths = {name: Path(directory) / f"{name}.json" for name in names}
         results = {name: Results.load(path) for name, path in paths.items() if exists(path)}
         if not results:
             raise FileError(
-                f"no suite's results in {directory}; run 'blockcache paper suite main POLICY -o {directory}' first"
+                f"no suite's results in {directory}; run 'blockcache paper suite {names[0]} POLICY -o {directory}' first"
             )
         suites = {name: SuiteResults(suite_of(found, paths[name]), found) for name, found in results.items()}
         _check_alike(suites)
@@ -175,6 +176,8 @@ def family(name: str) -> str:
     """The kind of a method: "BAC", "BAC on DDIM", "DDIM-N"."""
     method = parse_method(name)
     sampler = None if method.sampler is None else _sampler(method.sampler)
+    if isinstance(method.sampler, TunedFiles):
+        return "tuned"
     if isinstance(method.sampler, SamplerFile) and method.reuse is None:
         return "sampler file"
     if method.reuse is None:
@@ -184,17 +187,19 @@ def family(name: str) -> str:
     return kind if sampler is None else f"{kind} on {sampler}"
 
 
-def _sampler(part: FewerSteps | FittedSteps | SamplerFile) -> str:
+def _sampler(part: FewerSteps | FittedSteps | SamplerFile | TunedFiles) -> str:
     """The kind of a sampler: "DDIM", "placed DDPM", "fitted"."""
     if isinstance(part, FewerSteps):
         return f"placed {part.kind.upper()}" if part.placed else part.kind.upper()
     return "fitted" if isinstance(part, FittedSteps) else "a sampler file"
 
 
-def _named(part: FewerSteps | FittedSteps | SamplerFile) -> str:
+def _named(part: FewerSteps | FittedSteps | SamplerFile | TunedFiles) -> str:
     """A sampler for people: "DDIM-40", "DDPM-8 placed", "fitted-5 spread=1"."""
     if isinstance(part, FewerSteps):
         return f"{part.kind.upper()}-{part.steps}" + (" placed" if part.placed else "")
+    if isinstance(part, TunedFiles):
+        return "tuned"
     return str(part).replace(":", " ") if isinstance(part, FittedSteps) else part.path
 
 

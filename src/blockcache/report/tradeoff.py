@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from blockcache.compare.methods import SamplerFile, Solved, TeaCache, parse_method
+from blockcache.compare.methods import FewerSteps, FittedSteps, Solved, TeaCache, parse_method
 from blockcache.compare.results import BASELINE
 from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
@@ -154,6 +154,6 @@ def _place(name: str) -> tuple[str, str] | None:
         return (kind, f"S={reuse.updates}") if kind in _KINDS and plain else None
     if isinstance(reuse, TeaCache):
         return (kind, f"{reuse.threshold:g}") if kind in _KINDS else None
-    if sampler is None or isinstance(sampler, SamplerFile) or reuse is not None:
+    if not isinstance(sampler, FewerSteps | FittedSteps) or reuse is not None:
         return None
     return kind, f"N={sampler.steps}"

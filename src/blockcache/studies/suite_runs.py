@@ -17,17 +17,17 @@ import numpy.typing as npt
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.evaluation import Evaluation, prepare
 from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
-from blockcache.compare.methods import TeaCache, parse_method
+from blockcache.compare.methods import ActionBudget, TeaCache, parse_method
 from blockcache.compare.paired import one_thread
-from blockcache.compare.results import BASELINE, GENERATIONS, GROUP, Results, check_nothing_lost
+from blockcache.compare.results import BASELINE, FRESH_SEEDS, GENERATIONS, GROUP, Results, check_nothing_lost
 from blockcache.files import PathLike, exists
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
 from blockcache.observations import rows
 from blockcache.samplers import table
 from blockcache.solvers.teacache import Rule
-from blockcache.studies.suites import SUITES, Cell, Equal, Suite, suite_by_name, suite_of
-from blockcache.tasks import Task, TaskSpec, make_task
+from blockcache.studies.suites import FRONTIER, SUITES, Cell, Equal, Suite, suite_by_name, suite_of, with_tuned
+from blockcache.tasks import Task, TaskSpec, make_task, task_spec
 from blockcache.tasks.base import Array
 
 NEAR = 0.05  # a rival within this share of the FLOPs counts as equal
@@ -57,7 +57,10 @@ QUICK = RolloutCounts(rollouts=2, main_rollouts=4, group=2, generations=4, max_s
 
 @dataclass(frozen=True, eq=False)
 class SuiteSetting:
-    """What all suites of one directory share; `state` keeps what is finished. See `evaluation.prepare`."""
+    """What all suites of one directory share; `state` keeps what is finished. See `evaluation.prepare`.
+
+    tuned  a directory of `blockcache tune`, to be compared too
+    """
 
     port: Port
     task: str
@@ -67,7 +70,15 @@ class SuiteSetting:
     source: str = ""
     engine: str = "auto"
     make: Callable[[], Task] | None = None
+    first_seed: int | None = None
+    tuned: str | None = None
     progress: bool = True
+
+    def for_suite(self, name: str, tuned: str | None = None) -> SuiteSetting:
+        """The frontier has fresh seeds: methods were looked for on others."""
+        if name != FRONTIER:
+            return self
+        return replace(self, first_seed=task_spec(self.task).first_test_seed + FRESH_SEEDS, tuned=tuned)
 
     def evaluation(self, methods: Sequence[str], rollouts: int) -> Evaluation:
         make = partial(make_task, self.task) if self.make is None else self.make
@@ -81,6 +92,7 @@ class SuiteSetting:
             state=self.state,
             source=self.source,
             rollouts=rollouts,
+            first_seed=self.first_seed,
             group=self.counts.group,
             engine=self.engine,
             generations=self.counts.generations,
@@ -93,7 +105,8 @@ class SuiteSetting:
         self.evaluation((), 1)  # refuses what does not fit before anything takes long
         seen = rows(self.observations, 0, self.counts.generations)
         equal = equal_flops(Calibrations(self.port, seen, keep=self.state, progress=self.progress))
-        return [suite_by_name(name, equal, self.counts.quick) for name in names]
+        found = [suite_by_name(name, equal, self.counts.quick) for name in names]
+        return found if self.tuned is None else [with_tuned(suite, self.tuned) for suite in found]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,14 +152,16 @@ def prepare_suite(setting: SuiteSetting, name: str) -> SuiteRun:
     return SuiteRun(suite, tuple(setting.evaluation(methods[count], count) for count in reversed(methods)))
 
 
-def time_suites(setting: SuiteSetting, directory: PathLike, repeats: int = 20) -> dict[str, Latency]:
-    """Seconds per chunk of all methods of all suites, in one interleaved run, so that any two can be compared.
+def time_suites(
+    setting: SuiteSetting, directory: PathLike, repeats: int = 20, names: Sequence[str] = SUITES
+) -> dict[str, Latency]:
+    """Seconds per chunk of all methods of some suites, in one interleaved run, so that any two can be compared.
 
     What is timed must be what the suites in the directory ran: another schedule under the same name is refused.
     """
-    methods = dict.fromkeys(method for suite in setting.suites(SUITES) for method in suite.methods)
+    methods = dict.fromkeys(method for suite in setting.suites(names) for method in suite.methods)
     evaluation = setting.evaluation(tuple(methods), 1)
-    for name in SUITES:
+    for name in names:
         evaluation.check_alike(Path(directory) / f"{name}.json")
     return evaluation.speed(repeats, progress=setting.progress)
 
@@ -180,6 +195,8 @@ def equal_flops(calibrations: Calibrations) -> Equal:
             begins = {n: int(table(calibrations.sampler(kind, n)).timesteps[0]) for n in near}
             near = [count for count in near if begins[count] == max(begins.values())] or list(range(1, steps + 1))
             return f"{kind}-{min(near, key=lambda count: (abs(count * one - wanted), -count))}"
+        if kind == "action":
+            return str(ActionBudget(budget=float(f"{wanted / flops('full'):.4g}")))
         # every block is computed at S steps, wherever they are
         first, slope = flops("uniform:S=1"), flops("uniform:S=2") - flops("uniform:S=1")
         updates = min(range(1, steps + 1), key=lambda s: (abs(first + (s - 1) * slope - wanted), -s))

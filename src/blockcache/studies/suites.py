@@ -1,7 +1,7 @@
-"""The paper's comparisons as named suites: which methods, beside which printed rows, compared with what.
+"""Comparisons as named suites: which methods, beside which printed rows, compared with what.
 
-One factor at a time around S = 10, n = 5, cosine, anchor and the policy's own sampler. Values only: `suite_runs` runs
-them and `report` shows them. Knows nothing of torch.
+The paper's go one factor at a time around S = 10, n = 5, cosine, anchor and the policy's own sampler; `frontier` has what
+came after it. Values only: `suite_runs` runs them and `report` shows them. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from blockcache.files import PathLike, read
 
 BASE = "bac:S=10,n=5"
 TIMINGS = "timings.json"  # beside the suites' files; all their methods, timed in one run
+DISTANCES = "distances.json"  # beside that of the frontier
 Equal: TypeAlias = Callable[[str, str], str]  # (kind, method) -> the method of that kind with as many FLOPs
 
 
@@ -143,11 +144,37 @@ def _ddim(equal: Equal) -> Suite:
     return Suite("ddim", "BAC on a sampler that is fast already, against fewer steps of it.", "ddim-40", tuple(cells))
 
 
+def _frontier(equal: Equal) -> Suite:
+    own = "The policy's own sampler: the paper's schedules and action costs at equal FLOPs"
+    fewer, chosen = "Fewer steps, where the samplers put them", "Few steps, placed or fitted"
+    both = "Reuse on top of few steps"
+    cells = [Cell(own, "full", main=True)]
+    for bac in (BASE, "bac:S=20,n=5"):
+        cells += [Cell(own, bac), Cell(own, f"{bac},metric=mse", equals=bac)]
+        cells += [Cell(own, equal("action", bac), equals=bac)]
+    names = ("ddpm-16", "ddpm-10", "ddpm-8", "ddpm-6", "ddim-10", "ddim-6", "sde-dpmsolver++-10", "sde-dpmsolver++-8")
+    cells += [Cell(fewer, name) for name in names]
+    cells += [Cell(chosen, f"ddpm-{steps}:placed") for steps in (8, 5)]
+    cells += [Cell(chosen, f"fitted-{steps}") for steps in ("5", "4", "5:spread=1")]
+    cells += [Cell(both, f"ddpm-16+action:budget={share}") for share in (0.5, 0.25)]
+    cells += [Cell(both, "ddpm-8:placed+action:budget=0.63"), Cell(both, "fitted-5+action:budget=0.8")]
+    about = "What beats the paper's schedule: action costs, and few steps that are well placed or fitted."
+    return Suite(FRONTIER, about, None, tuple(cells))
+
+
+def with_tuned(suite: Suite, directory: str) -> Suite:
+    """The suite with what `blockcache tune` wrote into a directory, for the same policy."""
+    return replace(suite, cells=(*suite.cells, Cell("Tuned", f"tuned:{directory}", main=True)))
+
+
+FRONTIER = "frontier"
 _SUITES: dict[str, Callable[[Equal], Suite]] = {
     "main": _main,
     "ablation": _ablation,
     "metrics": _metrics,
     "n-and-s": _n_and_s,
     "ddim": _ddim,
+    FRONTIER: _frontier,
 }
-SUITES = tuple(_SUITES)
+SUITES = tuple(name for name in _SUITES if name != FRONTIER)
+"""The paper's, which share a directory. The frontier has seeds and a directory of its own."""

@@ -1,0 +1,296 @@
+"""docs/frontier.md, from the files of suite frontier only: who wins where, and whether distances would have told it.
+
+Every verdict is computed; none is written down here. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from blockcache.compare.checked import predicted_loss
+from blockcache.compare.methods import TunedFiles, parse_method
+from blockcache.compare.results import BASELINE, PLAIN
+from blockcache.compare.summary import MethodSummary
+from blockcache.errors import FileError
+from blockcache.files import PathLike, exists
+from blockcache.fingerprint import Fingerprint
+from blockcache.measure.statistics import LOSSLESS, rank_correlation
+from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
+from blockcache.report.figures import new_figure, save_figure
+from blockcache.report.methods import DIFFERENCE, SCORE, suite_tables
+from blockcache.report.suites import Collection, SuiteResults, Timings, family, label
+from blockcache.report.verdicts import who_wins
+from blockcache.studies.frontier import FrontierDistances, MethodDistances
+from blockcache.studies.suites import DISTANCES, FRONTIER
+
+_COLUMNS = ["method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", "of full", "ms", "over full", "jerk"]
+# kind -> colour (Okabe and Ito's, for every eye) and marker
+_KINDS = {
+    "BAC": ("#D55E00", "o"),
+    "Action costs": ("#009E73", "D"),
+    "DDPM-N": ("#0072B2", "v"),
+    "DDIM-N": ("#56B4E9", "^"),
+    "SDE-DPMSOLVER++-N": ("#999999", "s"),
+    "placed DDPM-N": ("#CC79A7", "P"),
+    "fitted-N": ("#E69F00", "X"),
+    "reuse on few steps": ("#000000", "d"),
+    "tuned": ("#000000", "*"),
+}
+_MEASURES: dict[str, Callable[[MethodDistances], float]] = {
+    "centre shift": lambda found: found.distances.centre_shift.mean,
+    "energy distance": lambda found: found.distances.energy.mean,
+    "energy beyond spread": lambda found: found.distances.beyond_spread.mean,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """One policy's suite with its timings and distances, whichever are there."""
+
+    directory: str
+    collection: Collection
+    distances: FrontierDistances | None
+
+    @classmethod
+    def load(cls, directory: str) -> Found:
+        collection, file = Collection.load(directory, (FRONTIER,)), Path(directory) / DISTANCES
+        found = FrontierDistances.load(file) if exists(file) else None
+        run = Fingerprint.from_dict(collection.first.policy["fingerprint"])
+        if found is not None and (differences := run.differences(found.policy)):
+            raise FileError(f"{file} is of another policy than the suite ({'; '.join(differences)}); measure it again")
+        return cls(directory, collection, found)
+
+    @property
+    def item(self) -> SuiteResults:
+        return self.collection.suites[FRONTIER]
+
+    @property
+    def timings(self) -> Timings | None:
+        return self.collection.timings
+
+    @property
+    def task(self) -> str:
+        return str(self.item.results.task["name"])
+
+    @property
+    def picture(self) -> str:
+        return f"frontier-{self.task}.png"
+
+    @property
+    def scatter(self) -> str:
+        return f"frontier-{self.task}-distances.png"
+
+    @cached_property
+    def compared(self) -> dict[str, MethodSummary]:
+        """Methods with a difference to the full policy."""
+        rows = self.collection.rows.items()
+        return {name: row for name, row in rows if row.difference is not None and name != BASELINE}
+
+    def losses(self) -> dict[str, float]:
+        return {name: -row.difference.mean for name, row in self.compared.items() if row.difference is not None}
+
+    def correlations(self) -> dict[str, float]:
+        """Spearman's, of each distance and the loss in closed loop, over the methods that have both."""
+        if self.distances is None:
+            return {}
+        losses, known = self.losses(), self.distances.methods
+        names = [name for name in losses if name in known]
+        features = self.distances.features
+        measures = dict(_MEASURES)
+        measures["predicted loss"] = lambda found: predicted_loss(found.distances, features)
+        lost = [losses[name] for name in names]
+        return {title: rank_correlation([of(known[name]) for name in names], lost) for title, of in measures.items()}
+
+
+def page(found: Sequence[Found]) -> Document:
+    """The whole page; its pictures lie beside it."""
+    made_from = (
+        "Made from the files of suite frontier; every sentence with a figure or a verdict in it is computed from them. The "
+        f"command:\n`blockcache paper frontier {' '.join(item.directory for item in found)} -o docs`."
+    )
+    sampler = (
+        "Everything but the first table changes the sampler: other actions are drawn than the policy's own sampler would "
+        "draw, from a distribution that is near to its own. Where that must not be, `tune --keep-sampler`."
+    )
+    return Document(
+        "The frontier: what beats the paper's schedule",
+        (Paragraph(made_from), Paragraph(sampler), *(_policy(item) for item in found)),
+    )
+
+
+def _policy(found: Found) -> Section:
+    results, timings = found.item.results, found.timings
+    tuned = next((name for name in found.compared if isinstance(parse_method(name).sampler, TunedFiles)), None)
+    option = "" if tuned is None else f" --tuned {tuned.removeprefix('tuned:')}"
+    commands = [f"`{found.item.command(found.directory)}{option}`"]
+    source = results.policy["source"]
+    if timings is not None:
+        commands.append(f"`blockcache paper timing {source} --suite frontier -o {found.directory}{option}`")
+    if found.distances is not None:
+        commands.append(f"`blockcache paper distances {source} -o {found.directory}{option}`")
+    run = [
+        "Commands: " + ", ".join(commands) + ".",
+        f"Seeds from {results.setting['first_seed']}, on which nothing was chosen; differences are paired, 95 % intervals.",
+    ]
+    if timings is not None:
+        run.append(
+            f"Milliseconds: {timings.setting}; {timings.machine['processor']}. The plain torch policy takes "
+            f"{timings.ms(PLAIN):.0f} ms."
+        )
+    picture = Figure(
+        found.picture,
+        f"loss against milliseconds on {found.task}",
+        "Paired difference of the score to the full policy, 95 % intervals. Further left is faster, higher is better.",
+    )
+    return Section(
+        found.task,
+        (
+            Bullets(tuple(run)),
+            *([picture] if timings is not None else []),
+            who_wins(found.collection),
+            *_speed(found),
+            *_distances(found),
+            *suite_tables(found.item, _COLUMNS, timings),
+        ),
+    )
+
+
+def _speed(found: Found) -> list[Block]:
+    """How fast the lossless ones are, over the plain policy."""
+    timings = found.timings
+    if timings is None:
+        return []
+    good = [name for name, row in found.compared.items() if row.difference is not None and row.difference.lossless]
+    over = {name: value for name in good if (value := timings.over(name, PLAIN)) is not None}
+    if not over:
+        return []
+    best = sorted(over, key=lambda name: -over[name])[:3]
+    listed = ", ".join(f"{plain(label(name))} {over[name]:.0f}x" for name in best)
+    return [Paragraph(f"The fastest lossless ones, over the plain torch policy in the same rounds: {listed}.")]
+
+
+def _distances(found: Found) -> list[Block]:
+    measured = found.distances
+    if measured is None:
+        return []
+    losses = found.losses()
+    names = sorted((name for name in measured.methods if name in losses), key=lambda name: losses[name])
+    rows = []
+    for name in names:
+        one = measured.methods[name].distances
+        rows.append(
+            [
+                plain(label(name)),
+                one.centre_shift.text("{:.3f}"),
+                one.energy.text("{:.3f}"),
+                one.beyond_spread.text("{:.3f}"),
+                one.spread.text("{:.2f}"),
+                f"{predicted_loss(one, measured.features):.3f}",
+                f"{losses[name]:+.3f}",
+            ]
+        )
+    ranks = found.correlations()
+    best = max(ranks, key=lambda name: ranks[name])
+    said = ", ".join(f"{name} {value:.2f}" for name, value in ranks.items())
+    setting = measured.setting
+    text = (
+        f"Rank correlation (Spearman) with the loss in closed loop over {len(names)} methods: {said}. The best is {best}. "
+        f"At {setting['observations']} observations, {setting['samples']} chunks each; nothing was calibrated or fitted on "
+        f"them. The policy's own halves are {measured.floor.centre_shift.mean:.3f} (centre shift) and "
+        f"{measured.floor.energy.mean:.3f} (energy) apart."
+    )
+    columns = ["method", "centre shift", "energy", "beyond spread", "spread", "predicted loss", "loss in closed loop"]
+    scatter = Figure(found.scatter, f"distances against loss on {found.task}", "Each point is a method.")
+    return [
+        Section(
+            "Distances, without a rollout", (Paragraph(text), scatter, table(columns, rows, left=1), *_modes(found))
+        )
+    ]
+
+
+def _modes(found: Found) -> list[Block]:
+    assert found.distances is not None
+    known = {name: item.modes for name, item in found.distances.methods.items() if item.modes is not None}
+    if not known:
+        return [Paragraph("The policy takes one mode at all of these observations: there is none to be dropped.")]
+    one = next(iter(known.values()))
+    rows = [
+        [plain(label(name)), f"{value.found:.3f}", f"{value.apart:.3f}", f"{value.dropped} of {value.forks}"]
+        for name, value in known.items()
+    ]
+    text = (
+        f"At {one.forks} of {found.distances.setting['observations']} observations the policy has two modes; it takes the "
+        f"smaller one in {one.reference:.3f} of its chunks."
+    )
+    columns = ["method", "share of the smaller mode", "mean difference of the share", "forks where it is never taken"]
+    return [Paragraph(text), table(columns, rows, left=1)]
+
+
+def draw(found: Found, directory: Path) -> None:
+    """The pictures of one policy: loss against milliseconds, and distances against loss."""
+    if found.timings is not None:
+        _draw_losses(found, found.timings, directory / found.picture)
+    if found.distances is not None:
+        _draw_distances(found, found.distances, directory / found.scatter)
+
+
+def kind_of(name: str) -> str:
+    method = parse_method(name)
+    return "reuse on few steps" if method.sampler is not None and method.reuse is not None else family(name)
+
+
+def _draw_losses(found: Found, timings: Timings, path: PathLike) -> None:
+    figure = new_figure(9.0, 5.6)
+    axes = figure.add_subplot()
+    axes.axhline(0, color="black", lw=0.8)
+    axes.axhline(LOSSLESS, color="black", lw=0.8, ls=":")
+    for kind, (colour, marker) in _KINDS.items():
+        own = [name for name in found.compared if kind_of(name) == kind and timings.ms(name) is not None]
+        for place, name in enumerate(own):
+            difference, ms = found.compared[name].difference, timings.ms(name)
+            assert difference is not None
+            bars = [[difference.mean - difference.low], [difference.high - difference.mean]]
+            size = 13 if kind == "tuned" else 6
+            axes.errorbar(
+                ms, difference.mean, yerr=bars, fmt=marker, color=colour, ms=size, elinewidth=0.8, capsize=2,
+                label=kind if place == 0 else None,
+            )  # fmt: skip
+            axes.annotate(
+                _short(name), (ms, difference.mean), xytext=(5, 4), textcoords="offset points", fontsize=7, color=colour
+            )
+    full = timings.ms(BASELINE)
+    if full is not None:
+        axes.plot(full, 0, "*", color="black", ms=11, mfc="white", label="full precision, this engine")
+    axes.set_xscale("log")
+    axes.set_xlabel("milliseconds per action chunk (measured, one CPU thread)")
+    axes.set_ylabel("score: paired difference to full precision")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, path)
+
+
+def _draw_distances(found: Found, measured: FrontierDistances, path: PathLike) -> None:
+    losses, ranks = found.losses(), found.correlations()
+    figure = new_figure(11.0, 4.6)
+    shown = ("centre shift", "energy distance", "energy beyond spread")
+    for panel, title in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
+        for name, value in losses.items():
+            if name in measured.methods:
+                colour, marker = _KINDS.get(kind_of(name), ("#999999", "o"))
+                x = _MEASURES[title](measured.methods[name])
+                panel.plot(x, value, marker, color=colour, ms=6)
+                panel.annotate(_short(name), (x, value), xytext=(4, 3), textcoords="offset points", fontsize=6)
+        panel.set_xlabel(title)
+        panel.set_title(f"rank correlation {ranks[title]:.2f}", fontsize=9)
+        panel.spines[["top", "right"]].set_visible(False)
+        if title == shown[0]:
+            panel.set_ylabel("loss of score in closed loop")
+    save_figure(figure, path)
+
+
+def _short(name: str) -> str:
+    """A point's own name beside its kind's colour."""
+    return label(name).replace("SDE-DPMSOLVER++", "SDE").replace("Action costs", "action")

@@ -14,6 +14,7 @@ from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.registry import port_of
 from blockcache.report import stored
 from blockcache.report.stored import Stored, StoredMethod
+from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.studies.showcase import showcase
 from test_suites import OWN
 from toy_task import Toy, observations
@@ -80,7 +81,7 @@ def shell(make_policy, tmp_path, monkeypatch, toy_by_name, command):
 def closed_loop(out):
     """The rows of the second table, by method."""
     _, _, after = out.partition("Now in the simulator")
-    lines = [line for line in after.splitlines() if line.startswith(("full precision", "DDIM-10", "Uniform", "BAC"))]
+    lines = [line for line in after.splitlines() if line.startswith(("full precision", "DDPM", "BAC", "tuned"))]
     return {line.split("  ")[0]: line for line in lines}
 
 
@@ -90,10 +91,11 @@ def test_the_demo_ends_with_a_closed_loop_table(shell, tmp_path, monkeypatch):
     assert "action error" in out
     monkeypatch.setattr(demo, "_open_loop", lambda *given: None)  # seen once is enough
     table = closed_loop(out)
-    assert list(table) == ["full precision", "DDIM-10", "Uniform S=10", "BAC S=10 n=5"]
+    assert list(table) == ["full precision", "BAC S=10 n=5", "DDPM-8"]
     assert all(", n = 5" in table[name] and "[" in table[name] for name in list(table)[1:])
     assert "Mean score of 5 rollouts on toy" in out
     assert "stored" not in out.lower()
+    assert "Tuned:" not in out
     weights = port_of(load_policy("policy")).fingerprint.weights
     bac = StoredMethod("bac:S=10,n=5", 7, None, Estimate(0.8, 0.7, 0.9, 250), Estimate(-0.123, -0.2, -0.05, 250))
     for kept, fits in ((weights, True), ("another", False)):
@@ -102,6 +104,19 @@ def test_the_demo_ends_with_a_closed_loop_table(shell, tmp_path, monkeypatch):
         assert code == 0
         assert ("-0.123 [-0.200, -0.050], n = 250" in closed_loop(out)["BAC S=10 n=5"]) == fits
         assert ("Stored: not measured now" in out) == fits
+
+
+def test_what_was_tuned_for_the_policy_is_among_the_methods(shell, tmp_path, monkeypatch):
+    few = DDPM(num_inference_steps=3)
+    (tmp_path / "policy" / "tuned").mkdir()
+    fingerprint = port_of(load_policy("policy")).fingerprint
+    ChosenSampler(few, fingerprint).save(tmp_path / "policy" / "tuned" / "sampler.json")
+    (tmp_path / "policy" / "tuned" / "tuning.json").write_text("{}")
+    monkeypatch.setattr(demo, "_open_loop", lambda *given: None)
+    code, out, _ = shell("--seconds", 1)
+    assert code == 0
+    assert "tuned" in closed_loop(out)
+    assert "Tuned: what" in out
 
 
 def test_without_time_or_simulator_the_demo_still_ends_well(shell, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from blockcache.report.methods import DIFFERENCE, REFERENCE, SCORE, suite_tables
 from blockcache.report.other_policies import load_other_policies
 from blockcache.report.published import printed_table
 from blockcache.report.results import page as document
-from blockcache.report.stored import Stored, shipped, summarise_main
+from blockcache.report.stored import Stored, shipped, summarise_suite
 from blockcache.report.suites import Collection, SuiteResults, family, label
 from blockcache.report.tradeoff import plot_tradeoff, points
 from blockcache.studies.suites import SUITES, TIMINGS, Cell, suite_by_name, suite_of
@@ -262,7 +262,7 @@ def test_a_quick_run_is_no_result(tmp_path):
     assert "No figure on this page means anything" in page(collection, "there")
     assert "main tiny -o there --quick" in page(collection, "there")
     with pytest.raises(FileError, match="a quick run is no result to store"):
-        summarise_main(collection)
+        summarise_suite(collection, "main")
 
 
 def test_failed_rollouts_are_counted_and_left_out(tmp_path):
@@ -389,7 +389,7 @@ def test_timings_of_another_policy_are_refused(tmp_path):
 
 
 def test_the_stored_result_is_a_small_strict_file(collection, tmp_path):
-    stored = summarise_main(collection)
+    stored = summarise_suite(collection, "main")
     stored.save(tmp_path / "stored.json")
     assert Stored.load(tmp_path / "stored.json") == stored
     assert (tmp_path / "stored.json").stat().st_size < 10_000
@@ -404,7 +404,7 @@ def test_the_stored_result_is_a_small_strict_file(collection, tmp_path):
         with pytest.raises(FileError, match="garbled"):
             Stored.load(tmp_path / "bad.json")
     with pytest.raises(FileError, match="needs the suite main"):
-        summarise_main(of(tmp_path, metrics=lost))
+        summarise_suite(of(tmp_path, metrics=lost), "main")
 
 
 # ---- the verb
@@ -458,4 +458,5 @@ def test_the_published_page_is_what_the_code_makes_of_the_published_records():
 def test_the_stored_result_is_of_the_published_records():
     docs = Path(__file__).parents[1] / "docs"
     assert shipped().of("bac:S=10,n=5").difference.n >= 250
-    assert shipped() == summarise_main(Collection.load(docs / "results" / "pusht"))
+    assert shipped().of("tuned:anywhere").difference.n >= 500
+    assert shipped() == summarise_suite(Collection.load(docs / "results" / "pusht-frontier", ("frontier",)))

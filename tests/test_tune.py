@@ -16,6 +16,7 @@ from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, front, p
 from blockcache.errors import FileError, ObservationError
 from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
+from blockcache.models.registry import port_of
 from blockcache.observations import hash_observations, parts
 from blockcache.report.document import Table
 from blockcache.report.tuning import draw_front, tuning_blocks
@@ -170,6 +171,7 @@ def small(monkeypatch):
     }.items():  # fmt: skip
         monkeypatch.setattr(tune, name, value)
     monkeypatch.setattr(looks, "LONG", 6)
+    monkeypatch.setattr(looks, "cores", lambda: 1)  # more threads take their time on a machine that others use too
     monkeypatch.setattr(looks, "GLANCE_CALLS", 1)
     monkeypatch.setattr(looks, "TIMED_CALLS", 2)
     monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
@@ -242,15 +244,15 @@ def test_when_the_time_is_up_nothing_new_is_begun(policy, run, monkeypatch):
     ("changes", "odd"),
     [({"seed": 3}, "seed"), ({"observations": OBS + 1}, "observations"), ({"other": True}, "policy")],
 )
-def test_a_state_belongs_to_one_policy_and_one_set_of_observations(make_policy, run, changes, odd):
-    run(make_policy())
+def test_a_state_belongs_to_one_policy_and_one_set_of_observations(make_policy, run, tmp_path, changes, odd):
+    tune._claim(tmp_path / "state", port_of(make_policy()), OBS, 0)
     other = make_policy(seed=1 if changes.pop("other", False) else 0)
     with pytest.raises(TuningError, match=f"holds a tuning with another {odd}; tune into another directory"):
         run(other, **changes)
 
 
-def test_times_of_another_machine_are_not_mixed_in(policy, run, monkeypatch):
-    run(policy)
+def test_times_of_another_machine_are_not_mixed_in(policy, run, tmp_path, monkeypatch):
+    tune._claim(tmp_path / "state", port_of(policy), OBS, 0)
     monkeypatch.setattr(tune, "describe", lambda: {"processor": "abacus", "cores": 1})
     with pytest.raises(TuningError, match="holds a tuning with another machine"):
         run(policy)

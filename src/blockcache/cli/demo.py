@@ -67,20 +67,30 @@ def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> N
     from blockcache.compare.methods import parse_method
     from blockcache.report.evaluation import open_loop_blocks
     from blockcache.report.terminal import display
+    from blockcache.studies.suite_runs import equal_flops
+    from blockcache.studies.suites import BASE
     from blockcache.studies.tradeoff import tradeoff
 
-    recording = calibrations.recording()
+    recording = calibrations.recording(action_costs=True)
     click.echo(f"calibrated on {recording.generations} generations in {recording.origin['seconds']:.0f} s\n")
     methods = {
         "DDIM, 16 steps": calibrations.candidate(parse_method("ddim-16"), engine=None),
         "Uniform, S = 10": calibrations.candidate(parse_method("uniform:S=10"), "patched"),
         "BAC, S = 10, n = 5": calibrations.candidate(parse_method("bac:S=10,n=5"), "patched"),
         "BAC, S = 10, n = 5 ": calibrations.candidate(parse_method("bac:S=10,n=5")),
-        "BAC, S = 20, n = 5 ": calibrations.candidate(parse_method("bac:S=20,n=5")),
+        "Action costs, same GFLOP ": calibrations.candidate(parse_method(equal_flops(calibrations)("action", BASE))),
         "full precision ": calibrations.candidate(parse_method("full")),
     }
     result = tradeoff(calibrations.port, methods, observations, repeats=repeats)
     display(*open_loop_blocks(result, repeats, torch.get_num_threads()))
+
+
+def _tuned(policy: arg.PolicySource) -> list[str]:
+    """What lies beside the policy, tuned for it, as a method."""
+    from blockcache.models.places import TUNED, TUNING, is_entry, policy_directory
+
+    directory = None if is_entry(policy.name) else policy_directory(policy.name) / TUNED
+    return [f"tuned:{directory}"] if directory is not None and (directory / TUNING).is_file() else []
 
 
 def _closed_loop(policy: arg.PolicySource, observations: Any, generations: int, seconds: int, kept: str) -> None:
@@ -88,7 +98,7 @@ def _closed_loop(policy: arg.PolicySource, observations: Any, generations: int, 
     from blockcache.report.evaluation import closed_loop_blocks
     from blockcache.report.stored import shipped
     from blockcache.report.terminal import display
-    from blockcache.studies.showcase import showcase
+    from blockcache.studies.showcase import METHODS, showcase
     from blockcache.tasks import make_task
 
     try:
@@ -105,6 +115,7 @@ def _closed_loop(policy: arg.PolicySource, observations: Any, generations: int, 
             state=kept,
             generations=generations,
             source=str(policy),
+            methods=(*METHODS, *_tuned(policy)),
             backend=local_workers(),
         )
     except TaskError as error:

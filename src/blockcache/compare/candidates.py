@@ -248,10 +248,13 @@ class Calibrations:
         )
 
     def _recording(self, port: Port, action_costs: bool) -> Recording:
-        name = digest(self._origin(port, self.observations))[:16] + ("-action" if action_costs else "")
-        file = None if self._keep is None else self._keep / f"recording-{name}.safetensors"
-        if file is not None and file.exists():
-            return Recording.load(file)
+        name = digest(self._origin(port, self.observations))[:16]
+        without, with_costs = (f"recording-{name}{end}.safetensors" for end in ("", "-action"))
+        fitting = (with_costs,) if action_costs else (without, with_costs)  # costs come on top of the same recording
+        for kept in () if self._keep is None else (self._keep / item for item in fitting):
+            if kept.exists():
+                return Recording.load(kept)
+        file = None if self._keep is None else self._keep / fitting[0]
         batches = [port.given(one) for one in parts(self.observations, 1)]
         made = calibrate(port, batches, seed=self.seed, action_costs=action_costs, progress=self._progress)
         if file is not None:

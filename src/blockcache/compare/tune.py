@@ -17,7 +17,7 @@ from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.looks import GLANCE, LONG, Clock, Looks
 from blockcache.compare.results import FRESH_SEEDS, GENERATIONS
 from blockcache.compare.summary import summarise
-from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, promising
+from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, front, promising
 from blockcache.files import Count, Format, PathLike, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
@@ -40,7 +40,7 @@ PARTS, LEAST = {"calibration": GENERATIONS, "fitting": 32, "distances": 24}, 8
 KEPT_SPREAD = (0.9, 1.1)
 STEPS, DDIM_STEPS, CHOSEN_STEPS, FIRST_CHOSEN = (25, 16, 10, 8, 6, 5, 4), (10, 6), (3, 4, 5, 6, 8), 5
 OWN_BUDGETS, BUDGETS = (0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05), (0.8, 0.65, 0.5)
-FINALISTS, ROLLED_OUT = 8, 3
+FINALISTS, ROLLED_OUT = 5, 3
 TUNING_SEEDS = -10_000
 """From a task's first test seed: nobody calibrates, evaluates or trains on them by default."""
 
@@ -102,12 +102,19 @@ def tune(
     looks = Looks(port, seen, Path(state), Clock(minutes), engine=engine, seed=seed, progress=progress)
     if deadline_ms is not None:
         looks.check_deadline(deadline_ms)
-    points = looks.at(first_methods(port, keep_sampler), GLANCE)
-    if not keep_sampler and isinstance(port.sampler, Diffusion):
+    free = not keep_sampler and port.sampler is not None
+    points = looks.at(["full", *(fewer_steps(port) if free else ())], GLANCE)
+    if free and isinstance(port.sampler, Diffusion):
         points += at_chosen_samplers(looks, goal, most=len(port.timesteps))
         points += looks.at(cached_methods(points, goal), GLANCE)
+    budgets = OWN_BUDGETS[2:5] if free else OWN_BUDGETS
+    points += looks.at([f"action:budget={budget:g}" for budget in budgets], GLANCE)
     finalists = [point.method for point in promising(points, goal, FINALISTS)]
-    plain_ms, points = looks.timed(looks.at(finalists, LONG, even_late=True))
+    looked = {point.method: point for point in looks.at(finalists, LONG, even_late=True)}
+    # the rest of the front is shown as it was glanced at
+    plain_ms, points = looks.timed(
+        [*looked.values(), *(point for point in front(points) if point.method not in looked)]
+    )
     fresh = None
     if task is not None:
         first = task_spec(task).first_test_seed
@@ -129,13 +136,13 @@ def tune(
             rows = summarise(evaluation.run(backend, progress=progress))
             return {names[row.method.name]: row.difference for row in rows if row.difference is not None}
 
-        best = [point.method for point in promising(points, goal, ROLLED_OUT)]
+        best = [point.method for point in promising(long_looked(points), goal, ROLLED_OUT)]
         rolled = differences(best, first + TUNING_SEEDS)
         points = [replace(point, rollouts=rolled.get(point.method)) for point in points]
         chosen = min((point for point in points if point.rollouts is not None), key=goal.order)
         fresh = differences([chosen.method], first + FRESH_SEEDS)[chosen.method]
     else:
-        chosen = min(points, key=goal.order)
+        chosen = min(long_looked(points), key=goal.order)
     candidate = looks.candidates[chosen.method]
     tuning = Tuning(
         policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
@@ -160,6 +167,12 @@ def tune(
     return Tuned(tuning, candidate.sampler, strategy if isinstance(strategy, Schedule) else None)
 
 
+def long_looked(points: list[Point]) -> list[Point]:
+    """Those that were looked at for long: a glance is not enough to be chosen by."""
+    most = max(point.chunks for point in points)
+    return [point for point in points if point.chunks == most]
+
+
 def deal(observations: Any, seed: int) -> dict[str, Any]:
     """Disjoint observations to calibrate on, to choose samplers on, and to measure distances at."""
     spare, wanted = batch_size(observations) - LEAST * len(PARTS), sum(PARTS.values()) - LEAST * len(PARTS)
@@ -168,16 +181,14 @@ def deal(observations: Any, seed: int) -> dict[str, Any]:
     return {name: pick(observations, places) for name, places in split(observations, sizes, seed).items()}
 
 
-def first_methods(port: Port, keep_sampler: bool) -> list[str]:
-    """What is glanced at first: the policy's own sampler with reused outputs, and fewer steps as everybody has them."""
-    budgets = [f"action:budget={budget:g}" for budget in OWN_BUDGETS]
-    if keep_sampler or port.sampler is None:
-        return ["full", *budgets]
+def fewer_steps(port: Port) -> list[str]:
+    """Fewer steps as everybody has them: of the policy's own sampler, and of DDIM."""
+    assert port.sampler is not None
     kind, most = port.sampler.type, len(port.timesteps)
-    fewer = [f"{kind}-{steps}" for steps in STEPS if steps < most]
+    names = [f"{kind}-{steps}" for steps in STEPS if steps < most]
     if isinstance(port.sampler, Diffusion) and kind != "ddim":
-        fewer += [f"ddim-{steps}" for steps in DDIM_STEPS if steps < most]
-    return ["full", *fewer, *budgets[2:5]]
+        names += [f"ddim-{steps}" for steps in DDIM_STEPS if steps < most]
+    return names
 
 
 def at_chosen_samplers(looks: Looks, goal: Goal, most: int) -> list[Point]:

@@ -142,7 +142,7 @@ class Tuning:
     setting   seeds, observations, minutes and so on: what else the figures depend on
     machine   what the times were measured on
     plain_ms  one chunk of the plain policy, timed in turn with the points
-    points    all that were looked at long enough to be timed
+    points    what was looked at for long, and the rest of the front as it was glanced at (`chunks` tells which)
     chosen    the name of the method that was chosen, and its threads
     fresh     its paired difference on seeds that nobody chose by, where there were rollouts
     notes     what a reader should know, such as what there was no time for

@@ -18,6 +18,7 @@ from blockcache.files import Format, Name, PathLike, exists, read_bytes
 
 CONFIG, WEIGHTS, OBSERVATIONS = "config.json", "model.safetensors", "observations.npz"
 SAMPLER, SCHEDULE, TUNING = "sampler.json", "schedule.json", "tuning.json"  # what `tune` writes
+TUNED = "tuned"  # the directory with these beside a shipped policy
 # others: the family's config checks them; no header: directories made by hand from public weights have none
 FORMAT = Format(
     "blockcache.policy",

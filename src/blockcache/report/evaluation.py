@@ -121,10 +121,14 @@ def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: S
     ]
     if results.failed:
         notes.append(f"The simulator failed in {results.failed} rollouts, which are left out.")
+    if any(name.startswith("tuned:") for name in speed):
+        notes.append(
+            "Tuned: what `blockcache tune` chose for this policy, another sampler than its own (tuning.json in its directory)."
+        )
     if stored:
         notes.append(
-            "Stored: not measured now but kept with the package, from `blockcache paper suite main` on this very policy, calibrated "
-            f"on {stored.calibration['generations']} generations (docs/results.md)."
+            "Stored: not measured now but kept with the package, from `blockcache paper suite frontier` on this very policy, "
+            f"calibrated on {stored.calibration['generations']} generations, on other episodes (docs/frontier.md)."
         )
     return chosen(columns, rows, left=2), *map(Paragraph, notes)
 

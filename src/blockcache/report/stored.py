@@ -1,6 +1,6 @@
-"""The stored result: a small summary of suite `main` that ships with the package, for the demo to show beside its own.
+"""The stored result: a small summary of a suite that ships with the package, for the demo to show beside its own.
 
-Written by `blockcache paper results --stored` from a suite's file; never by hand.
+Written by `blockcache paper frontier --stored` from the suite's file; never by hand.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from blockcache.errors import FileError
 from blockcache.files import Count, Format, PathLike
 from blockcache.measure.statistics import Estimate
 from blockcache.report.suites import Collection
+from blockcache.studies.suites import FRONTIER
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Stored:
     methods: tuple[StoredMethod, ...]
 
     def of(self, name: str) -> StoredMethod | None:
-        return next((method for method in self.methods if method.name == name), None)
+        return next((method for method in self.methods if method.name == _kept(name)), None)
 
     def save(self, path: PathLike) -> None:
         FORMAT.save(path, asdict(self))
@@ -51,24 +52,31 @@ class Stored:
         return cls(**FORMAT.load(path))
 
 
-def summarise_main(collection: Collection) -> Stored:
+def summarise_suite(collection: Collection, suite: str = FRONTIER) -> Stored:
     """Only of real results: a quick run stores nothing."""
-    if "main" not in collection.suites:
+    if suite not in collection.suites:
         raise FileError(
-            "a stored result needs the suite main, which is not there; run 'blockcache paper suite main POLICY'"
+            f"a stored result needs the suite {suite}, which is not there; run 'blockcache paper suite {suite} POLICY'"
         )
-    main = collection.suites["main"]
-    if main.suite.quick:
-        raise FileError("a quick run is no result to store; run 'blockcache paper suite main POLICY' without --quick")
+    found = collection.suites[suite]
+    if found.suite.quick:
+        raise FileError(
+            f"a quick run is no result to store; run 'blockcache paper suite {suite} POLICY' without --quick"
+        )
     timings = collection.timings
     methods = [
-        StoredMethod(name, row.method.flops, timings.ms(name) if timings else None, row.score, row.difference)
-        for name, row in main.rows.items()
+        StoredMethod(_kept(name), row.method.flops, timings.ms(name) if timings else None, row.score, row.difference)
+        for name, row in found.rows.items()
         if row.score is not None and row.score.n > 1  # a single rollout has no interval to write down
     ]
-    results = main.results
+    results = found.results
     weights, calibration = results.policy["fingerprint"]["weights"], dict(results.setting["calibration"])
     return Stored(results.task["name"], weights, calibration, tuple(methods))
+
+
+def _kept(name: str) -> str:
+    """What was tuned lies in another place on every machine."""
+    return "tuned" if name.startswith("tuned:") else name
 
 
 def shipped() -> Stored | None:

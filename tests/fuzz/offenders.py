@@ -141,6 +141,16 @@ def _loop_for_ever(model: Any) -> None:
     )
 
 
+def _pad_by_millions(model: Any) -> None:
+    """16 million tokens in front of the conditions: 4 GB at the first call."""
+    from onnx import numpy_helper
+
+    pad = next(node for node in model.graph.node if node.op_type == "Pad")
+    constant = next(item for item in model.graph.initializer if item.name == pad.input[1])
+    grown = np.where(numpy_helper.to_array(constant) > 0, 2**24, 0)
+    constant.CopyFrom(numpy_helper.from_array(grown, constant.name))
+
+
 OFFENDERS = (
     Offender("schedule", ".json", "a step that is a text of 100,000 letters was printed in full", put("x" * 100_000, "updates", "layers.0.SA", 0)),
     Offender("schedule", ".json", "so was a key that nobody knows", put(0, "x" * 10_000)),
@@ -185,5 +195,6 @@ OFFENDERS = (
     Offender("export", "scheduled.onnx", "executed actions that are no numbers", rewire(_change_the_schedule)),
     Offender("export", "full.onnx", "a loop that never ends", rewire(_loop_for_ever)),
     Offender("forged-export", "full.onnx", "the same, with a hash that fits", rewire(_loop_for_ever)),
+    Offender("forged-export", "full.onnx", "padding that takes 4 GB at the first call", rewire(_pad_by_millions)),
     Offender("forged-export", "full.onnx", "a node without its input, with a hash that fits", rewire(_empty_an_input)),
 )  # fmt: skip

@@ -20,6 +20,8 @@ MANY = 2**31
 _MOST_AXES = 8
 _MOST_ITEMS = 2**24
 """Along an axis, wherever a size or a place is written: ONNX Runtime takes seconds to load 2**31, and hours for more."""
+_MOST_PADDED = 1024
+"""In front of an axis or behind it: we pad by one token, and padding is the operator that makes much out of nothing."""
 _FLOAT32, _INT64 = 1, 7
 _ITEM_BYTES = {_FLOAT32: 4, _INT64: 8}
 
@@ -104,6 +106,7 @@ class _Walk:
         self._data = data
         self._left, self._scans = MOST_FIELDS, 0
         self._attributes: dict[tuple[bytes, bytes], tuple[str, int]] = {}  # few of them are different
+        self._largest: dict[bytes, int] = {}  # by the name of a constant of whole numbers
 
     def _fields(self, begin: int, end: int) -> list[Field]:
         fields = read_fields(self._data, begin, end, self._left)
@@ -155,6 +158,8 @@ class _Walk:
         for name in inputs:
             if name not in known:
                 raise ContentError(f"its {kind.decode()} takes {_shown(name)}, which nothing before it gives")
+        if kind == b"Pad" and self._largest.get(inputs[1], MANY) > _MOST_PADDED:
+            raise ContentError(f"its Pad adds more than {_MOST_PADDED:,} places, or nobody knows how many")
         if kind == b"Scan":
             self._scan(attributes, len(inputs), known)
         elif attributes:
@@ -221,8 +226,10 @@ class _Walk:
                 raise _unknown("constant", key)
         if len(dims) > _MOST_AXES or not raw or prod(dims) * _ITEM_BYTES.get(kind, -1) != len(raw):
             raise ContentError(f"its constant {_shown(name)} is not as large as its type and shape say")
-        if kind == _INT64 and max(map(abs, raw.cast("q"))) > _MOST_ITEMS:
-            raise ContentError(f"its constant {_shown(name)} holds a number beyond {_MOST_ITEMS:,}")
+        if kind == _INT64:
+            self._largest[name] = max(map(abs, raw.cast("q")))
+            if self._largest[name] > _MOST_ITEMS:
+                raise ContentError(f"its constant {_shown(name)} holds a number beyond {_MOST_ITEMS:,}")
         return name
 
     def _declared(self, begin: int, end: int) -> bytes:

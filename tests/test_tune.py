@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 import blockcache as bc
 import foreign_policy
-from blockcache.compare import looks, tune
+from blockcache.compare import block_times, looks, tune
 from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, front, promising
 from blockcache.errors import FileError, ObservationError
 from blockcache.measure.distance import Distances
+from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate
 from blockcache.models.registry import port_of
 from blockcache.observations import hash_observations, parts
@@ -340,3 +341,45 @@ def test_the_table_marks_the_front_and_the_choice(tmp_path):
         "On 500 fresh pairs of rollouts its score differs by +0.001 [-0.020, +0.020]: lossless"
         in tuning_blocks(fresh)[0].text
     )
+
+
+# ---- what blocks cost
+
+
+def test_an_update_of_a_block_costs_what_it_takes(policy, monkeypatch):
+    """Calls that take as long as their updates say: SA 1 ms, CA 2, FFN 4, and 10 ms besides."""
+    price = {"SA": 1, "CA": 2, "FFN": 4}
+
+    def timed(calls, repeats, progress):
+        spent = {}
+        for name, call in calls.items():
+            updates = call.schedule.updates
+            ms = 10 + sum(price[block.rpartition(".")[2]] * len(at) for block, at in updates.items())
+            spent[name] = Latency(np.full(repeats, ms / 1e3))
+        return spent
+
+    class Idle:
+        def __init__(self, port, candidate):
+            self.schedule = candidate.strategy
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+        def timed(self, obs):
+            return self
+
+    monkeypatch.setattr(block_times, "measure", timed)
+    monkeypatch.setattr(block_times, "running", Idle)
+    found = block_times.block_milliseconds(port_of(policy), OBS[:1], "loop")
+    assert list(found) == list(BLOCKS)
+    assert found == {name: pytest.approx(price[name.rpartition(".")[2]]) for name in BLOCKS}
+
+
+def test_blocks_that_cost_nothing_measurable_still_cost_something(policy, monkeypatch):
+    monkeypatch.setattr(
+        block_times, "measure", lambda calls, repeats, progress: dict.fromkeys(calls, Latency(np.ones(repeats)))
+    )
+    assert all(0 < ms < 1e-3 for ms in block_times.block_milliseconds(port_of(policy), OBS[:1], "loop").values())

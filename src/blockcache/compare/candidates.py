@@ -129,6 +129,8 @@ class Calibrations:
     keep          a directory to keep them in: each is made once and read from there the next time
     fitting       another batch, to place and fit samplers on
     effort        how much work a fit is
+    block_costs   gives what one update of each block costs by its name, such as milliseconds, when a budget is first split;
+                  FLOPs without it
     """
 
     def __init__(
@@ -140,9 +142,10 @@ class Calibrations:
         keep: PathLike | None = None,
         fitting: Any = None,
         effort: Effort | None = None,
+        block_costs: Callable[[], Mapping[str, float]] | None = None,
         progress: bool = True,
     ) -> None:
-        self.port = port
+        self.port, self._block_costs = port, block_costs
         self._fitting, self._effort = fitting, effort or Effort()
         self._clouds: Clouds | None = None
         self._chosen: dict[FewerSteps | FittedSteps, SamplerConfig] = {}
@@ -236,7 +239,8 @@ class Calibrations:
             return fit_teacache(self.recording(sampler), wanted.threshold)
         if isinstance(wanted, ActionBudget):
             recording = self.recording(sampler, action_costs=True)
-            return solve(recording, wanted.updates, method="action", budget=wanted.budget)
+            costs = None if self._block_costs is None or wanted.budget is None else self._block_costs()
+            return solve(recording, wanted.updates, method="action", budget=wanted.budget, costs=costs)
         return solve(
             self.recording(sampler),
             wanted.updates,

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from blockcache._version import __version__
+from blockcache.compare.block_times import block_milliseconds
 from blockcache.compare.candidates import Calibrations, Candidate, Running, digest, running
 from blockcache.compare.checked import predicted_loss
 from blockcache.compare.clouds import draw_chunks, flattened
@@ -73,7 +74,13 @@ class Looks:
         self.candidates: dict[str, Candidate] = {}
         self.notes: list[str] = []
         self._calibrations = Calibrations(
-            port, seen["calibration"], seed=seed, keep=state / "made", fitting=seen["fitting"], progress=progress
+            port,
+            seen["calibration"],
+            seed=seed,
+            keep=state / "made",
+            fitting=seen["fitting"],
+            block_costs=self._block_costs,
+            progress=progress,
         )
         self._store = Store(state / "looks")
 
@@ -166,6 +173,10 @@ class Looks:
             "p95_ms": 1e3 * timed.percentile(95),
             "engine": fast.engine,
         }
+
+    def _block_costs(self) -> Outcome:
+        one = rows(self.at_observations, 0, 1)
+        return self._kept({"blocks": self.engine}, lambda: dict(block_milliseconds(self.port, one, self.engine)))
 
     @cached_property
     def _own(self) -> Cloud:

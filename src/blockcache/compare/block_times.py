@@ -37,11 +37,9 @@ def block_milliseconds(port: Port, observation: Any, engine: str, calls: int = C
     groups: dict[Any, list[str]] = {}
     for block in blocks:
         groups.setdefault((block.kind, block.cost), []).append(block.name)
-    once = {block.name: (0,) for block in blocks}
-    updates = {
-        "once": once,
-        **{str(key): {**once, **dict.fromkeys(names, range(steps))} for key, names in groups.items()},
-    }
+    once: dict[str, tuple[int, ...]] = {block.name: (0,) for block in blocks}
+    always = tuple(range(steps))
+    updates = {"once": once} | {str(key): {**once, **dict.fromkeys(names, always)} for key, names in groups.items()}
     with ExitStack() as stack:
         timed = {}
         for name, when in updates.items():

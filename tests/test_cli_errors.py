@@ -156,6 +156,7 @@ OUTPUTS = [
     "eval pusht --video",
     "policy observe pusht -o",
     "policy demonstrate metaworld-assembly -o",
+    "paper results suites --stored",
     "paper frontier suites --stored",
 ]
 DIRECTORIES = [

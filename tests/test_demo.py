@@ -91,7 +91,7 @@ def test_the_demo_ends_with_a_closed_loop_table(shell, tmp_path, monkeypatch):
     assert "action error" in out
     monkeypatch.setattr(demo, "_open_loop", lambda *given: None)  # seen once is enough
     table = closed_loop(out)
-    assert list(table) == ["full precision", "BAC S=10 n=5", "DDPM-8"]
+    assert list(table) == ["full precision", "BAC S=10 n=5", "DDPM-16"]
     assert all(", n = 5" in table[name] and "[" in table[name] for name in list(table)[1:])
     assert "Mean score of 5 rollouts on toy" in out
     assert "stored" not in out.lower()

@@ -458,5 +458,4 @@ def test_the_published_page_is_what_the_code_makes_of_the_published_records():
 def test_the_stored_result_is_of_the_published_records():
     docs = Path(__file__).parents[1] / "docs"
     assert shipped().of("bac:S=10,n=5").difference.n >= 250
-    assert shipped().of("tuned:anywhere").difference.n >= 500
-    assert shipped() == summarise_suite(Collection.load(docs / "results" / "pusht-frontier", ("frontier",)))
+    assert shipped() == summarise_suite(Collection.load(docs / "results" / "pusht"), "main")

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 output_option = click.option(
     "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out/suites", help="Directory, shared by all suites."
 )
+stored_option = click.option(
+    "--stored", type=arg.OUTPUT, help="Also write the small summary that the demo shows as stored."
+)
 tuned_option = click.option(
     "--tuned", metavar="DIR", help="For suite frontier: what 'blockcache tune' wrote for the policy, compared as well."
 )
@@ -188,7 +191,7 @@ def distances(
 @click.option(
     "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for frontier.md and its pictures."
 )
-@click.option("--stored", type=arg.OUTPUT, help="Also write the small summary that the demo shows as stored.")
+@stored_option
 def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> None:
     """Make the page of suite frontier from the files in DIRECTORIES, one for each policy.
 
@@ -225,7 +228,8 @@ def _check_tuned(tuned: str | None, name: str | None) -> None:
 @click.option(
     "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for results.md and its picture."
 )
-def results(directory: str, others: tuple[str, ...], output: Path) -> None:
+@stored_option
+def results(directory: str, others: tuple[str, ...], output: Path, stored: str | None) -> None:
     """Make the page of results from the suites' files in DIRECTORY, whichever are there.
 
     OTHERS hold suite main of other policies, such as those of other tasks or training seeds: the page sums them up.
@@ -234,16 +238,21 @@ def results(directory: str, others: tuple[str, ...], output: Path) -> None:
     Examples:
       blockcache paper results out/suites
       blockcache paper results out/suites out/assembly-seed0 out/assembly-seed1 -o docs
+      blockcache paper results out/suites -o docs --stored src/blockcache/assets/stored_results.json
     """
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
     from blockcache.report.other_policies import load_other_policies
     from blockcache.report.results import PICTURE, page
+    from blockcache.report.stored import summarise_suite
     from blockcache.report.suites import Collection
     from blockcache.report.tradeoff import plot_tradeoff
 
     require_matplotlib()
     collection, further = Collection.load(directory), load_other_policies(others)
+    if stored is not None:
+        summarise_suite(collection, "main").save(stored)
+        click.echo(stored)
     make_directory(output)
     plot_tradeoff(collection, output / PICTURE)
     write_bytes(output / "results.md", render(page(collection, directory, further)).encode())

@@ -1,6 +1,6 @@
 """The stored result: a small summary of a suite that ships with the package, for the demo to show beside its own.
 
-Written by `blockcache paper frontier --stored` from the suite's file; never by hand.
+Written by `blockcache paper results --stored` or `paper frontier --stored` from the suite's file; never by hand.
 """
 
 from __future__ import annotations

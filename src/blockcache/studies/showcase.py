@@ -20,7 +20,7 @@ from blockcache.observations import rows
 from blockcache.progress import progress_bar
 from blockcache.tasks import Task
 
-METHODS = ("bac:S=10,n=5", "ddpm-8")  # and the full policy, and what was tuned
+METHODS = ("bac:S=10,n=5", "ddpm-16")  # and the full policy, and what was tuned
 GROUP, MOST = 5, 250  # rollouts: at a time, and at most
 MARGIN = 1.1  # the next group may take this much longer than the last
 

@@ -16,13 +16,13 @@ from blockcache.deploy.session import MINIMUM, require_onnxruntime
 from blockcache.engines import cache as exports
 from blockcache.engines import onnx as engine
 from blockcache.engines.build import build
-from blockcache.engines.cache import cache_directory
+from blockcache.files.kept import cache_directory
 from blockcache.errors import EngineError, FileError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
 from onnx_files import BLOCKS, hashed, header, with_header
 
-CACHE, ENGINE, SESSION = "blockcache.engines.cache", "blockcache.engines.onnx", "blockcache.deploy.session"
+CACHE, ENGINE, SESSION = "blockcache.files.kept", "blockcache.engines.onnx", "blockcache.deploy.session"
 
 
 @pytest.fixture(autouse=True)

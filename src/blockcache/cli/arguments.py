@@ -15,7 +15,7 @@ import click
 from blockcache.compare.results import GENERATIONS
 from blockcache.errors import FileError, ObservationError, TaskError, shortened
 from blockcache.files import check_writable, exists, parse_arrays, read_bytes
-from blockcache.models.places import OBSERVATIONS, SCHEDULE, check_source, is_entry, policy_directory, read_config
+from blockcache.models.places import OBSERVATIONS, SCHEDULE, check_source, in_directory, policy_directory, read_config
 
 if TYPE_CHECKING:
     from blockcache.models.port import Port
@@ -65,14 +65,14 @@ class PolicySource:
 
     def task(self, named: str | None) -> str:
         """The task that somebody named, or else the one that the policy says it was trained for."""
-        said = named or (self.port.task if is_entry(self.name) else read_config(self.name).get("task"))
+        said = named or (read_config(self.name).get("task") if in_directory(self.name) else self.port.task)
         if said is None:
             raise TaskError(f"the policy {self} does not say which task it was trained for; name it with --task")
         return _known_task(said)
 
     def schedule(self) -> Schedule | None:
         """The schedule in the policy's own directory, if there is one."""
-        if is_entry(self.name) or not exists(beside := policy_directory(self.name) / SCHEDULE):
+        if not in_directory(self.name) or not exists(beside := policy_directory(self.name) / SCHEDULE):
             return None
         return load_schedule(str(beside))
 
@@ -90,7 +90,7 @@ class PolicySource:
         return self._arrays(path)[1].get("moments")
 
     def _arrays(self, path: str | None) -> tuple[Path, dict[str, Any]]:
-        beside = None if path or is_entry(self.name) else policy_directory(self.name) / OBSERVATIONS
+        beside = policy_directory(self.name) / OBSERVATIONS if not path and in_directory(self.name) else None
         file = Path(path) if path else beside
         if file is None or (file == beside and not exists(file)):
             raise FileError(
@@ -195,7 +195,10 @@ def policy_argument(**settings: Any) -> Callable[[Verb], Verb]:
 
     def add(verb: Verb) -> Verb:
         first, _, rest = str(verb.__doc__).partition("\n\n")
-        kinds = "POLICY is a shipped policy by name, a policy directory, or a Python entry module:function that returns one."
+        kinds = (
+            "POLICY is a shipped policy by name, a policy directory, a checkpoint FILE.ckpt of the public Diffusion Policy "
+            "code, or a Python entry module:function that returns one."
+        )
         verb.__doc__ = f"{first}\n\n    {kinds}\n\n{rest}"
         return click.argument("policy", type=POLICY, **settings)(verb)
 

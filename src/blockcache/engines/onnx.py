@@ -19,10 +19,10 @@ from blockcache.deploy.graph import check_model
 from blockcache.deploy.integrity import with_hash
 from blockcache.deploy.session import FORMAT, require_onnxruntime
 from blockcache.engines.build import Build
-from blockcache.engines.cache import cache_directory, prune, source_hash
 from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.errors import ContentError, EngineError, FileError
 from blockcache.files import PathLike, write_bytes
+from blockcache.files.kept import cache_directory, prune, source_hash
 from blockcache.fingerprint import Fingerprint
 
 _logger = logging.getLogger("blockcache")

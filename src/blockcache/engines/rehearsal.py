@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from blockcache.engines.behaviour import UntellableError, describe
-from blockcache.engines.cache import cache_directory, source_hash
 from blockcache.engines.loop import Loop
 from blockcache.errors import EngineError, NonFiniteError, in_one_line
+from blockcache.files.kept import cache_directory, source_hash
 from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
 from blockcache.models.program import Program

@@ -1,8 +1,8 @@
 """The public Diffusion Policy code's low-dimensional transformer policy, once more, in plain torch and diffusers.
 
-Written from a description of it (names, shapes, order of operations); shares nothing with blockcache. `write_checkpoint` writes
-its file as the public code does: torch.save of a config of OmegaConf's classes, which are stood in for by classes of the same
-names, of state dicts, and of pickled bytes.
+Written from a description of it (names, shapes, order of operations); shares nothing with blockcache. `write_checkpoint`
+writes its file as the public code does: torch.save of a config of OmegaConf's classes, which are stood in for by classes of
+the same names, of state dicts, and of pickled bytes.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ SOLVER = {
 
 
 def config(scheduler=None, steps=100, resolved=False, **changes):
-    """That of the Push-T run, in a small size; names that the policy or its model has are changed there, others at the top."""
+    """That of the Push-T run, in a small size; a name is changed where it stands, an unknown one is the policy's."""
     top = {
         "name": "train_diffusion_transformer_lowdim",
         "_target_": "diffusion_policy.workspace.train_diffusion_transformer_lowdim_workspace.TrainWorkspace",
@@ -86,10 +86,18 @@ def config(scheduler=None, steps=100, resolved=False, **changes):
         "noise_scheduler": dict(scheduler or DDPM),
         "num_inference_steps": steps,
     }
-    for name in ("horizon", "obs_dim", "action_dim", "n_action_steps", "n_obs_steps", "obs_as_cond", "pred_action_steps_only"):
+    for name in (
+        "horizon",
+        "obs_dim",
+        "action_dim",
+        "n_action_steps",
+        "n_obs_steps",
+        "obs_as_cond",
+        "pred_action_steps_only",
+    ):
         policy[name] = f"${{{name}}}"
     for name, value in changes.items():
-        inside = next((part for part in (model, top["task"], top) if name in part), policy)
+        inside = next((part for part in (top["task"], top, model) if name in part), policy)
         inside[name] = value
     if resolved:  # as the public training script saves it
         known = {**top, "obs_dim": top["task"]["obs_dim"], "action_dim": top["task"]["action_dim"]}
@@ -267,7 +275,9 @@ def _stand_ins():
 
 def omegaconf(value, modules, parent=None):
     """A tree of plain values as OmegaConf's objects."""
-    kind = {dict: ("dictconfig", "DictConfig"), list: ("listconfig", "ListConfig")}.get(type(value), ("nodes", "AnyNode"))
+    kind = {dict: ("dictconfig", "DictConfig"), list: ("listconfig", "ListConfig")}.get(
+        type(value), ("nodes", "AnyNode")
+    )
     node = getattr(modules[f"omegaconf.{kind[0]}"], kind[1])()
     metadata = getattr(modules["omegaconf.base"], "Metadata" if kind[1] == "AnyNode" else "ContainerMetadata")()
     vars(metadata).update(ref_type=typing.Any, object_type=dict, optional=True, key=None, flags={}, flags_root=False)
@@ -302,7 +312,9 @@ def payload(policy, config, modules, ema=True):
     with torch.no_grad():
         for parameter in current.model.parameters():
             parameter.add_(0.5)
-    states = {"model": current.state_dict(), "ema_model": policy.state_dict()} if ema else {"model": policy.state_dict()}
+    states = (
+        {"model": current.state_dict(), "ema_model": policy.state_dict()} if ema else {"model": policy.state_dict()}
+    )
     group = {"lr": 1e-4, "betas": [0.9, 0.95], "params": [0, 1]}
     moment = {"step": torch.tensor(3.0), "exp_avg": torch.zeros(4, 3), "exp_avg_sq": torch.zeros(4, 3)}
     return {

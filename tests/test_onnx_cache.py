@@ -13,11 +13,11 @@ import torch
 
 import blockcache as bc
 from blockcache.deploy.session import MINIMUM, require_onnxruntime
-from blockcache.engines import cache as exports
 from blockcache.engines import onnx as engine
 from blockcache.engines.build import build
-from blockcache.files.kept import cache_directory
 from blockcache.errors import EngineError, FileError
+from blockcache.files import kept as exports
+from blockcache.files.kept import cache_directory
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
 from onnx_files import BLOCKS, hashed, header, with_header

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 _MODULES = frozenset({
-    "os", "posix", "nt", "subprocess", "sys", "importlib", "imp", "runpy", "shutil", "socket", "ctypes", "pty",
-    "code", "pickle", "_pickle", "marshal", "pip", "webbrowser", "multiprocessing", "threading", "signal", "asyncio",
-    "tempfile", "urllib", "http", "ftplib", "smtplib", "telnetlib", "cProfile", "profile", "pdb", "timeit", "trace",
-    "distutils", "setuptools",
+    "os", "posix", "nt", "io", "_io", "subprocess", "commands", "popen2", "pty", "sys", "importlib", "imp", "runpy",
+    "code", "pickle", "_pickle", "marshal", "ctypes", "shutil", "tempfile", "socket", "urllib", "http", "ftplib",
+    "smtplib", "telnetlib", "webbrowser", "asyncio", "multiprocessing", "threading", "signal", "pdb", "profile",
+    "cProfile", "timeit", "trace", "pip", "distutils", "setuptools",
 })  # fmt: skip
 _BUILTINS = frozenset({
     "eval", "exec", "compile", "open", "__import__", "input", "breakpoint", "execfile", "help", "exit", "quit",
@@ -28,7 +28,10 @@ class Global:
 
     @property
     def harmful(self) -> bool:
-        """Whether it runs code or opens files where a pickle is really run: nothing that data needs."""
+        """Whether it runs code or opens files where a pickle is really run, so that no data needs it.
+
+        Nothing is safer for this, since no name is imported: it tells who means harm from who brings a class of his own.
+        """
         inner = self.module.partition(".")[0]
         if inner in ("builtins", "__builtin__"):
             return self.name.partition(".")[0] in _BUILTINS

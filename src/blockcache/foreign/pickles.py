@@ -105,10 +105,12 @@ class _Machine:
         self._memo[len(self._memo)] = self._stack[-1]
 
     def listed(self, _: Any) -> None:
-        self._stack.append(self._marked())
+        found = self._marked()  # first: it is another stack afterwards
+        self._stack.append(found)
 
     def tupled(self, _: Any) -> None:
-        self._stack.append(tuple(self._marked()))
+        found = tuple(self._marked())
+        self._stack.append(found)
 
     def last(self, count: int) -> None:
         if len(self._stack) < count:

@@ -182,9 +182,11 @@ class _Sparing:
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= DIRECTORY_BYTES:
-            raise ContentError(f"{size:,} bytes in one piece, expected {DIRECTORY_BYTES:,} at most")
-        return self._file.read(size)
+        wanted = size if size >= 0 else DIRECTORY_BYTES + 1  # all the rest: zipfile has gone near to the end before
+        found = self._file.read(wanted) if wanted <= DIRECTORY_BYTES + 1 else None
+        if found is None or len(found) > DIRECTORY_BYTES:
+            raise ContentError(f"a list of entries that takes more than {DIRECTORY_BYTES:,} bytes")
+        return found
 
 
 def _checked_entries(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:

@@ -160,7 +160,8 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, inputs)
         self._dummy_variable = nn.Parameter()
 
-    def forward(self, x, t, cond=None):
+    def forward(self, sample, timestep, cond=None):
+        x, t = sample, timestep
         time = self.time_emb(t.expand(len(x))).unsqueeze(1)
         x = self.input_emb(x)
         if not self.apart:
@@ -202,9 +203,9 @@ class Policy(nn.Module):
         self.mask_generator = nn.Module()
         self._dummy_variable, self.mask_generator._dummy_variable = nn.Parameter(), nn.Parameter()
         settings = dict(policy["noise_scheduler"])
-        self.scheduler = getattr(diffusers, settings.pop("_target_").split(".")[-1])(**settings)
-        self.steps = policy["num_inference_steps"] or settings["num_train_timesteps"]
-        self.step_arguments = {"eta": policy["eta"]} if "eta" in policy else {}
+        self.noise_scheduler = getattr(diffusers, settings.pop("_target_").split(".")[-1])(**settings)
+        self.num_inference_steps = policy["num_inference_steps"] or settings["num_train_timesteps"]
+        self.kwargs = {"eta": policy["eta"]} if "eta" in policy else {}
         self._fill(torch.Generator().manual_seed(seed), normalised or (self.obs_dim, self.action_dim))
         self.eval()
 
@@ -232,16 +233,18 @@ class Policy(nn.Module):
         return rows.reshape(value.shape)
 
     @torch.no_grad()
-    def predict_action(self, obs, generator):
+    def predict_action(self, obs_dict, generator=None):
+        """Also of a bare tensor, and with a generator, which the public code does not take."""
+        obs = obs_dict["obs"] if isinstance(obs_dict, dict) else obs_dict
         seen = self._scaled("obs", obs, True)
         cond = seen if self.obs_as_cond else None
         width = self.action_dim + (0 if self.obs_as_cond else self.obs_dim)
         x = torch.randn((len(obs), self.horizon, width), generator=generator)
-        self.scheduler.set_timesteps(self.steps)
-        for t in self.scheduler.timesteps:
+        self.noise_scheduler.set_timesteps(self.num_inference_steps)
+        for t in self.noise_scheduler.timesteps:
             x = self._known(x, seen)
             out = self.model(x, t, cond)
-            x = self.scheduler.step(out, t, x, generator=generator, **self.step_arguments).prev_sample
+            x = self.noise_scheduler.step(out, t, x, generator=generator, **self.kwargs).prev_sample
         x = self._known(x, seen)
         chunk = self._scaled("action", x[..., : self.action_dim].contiguous(), False)
         start = self.n_obs_steps - 1

@@ -65,3 +65,8 @@ def convert(source: str, output: str, steps: int, updates: int | None, metric: s
         f"{output}: DP-T, {config.n_layer} layers x {config.n_emb}, {config.n_head} heads, horizon {config.horizon}, "
         f"{config.sampler.num_inference_steps} {config.sampler.type} steps, {config.weights} weights; {size / 1e6:.1f} MB"
     )
+    trained = getattr(config.sampler, "num_train_timesteps", None)
+    if config.sampler.type == "ddpm" and config.sampler.num_inference_steps != trained:
+        click.echo(
+            "note: fewer DDPM steps than in training are done as diffusers does them today; 0.11.1 did it otherwise"
+        )

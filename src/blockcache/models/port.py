@@ -109,6 +109,11 @@ class Port(ABC):
         """The observation: shapes by name, without the batch, as far as the policy tells them."""
 
     @property
+    def cameras(self) -> tuple[str, ...]:
+        """Which of the inputs are frames, (n_obs_steps, channels, height, width)."""
+        return ()
+
+    @property
     @abstractmethod
     def action_scale(self) -> NDArray[np.float64]:
         """(A,) what turns robot units into normalised ones; its length is the number of an action's values."""

@@ -189,7 +189,7 @@ def require_supported(port: Port) -> None:
         (not _is_mlp(encoder), "a condition encoder other than Linear, Mish, Linear"),
         (bool(getattr(policy, "pred_action_steps_only", False)), "pred_action_steps_only"),
         (not isinstance(policy, nn.Module), "a policy that is no torch module"),
-        (hasattr(policy, "obs_encoder"), "a policy with an obs_encoder, as camera policies have it"),
+        (getattr(policy, "obs_encoder", None) is not None, "a policy with an obs_encoder, as camera policies have it"),
         *(
             (getattr(policy, name, None) is None, f"a policy without {name}")
             for name in ("horizon", "n_obs_steps", "n_action_steps", "obs_dim", "action_dim")

@@ -147,13 +147,13 @@ def _checked(observation: Any, spec: TaskSpec) -> Tree:
             raise TaskError(
                 f"the simulator's {name!r} is {array.dtype} of {array.shape}, expected {kind} of {spec.shapes[name]}"
             )
-    return {name: array if name in spec.cameras else _finite(array) for name, array in given.items()}
+    return {name: array.copy() if name in spec.cameras else _finite(array) for name, array in given.items()}
 
 
 def _finite(array: Array) -> npt.NDArray[np.float32]:
     if not np.isfinite(array).all():
         raise TaskError("the simulator's observation holds NaN or infinity")
-    return np.asarray(array, dtype=np.float32)
+    return np.array(array, dtype=np.float32)  # a copy: a simulator may observe into the same array every time
 
 
 def _run(

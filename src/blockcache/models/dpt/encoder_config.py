@@ -13,7 +13,7 @@ from blockcache.errors import ContentError, PolicyError, short
 from blockcache.files import Fields, read
 
 GROUP = 16  # channels of one group of a norm
-TAKEN = ("action", "action_pred", "features", "moments", "noise", "norms")
+TAKEN = ("action", "action_pred", "features", "kept_features", "moments", "noise", "norms")
 """Names that files and exports use for something else."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _SIDE, _CHANNELS, _MOST = 4096, 64, 100_000

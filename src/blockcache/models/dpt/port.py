@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from blockcache.files import PathLike
 from blockcache.models.dpt.adapter import find
 from blockcache.models.dpt.checkpoint import save_policy
+from blockcache.models.dpt.entrance import known_parts
+from blockcache.models.dpt.image_port import KnownCameraPort, OtherCameraPort
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.port import Port, is_altered
 from blockcache.models.public import PublicPort, denoiser_of
@@ -27,7 +29,12 @@ def claim(policy: Any) -> Port | str:
     adapter = find(denoiser)
     if isinstance(adapter, str):
         return f"the denoiser {type(denoiser).__name__} {adapter}"
-    return OwnPort(policy, adapter) if isinstance(policy, DiffusionTransformerPolicy) else PublicPort(policy, adapter)
+    if isinstance(policy, DiffusionTransformerPolicy):
+        return OwnPort(policy, adapter)
+    encoder = getattr(policy, "obs_encoder", None)
+    if encoder is None:
+        return PublicPort(policy, adapter)
+    return (OtherCameraPort if known_parts(encoder) is None else KnownCameraPort)(policy, adapter)
 
 
 class OwnPort(PublicPort):

@@ -357,7 +357,7 @@ def test_the_extra_brings_new_enough_libraries():
 @pytest.mark.parametrize(("seconds", "taken"), [({1: 1.0, 4: 2.0}, 1), ({1: 2.0, 4: 1.0}, 4)])
 def test_the_faster_number_of_threads_is_taken(exported, monkeypatch, seconds, taken):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4), raising=False)
-    asked = lambda session: seconds[session.get_session_options().intra_op_num_threads]  # noqa: E731
+    asked = lambda session, _: seconds[session.get_session_options().intra_op_num_threads]  # noqa: E731
     monkeypatch.setattr(f"{SESSION}.seconds_per_run", asked)
     assert bc.open_export(exported).threads == taken
 

@@ -39,7 +39,20 @@ from public_policy import DDIM, config, write_checkpoint
 
 from . import sample_results as made
 from .running import Sample
-from .sample_policy import ACTION, OBS, SEEN, STEPS, again, observations, policy, port, recording, schedule
+from .sample_policy import (
+    ACTION,
+    OBS,
+    SEEN,
+    STEPS,
+    again,
+    camera_policy,
+    frames,
+    observations,
+    policy,
+    port,
+    recording,
+    schedule,
+)
 
 # -- what is solved and sampled
 
@@ -92,12 +105,14 @@ def use_recording(path: Path) -> None:
 
 def make_policy(place: Path) -> list[Path]:
     save_policy(policy(), place / "policy")
-    return [place / "policy/config.json", place / "policy/model.safetensors"]
+    save_policy(camera_policy(), place / "cameras")
+    return [place / "policy/config.json", place / "policy/model.safetensors", place / "cameras/config.json"]
 
 
 def use_policy(path: Path) -> None:
     found = load_policy(path.parent)
-    seen = torch.zeros(1, found.n_obs_steps, found.obs_dim)
+    inputs = {name: torch.zeros(1, *shape) for name, shape in found.config.inputs.items()}
+    seen = inputs if found.config.cameras else inputs["obs"]
     action = found.predict_action(seen, generator=torch.Generator().manual_seed(0))["action"]
     assert bool(torch.isfinite(action).all()), "actions that are not finite"
     save_policy(found, path.parent.with_name("again"))
@@ -227,6 +242,20 @@ def _actions(path: Path, seed: int | None = None) -> np.ndarray[Any, Any]:
     return found.predict_action(seen, **{"noise": noise} if seed is None else {"seed": seed})["action"]
 
 
+def make_camera_export(place: Path) -> list[Path]:
+    """One with an encoder, without its hash."""
+    bc.export_policy(camera_policy(), None, place / "cameras.onnx")
+    data = (place / "cameras.onnx").read_bytes()
+    (place / "cameras.onnx").write_bytes(data[: -len(with_hash(b""))])
+    return [place / "cameras.onnx"]
+
+
+def use_camera_export(path: Path) -> None:
+    again(path).write_bytes(with_hash(path.read_bytes()))
+    found = open_export(again(path), threads=1).predict_action(frames(), seed=0)["action"]
+    assert np.isfinite(found).all(), "actions that are not finite"
+
+
 def make_forged(place: Path) -> list[Path]:
     """Exports without their hash, which is put on after they were damaged: as somebody does it who means harm."""
     paths = make_export(place)
@@ -261,6 +290,7 @@ SAMPLES = {
     "jobs": Sample(made.make_jobs, made.use_jobs),
     "export": Sample(make_export, use_export),
     "forged-export": Sample(make_forged, use_forged),
+    "camera-export": Sample(make_camera_export, use_camera_export),
     **{
         name: _example(name)
         for name in (

@@ -111,6 +111,43 @@ def config(scheduler=None, steps=100, resolved=False, **changes):
     return {**top, "policy": policy}
 
 
+def hybrid_config(own, steps=6, **changes):
+    """That of a camera policy with the sizes of `own`, a config of ours."""
+    observed = {
+        item.name: {"shape": list(item.shape), "type": "rgb"} if item.is_camera else {"shape": list(item.shape)}
+        for item in own.encoder.inputs
+    }
+    policy = {
+        "_target_": "diffusion_policy.policy.diffusion_transformer_hybrid_image_policy."
+        "DiffusionTransformerHybridImagePolicy",
+        "shape_meta": "${shape_meta}",
+        "noise_scheduler": dict(DDPM),
+        "horizon": "${horizon}",
+        "n_action_steps": "${eval:'${n_action_steps}+${n_latency_steps}'}",
+        "n_obs_steps": "${n_obs_steps}",
+        "num_inference_steps": steps,
+        "crop_shape": None if own.encoder.crop is None else list(own.encoder.crop),
+        "obs_encoder_group_norm": True,
+        "eval_fixed_crop": True,
+        **{name: getattr(own, name) for name in ("n_layer", "n_cond_layers", "n_head", "n_emb", "causal_attn")},
+        "p_drop_emb": 0.0,
+        "p_drop_attn": 0.3,
+        "time_as_cond": True,
+        "obs_as_cond": "${obs_as_cond}",
+        **changes,
+    }
+    return {
+        "name": "train_diffusion_transformer_hybrid",
+        "task": {"name": "lift_image_abs", "shape_meta": {"obs": observed, "action": {"shape": [own.action_dim]}}},
+        "shape_meta": "${task.shape_meta}",
+        **{name: getattr(own, name) for name in ("horizon", "n_obs_steps", "n_action_steps")},
+        "n_latency_steps": 0,
+        "obs_as_cond": True,
+        "training": {"use_ema": True},
+        "policy": policy,
+    }
+
+
 class Time(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -327,9 +364,9 @@ def payload(policy, config, modules, ema=True):
     }
 
 
-def write_checkpoint(path, config, change=None, seed=0, normalised=None, ema=True):
-    """A checkpoint file of a random policy, which is returned; `change` may edit what is saved."""
-    policy = Policy(config, seed, normalised)
+def write_checkpoint(path, config, change=None, seed=0, normalised=None, ema=True, policy=None):
+    """A checkpoint file of a policy (a random one if none is given), which is returned; `change` may edit what is saved."""
+    policy = policy or Policy(config, seed, normalised)
     with omegaconf_there() as modules:
         saved = payload(policy, config, modules, ema)
         if change is not None:

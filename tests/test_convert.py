@@ -278,7 +278,6 @@ def truncated():
 
 
 UNET = "diffusion_policy.policy.diffusion_unet_lowdim_policy.DiffusionUnetLowdimPolicy"
-HYBRID = "diffusion_policy.policy.diffusion_transformer_hybrid_image_policy.DiffusionTransformerHybridImagePolicy"
 NORMALIZER = "normalizer.params_dict.action.scale"
 REFUSED = {
     "truncated": (truncated, "cannot be read .* it may be cut short, get it again"),
@@ -343,12 +342,6 @@ def test_what_is_refused_leaves_nothing(write, sentence, refused):
     assert refused("export", "a.ckpt") == line
     assert {path.name for path in Path().iterdir()} <= {"a.ckpt", "cache"}
     assert not [*Path("cache").glob("*")]
-
-
-def test_a_camera_policy_is_named_as_such():
-    with_config("policy._target_", HYBRID)()
-    with pytest.raises(PolicyError, match="this is a camera policy"):
-        read_checkpoint("a.ckpt")
 
 
 # -- files that mean harm

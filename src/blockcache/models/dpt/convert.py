@@ -26,6 +26,7 @@ from blockcache.foreign.inert import as_mapping
 from blockcache.foreign.torch_file import StoredTensor, TorchFile, open_torch_file
 from blockcache.models.dpt.checkpoint import check_sizes, load_policy, load_tensors, save_policy
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
+from blockcache.models.dpt.public_cameras import camera_config
 from blockcache.models.dpt.public_settings import HYBRID, architecture, low_dim_config, uses_ema
 from blockcache.models.places import check_new
 from blockcache.progress import progress_bar
@@ -78,13 +79,11 @@ def read_checkpoint(source: PathLike, digest: str | None = None) -> DiffusionTra
                 f"{names or type(file.content).__name__}"
             )
         config = Config(content["cfg"])
-        if architecture(config) == HYBRID:
-            raise PolicyError(
-                f"this is a camera policy ({HYBRID}), which is not converted yet; low-dimensional ones are"
-            )
+        kind = architecture(config)
         tensors = _tensors(file, content["state_dicts"], uses_ema(config))
         record = {"converted_from": shortened(Path(source).name, 200), "sha256": digest or _sha256(source)}
-        settings = low_dim_config(config, record)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        settings = camera_config(config, record, shapes) if kind == HYBRID else low_dim_config(config, record)
         storages = {tensor.storage for tensor in tensors.values()}
         check_sizes(settings, len(tensors), sum(storage.count for storage in storages))
         policy = DiffusionTransformerPolicy(settings)

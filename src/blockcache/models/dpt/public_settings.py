@@ -23,7 +23,7 @@ _POLICY = frozenset({
     "horizon", "obs_dim", "action_dim", "n_action_steps", "n_obs_steps", "num_inference_steps", "obs_as_cond",
     "pred_action_steps_only", "model", "noise_scheduler",
 })  # fmt: skip
-_MODEL: dict[str, Any] = {
+NETWORK: dict[str, Any] = {
     "n_layer": 12,
     "n_head": 12,
     "n_emb": 768,
@@ -33,6 +33,7 @@ _MODEL: dict[str, Any] = {
     "time_as_cond": True,
     "n_cond_layers": 0,
 }
+"""The settings of the transformer, with the public code's defaults."""
 _MODEL_SIZES = frozenset({
     "input_dim", "output_dim", "horizon", "n_obs_steps", "cond_dim", "obs_as_cond",
 })  # fmt: skip
@@ -64,15 +65,12 @@ def uses_ema(config: Config) -> bool:
 
 def low_dim_config(config: Config, record: Mapping[str, Any]) -> DPTConfig:
     """The config of a low-dimensional policy; `record` is what shall be kept of where it came from."""
-    policy = _branch(config, "policy")
-    model = _branch(config, "policy.model")
-    _refuse_unknown("policy.model", model, {*_MODEL, *_MODEL_SIZES})
-    if policy.get("pred_action_steps_only", False) is not False:
-        raise PolicyError(
-            "pred_action_steps_only: a policy that predicts nothing but executed actions is not known here"
-        )
-    obs_as_cond, horizon = policy.get("obs_as_cond", False), _needed(policy, "horizon")
-    sizes = {name: _needed(policy, name) for name in ("obs_dim", "action_dim", "n_obs_steps", "n_action_steps")}
+    policy = branch_of(config, "policy")
+    model = branch_of(config, "policy.model")
+    refuse_unknown("policy.model", model, {*NETWORK, *_MODEL_SIZES})
+    check_predicts_all(policy)
+    obs_as_cond, horizon = policy.get("obs_as_cond", False), needed(policy, "horizon")
+    sizes = {name: needed(policy, name) for name in ("obs_dim", "action_dim", "n_obs_steps", "n_action_steps")}
     obs, action = (value if type(value) is int else 0 for value in (sizes["obs_dim"], sizes["action_dim"]))
     expected = {
         "input_dim": action if obs_as_cond else action + obs,
@@ -85,27 +83,46 @@ def low_dim_config(config: Config, record: Mapping[str, Any]) -> DPTConfig:
         given = model.get(name, 0 if name == "cond_dim" else None)
         if given != value and not (name == "n_obs_steps" and not obs_as_cond):
             raise PolicyError(f"policy.model.{name} is {short(given)}, the rest of the config needs {short(value)}")
-    settings = {name: model.get(name, default) for name, default in _MODEL.items()}
-    if settings["time_as_cond"] is False:
-        settings["n_cond_layers"] = 0  # there is nothing that they would encode
-    named = config.get("task.name", None)
     return DPTConfig(
         horizon=horizon,
         obs_as_cond=obs_as_cond,
         sampler=read_sampler(policy, _POLICY),
-        task=TASKS.get(named) if isinstance(named, str) else None,
-        weights="ema" if uses_ema(config) else "model",
-        training={**record, "task": shortened(named, 200) if isinstance(named, str) else None},
         **sizes,
-        **settings,
+        **network(model, NETWORK),
+        **origin(config, record),
     )
+
+
+def check_predicts_all(policy: Mapping[str, Any]) -> None:
+    """Refuse a policy that predicts no more than the executed actions."""
+    if policy.get("pred_action_steps_only", False) is not False:
+        raise PolicyError("pred_action_steps_only: a policy that predicts executed actions alone is not known here")
+
+
+def network(branch: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The transformer's settings, as DPTConfig names them."""
+    found = {name: branch.get(name, default) for name, default in defaults.items()}
+    if found["time_as_cond"] is False:
+        found["n_cond_layers"] = 0  # there is nothing that they would encode
+    return found
+
+
+def origin(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of where a policy came from."""
+    named = config.get("task.name", None)
+    called = shortened(named, 200) if isinstance(named, str) else None
+    return {
+        "task": TASKS.get(str(called)),
+        "weights": "ema" if uses_ema(config) else "model",
+        "training": {**record, "task": called},
+    }
 
 
 def read_sampler(policy: Mapping[str, Any], known: Collection[str]) -> SamplerConfig:
     """The sampler of a policy's branch of the config. What the policy does not know it hands to the scheduler's step."""
     step_arguments = {name: value for name, value in policy.items() if name not in known and not name.startswith("_")}
-    _refuse_unknown("policy", step_arguments, _STEP_ARGUMENTS)
-    scheduler = _needed(policy, "noise_scheduler")
+    refuse_unknown("policy", step_arguments, _STEP_ARGUMENTS)
+    scheduler = needed(policy, "noise_scheduler")
     if not isinstance(scheduler, dict):
         raise PolicyError(f"policy.noise_scheduler in the config must have names, got {short(scheduler)}")
     name = _class(scheduler.get("_target_"))
@@ -117,20 +134,23 @@ def read_sampler(policy: Mapping[str, Any], known: Collection[str]) -> SamplerCo
     return sampler
 
 
-def _branch(config: Config, path: str) -> dict[str, Any]:
+def branch_of(config: Config, path: str) -> dict[str, Any]:
+    """What the config says under several names."""
     found = config.get(path)
     if not isinstance(found, dict):
         raise PolicyError(f"{path} in the config must have names, got {short(found)}")
     return found
 
 
-def _needed(branch: Mapping[str, Any], name: str) -> Any:
+def needed(branch: Mapping[str, Any], name: str) -> Any:
+    """A setting of the policy that has no default."""
     if name not in branch:
         raise PolicyError(f"the config lacks policy.{name}")
     return branch[name]
 
 
-def _refuse_unknown(where: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+def refuse_unknown(where: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse names that are not known there: what they mean could move actions."""
     odd = sorted(name for name in given if name not in known and not name.startswith("_"))
     if odd:
         names = shortened(", ".join(odd), 200)

@@ -105,7 +105,7 @@ def bench(
 
     from blockcache.models.dpt.shape import Shape
     from blockcache.models.registry import port_of
-    from blockcache.report.performance import bench_table, not_available, plot_bench
+    from blockcache.report.performance import bench_table, encoder_ceilings, not_available, plot_bench
     from blockcache.report.terminal import display
     from blockcache.schedule.presets import stretched_schedule
     from blockcache.studies.bench import FORMAT, run_bench
@@ -127,7 +127,7 @@ def bench(
         quick=quick,
     )
     figures = result.to_dict()
-    display(bench_table(figures["rows"]), not_available(figures))
+    display(bench_table(figures["rows"]), encoder_ceilings(figures), not_available(figures))
     if json_path:
         FORMAT.save(json_path, figures)
     if plot:

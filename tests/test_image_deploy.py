@@ -136,6 +136,27 @@ def test_frames_can_be_looked_at_before_an_action_is_asked_for(files, one_camera
     np.testing.assert_array_equal(newly.predict_action(last, seed=0)["action"], found)
     with pytest.raises(ObservationError, match="has no key 'image'"):
         one_camera.look({"hand": last["hand"]})
+    # what looks is the encoder alone
+    assert {item.name for item in one_camera._encoding.get_inputs()} == {"image", "kept_features"}
+    assert [item.name for item in one_camera._encoding.get_outputs()] == ["features"]
+
+
+def test_who_looks_needs_the_file_that_was_opened(files, tmp_path):
+    path, frames = tmp_path / "policy.onnx", arrays(batch=1)
+    path.write_bytes((files / "one camera.onnx").read_bytes())
+    policy = open_export(path, threads=1)
+    path.write_bytes((files / "two cameras shared.onnx").read_bytes())
+    with pytest.raises(FileError, match="is another one than it was when it was opened"):
+        policy.look(frames)
+    path.unlink()
+    with pytest.raises(FileError, match="cannot read the ONNX file"):
+        policy.look(frames)
+    assert policy.predict_action(frames, seed=0)["action"].shape == (1, 4, 3)
+
+
+def test_a_policy_without_cameras_has_nothing_to_look_at(make_policy, tmp_path):
+    bc.export_policy(make_policy(), None, tmp_path / "policy.onnx")
+    open_export(tmp_path / "policy.onnx", threads=1).look(np.zeros((1, 2, 5)))
 
 
 def test_who_writes_into_a_frame_afterwards_does_no_harm(files, one_camera):

@@ -7,13 +7,14 @@ order of execution. That is the order in which every blockcache policy draws, wh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from blockcache.deploy.arrays import Array, largest, read_array, read_frames
-from blockcache.deploy.session import KEPT, Encoder, open_file, run_session
+from blockcache.deploy.session import KEPT, Encoder, open_file, open_part, run_session
 from blockcache.deploy.sight import Sight
 from blockcache.errors import ObservationError
 from blockcache.files import PathLike
@@ -37,7 +38,7 @@ class ExportedPolicy:
         """The arguments of `open_export`; `data`, the file's content, if that is at hand and need not be read; and whether
         to `remember` what frames showed."""
         self.path = Path(path)
-        opened = open_file(self.path, threads, data)
+        self._opened = opened = open_file(self.path, threads, data)
         self._session = opened.session
         self.threads = opened.threads
         self.header: Mapping[str, Any] = opened.header
@@ -105,11 +106,15 @@ class ExportedPolicy:
     def features(self, observed: Mapping[str, Array], known: Array | None = None) -> Array:
         """What all moments of what `check_observation` returned show, (n_obs_steps, B, features), and nothing else is
         computed. `known` are those of the first moments, which are not looked at again."""
-        noise = np.zeros(self._noise_shape(_batch(observed)), dtype=np.float32)
-        feed = {**observed, **self._unseen(self._by_moment(observed), known), "noise": noise}
-        (features,) = run_session(self._session, ["features"], feed, partly=True)
+        feed = self._unseen(self._by_moment(observed), known)
+        (features,) = run_session(self._encoding, ["features"], feed)
         check_generation(largest(features), lambda: max(map(largest, observed.values())))
         return features  # type: ignore[no-any-return]
+
+    @cached_property
+    def _encoding(self) -> Any:
+        """The encoder alone; made of the file when it is first needed."""
+        return open_part(self.path, self._opened, "features")
 
     def draw_noise(self, batch: int, generator: np.random.Generator | None = None) -> Array:
         """The noise of one generation, (1 + draws, B, horizon, D); from a new generator if none is given."""

@@ -20,6 +20,7 @@ import numpy as np
 from blockcache.cores import cores
 from blockcache.deploy.graph import check_model, read_metadata
 from blockcache.deploy.integrity import has_hash, is_intact
+from blockcache.deploy.part import part_for
 from blockcache.errors import ContentError, EngineError, FileError, in_one_line
 from blockcache.extras import require
 from blockcache.files import Count, Fields, Format, Limit, Name, read_bytes
@@ -227,24 +228,24 @@ def _options(threads: int) -> Any:
     return options
 
 
-def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any], partly: bool = False) -> list[Any]:
-    """One run of a session on what was checked already; if it fails, in one sentence. `partly` leaves out what the outputs
-    do not need."""
+def open_part(path: Path, like: OpenFile, output: str) -> Any:
+    """A session for one output of a file that was opened before, without what that output does not need."""
+    data = read_bytes(path, "ONNX file", MOST_BYTES)
+    header, *_ = _checked(data, path)
+    if header != like.header:
+        raise FileError(f"the ONNX file {path} is another one than it was when it was opened; open it again")
+    return _load(part_for(data, output), path, like.threads)
+
+
+def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:
+    """One run of a session on what was checked already; if it fails, in one sentence."""
     try:
-        return session.run(outputs, feed, _partly() if partly else None)  # type: ignore[no-any-return]
+        return session.run(outputs, feed)  # type: ignore[no-any-return]
     except Exception as error:  # ONNX Runtime's own errors share no base class
         reason = in_one_line(error)
         raise EngineError(
             f"ONNX Runtime cannot run this ({reason}); take a smaller batch, or export it again"
         ) from error
-
-
-def _partly() -> Any:
-    import onnxruntime as ort
-
-    options = ort.RunOptions()
-    options.only_execute_path_to_fetches = True
-    return options
 
 
 def seconds_per_run(session: Any, encoder: Encoder | None = None) -> float:

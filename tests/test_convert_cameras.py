@@ -6,6 +6,8 @@ import torch
 import blockcache as bc
 from blockcache.errors import PolicyError
 from blockcache.models.dpt.convert import convert_checkpoint, read_checkpoint
+from blockcache.models.dpt.public_settings import TASKS
+from blockcache.tasks import task_spec
 from image_policies import ENCODERS, PublicImagePolicy, image_policy, observed
 from public_policy import hybrid_config, write_checkpoint
 
@@ -46,6 +48,14 @@ def test_settings_come_from_the_config_and_sizes_of_networks_from_the_tensors():
 def test_the_verb_names_the_cameras(blockcache):
     written("two cameras apart")
     assert ", horizon 6, cameras image, wrist, 6 ddpm steps" in blockcache("policy", "convert", "a.ckpt", "out")
+
+
+def test_tasks_that_both_know_have_the_same_observation():
+    """Sizes and names are those of the public code's configs."""
+    assert {public: task_spec(ours).shapes for public, ours in TASKS.items()} == {
+        "pusht_lowdim": {"obs": (20,)},
+        "pusht_image": {"image": (3, 96, 96), "agent_pos": (2,)},
+    }
 
 
 def test_a_camera_policy_runs_in_the_whole_loop_engine():

@@ -83,6 +83,20 @@ def _npy(value: Any) -> bytes:
     return buffer.getvalue()
 
 
+def put_pickle(piece: bytes) -> Callable[[bytes], bytes]:
+    """A checkpoint whose pickle makes something first and throws it away."""
+
+    def change(data: bytes) -> bytes:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
+            for entry in old.namelist():
+                content = old.read(entry)
+                new.writestr(entry, content[:2] + piece + content[2:] if entry.endswith("data.pkl") else content)
+        return buffer.getvalue()
+
+    return change
+
+
 _HUGE_NPY = (
     b"\x93NUMPY\x01\x00F\x00" + b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,)}".ljust(69) + b"\n"
 )
@@ -163,6 +177,9 @@ OFFENDERS = (
     Offender("policy", "config.json", "a network of 10^12 inputs was built before the weights were looked at", put(10**12, "obs_dim")),
     Offender("policy", "config.json", "100 million layers took all memory", put(10**8, "n_layer")),
     Offender("policy", "config.json", "a width of 400 digits: TypeError of torch", put(10**400, "n_emb")),
+    Offender("checkpoint", "ddpm.ckpt", "open, as old pickles call it, passed for data", put_pickle(b"cio\nopen\n(S'ran'\ntR0")),
+    Offender("checkpoint", "ddpm.ckpt", "a key of tuples 100,000 deep, whose hash takes the whole stack", put_pickle(b"})" + b"\x85" * 100_000 + b"Ns0")),
+    Offender("checkpoint", "ddim.ckpt", "a list of half of its values: the stack was that below the mark", put_pickle(b"(K\x01K\x02l0(K\x01t0")),
     Offender("demonstrations", "plain.npz", "an entry that is no array: AttributeError", put_array(b"text", "action")),
     Offender("demonstrations", "plain.npz", "numbers beyond single precision became infinite", put_array(np.full((8, 3), 1e300), "obs")),
     Offender("demonstrations", "plain.npz", "7 TB by its header: MemoryError", put_array(_HUGE_NPY, "obs")),

@@ -17,7 +17,7 @@ from blockcache.samplers.diffusers import from_config, scheduler_names
 
 LOW_DIM, HYBRID = "DiffusionTransformerLowdimPolicy", "DiffusionTransformerHybridImagePolicy"
 DENOISER = "TransformerForDiffusion"
-TASKS = {"pusht_lowdim": "pusht"}
+TASKS = {"pusht_lowdim": "pusht", "pusht_image": "pusht-image"}
 """The public code's names of tasks that we have too, with the same observation."""
 _POLICY = frozenset({
     "horizon", "obs_dim", "action_dim", "n_action_steps", "n_obs_steps", "num_inference_steps", "obs_as_cond",

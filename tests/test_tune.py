@@ -21,7 +21,7 @@ from blockcache.models.registry import port_of
 from blockcache.observations import hash_observations, parts
 from blockcache.report.document import Table
 from blockcache.report.tuning import draw_front, tuning_blocks
-from blockcache.samplers import DDPM
+from blockcache.samplers import DDPM, ChosenSampler
 from engine_comparison import BLOCKS
 
 DDPM4 = DDPM(num_inference_steps=4)
@@ -84,8 +84,10 @@ def test_a_loss_takes_the_fastest_within_half_of_it(values, allowed):
 
 def test_what_was_rolled_out_counts_more_than_a_prediction():
     goal, predicted = Goal(loss=0.03), point("a", 1.0, 0.0)
-    rolled = replace(predicted, rollouts=estimate(-0.05))
-    assert (goal.miss(predicted), goal.miss(rolled)) == (0.0, pytest.approx(0.035))
+    assert goal.miss(predicted) == 0.0
+    assert goal.miss(replace(predicted, rollouts=Estimate(0.0, -0.05, 0.05, 100))) == pytest.approx(0.02)
+    sure = replace(point("b", 1.0, 0.5), rollouts=Estimate(-0.01, -0.029, 0.009, 1000))
+    assert goal.miss(sure) == 0.0  # the interval rules a loss of 0.03 out, whatever was predicted
 
 
 def test_a_spread_that_must_be_kept_rules_points_out():
@@ -296,15 +298,17 @@ def test_the_directory_is_a_policy_that_export_takes(policy, run, tmp_path, bloc
     found = run(policy)
     points = {one.method: one for one in found.tuning.points}
     sampler, schedule = DDPM4, bc.Schedule(4, dict.fromkeys(BLOCKS, (0, 2)), bc.Fingerprint())
-    written = tune.save_tuned(policy, tune.Tuned(found.tuning, sampler, schedule), tmp_path / "tuned")
+    chosen = ChosenSampler(sampler, port_of(policy).fingerprint, {"after": 0.5})
+    written = tune.save_tuned(policy, tune.Tuned(found.tuning, chosen, schedule), tmp_path / "tuned")
     assert written is True
+    assert ChosenSampler.load(tmp_path / "tuned/sampler.json").evidence == {"after": 0.5}
     assert points
     loaded = bc.load_policy(tmp_path / "tuned")
     obs, noise = torch.from_numpy(OBS[:2]), torch.randn(4, 2, 6, 3, generator=torch.Generator().manual_seed(0))
     expected = policy.with_sampler(sampler).predict_action(obs, noise=noise)["action"]
     torch.testing.assert_close(loaded.predict_action(obs, noise=noise)["action"], expected, rtol=0, atol=0)
-    blockcache("export", tmp_path / "tuned", "-o", "fast.onnx")
-    exported = bc.open_export("fast.onnx")
+    blockcache("export", tmp_path / "tuned", "-o", tmp_path / "fast.onnx")
+    exported = bc.open_export(tmp_path / "fast.onnx")
     with bc.accelerate(loaded, schedule, engine="patched") as fast:
         expected = fast.predict_action(obs, noise=noise)["action"]
     torch.testing.assert_close(torch.as_tensor(exported(obs, noise)["action"]), expected, rtol=1e-5, atol=1e-5)
@@ -338,7 +342,7 @@ def test_the_table_marks_the_front_and_the_choice(tmp_path):
     assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
     fresh = replace(found, fresh=Estimate(0.001, -0.02, 0.02, 500))
     assert (
-        "On 500 fresh pairs of rollouts its score differs by +0.001 [-0.020, +0.020]: lossless"
+        "On 500 fresh pairs of rollouts its score differs by +0.001 [-0.020, +0.020]: a loss of 0.03 is ruled out"
         in tuning_blocks(fresh)[0].text
     )
 

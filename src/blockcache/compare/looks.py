@@ -131,12 +131,17 @@ class Looks:
             found.append(replace(point, threads=threads, p50_ms=p50, p95_ms=p95))
         return times[PLAIN][0], found
 
+    def sampler_of(self, method: str) -> ChosenSampler | None:
+        """The sampler of a method that was looked at, with its evidence; None is the policy's own."""
+        sampler = self.candidates[method].sampler
+        return None if sampler is None else self._calibrations.with_evidence(sampler)
+
     def as_files(self, method: str) -> str:
         """The same method by the files of what was made for it, so that nobody makes it anew from other observations."""
         candidate, parts = self.candidates[method], []
         stem = self.state / digest({"method": method})[:8]
-        if candidate.sampler is not None:
-            ChosenSampler(candidate.sampler, self.port.fingerprint).save(path := f"{stem}-sampler.json")
+        if (sampler := self.sampler_of(method)) is not None:
+            sampler.save(path := f"{stem}-sampler.json")
             parts.append(f"sampler:{path}")
         if isinstance(candidate.strategy, Schedule):
             candidate.strategy.save(path := f"{stem}-schedule.json")

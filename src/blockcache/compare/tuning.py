@@ -59,13 +59,16 @@ class Goal:
         return (miss, point.p50_ms, point.expected_loss)
 
     def miss(self, point: Point) -> float:
-        """By how much a point misses the goal, in milliseconds or in score; 0 if it meets it."""
+        """By how much a point misses the goal, in milliseconds or in score; 0 if it meets it. Where it was rolled out, what
+        counts is the loss that its interval does not rule out."""
         if self.spread is not None and not self.spread[0] <= point.distances.spread.mean <= self.spread[1]:
             return math.inf
         if self.deadline_ms is not None:
             return max(0.0, point.p95_ms - self.deadline_ms)
         assert self.loss is not None
-        return max(0.0, point.expected_loss - MARGIN * self.loss)
+        if point.rollouts is not None:
+            return max(0.0, -point.rollouts.low - self.loss)
+        return max(0.0, point.loss - MARGIN * self.loss)
 
 
 @dataclass(frozen=True)

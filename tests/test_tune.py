@@ -202,6 +202,18 @@ def test_all_kinds_of_methods_are_looked_at_and_one_is_chosen(policy, run):
     assert {one.threads for one in found.points} <= {1, torch.get_num_threads(), looks.cores()}
 
 
+@pytest.mark.parametrize("faster", ["onnx", "loop"])
+def test_every_point_gets_its_fastest_engine_and_threads(policy, run, monkeypatch, faster):
+    def told(self, asked, calls):
+        """One thread of the faster engine takes 1 ms, anything else 5."""
+        return {name: (1.0, 2.0) if name[1:] == (faster, 1) else (5.0, 6.0) for name in asked}
+
+    monkeypatch.setattr(looks.Looks, "_milliseconds", told)
+    found = run(policy, engine="auto").tuning
+    assert {(one.engine, one.threads, one.p50_ms) for one in found.points} == {(faster, 1, 1.0)}
+    assert found.plain_ms == 5.0
+
+
 def test_a_tuning_goes_on_where_it_was_killed(policy, run, monkeypatch):
     seen, measured = [], looks.Looks._measured
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import blockcache as bc
 import foreign_policy
 from blockcache.compare import block_times, looks, tune
-from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, front, promising
+from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, choose, front, promising
 from blockcache.errors import FileError, ObservationError
 from blockcache.measure.distance import Distances
 from blockcache.measure.latency import Latency
@@ -60,7 +60,7 @@ def test_the_front_is_what_nothing_beats(values):
 @given(POINTS, st.integers(1, 10))
 def test_a_deadline_takes_the_least_loss_within_it(values, deadline):
     points = [point(f"m{place}", ms, loss / 100) for place, (ms, loss) in enumerate(values)]
-    chosen = min(points, key=Goal(deadline_ms=deadline).order)
+    chosen = choose(points, Goal(deadline_ms=deadline))
     inside = [one for one in points if one.p95_ms <= deadline]
     if inside:
         assert chosen.p95_ms <= deadline
@@ -73,13 +73,26 @@ def test_a_deadline_takes_the_least_loss_within_it(values, deadline):
 @given(POINTS, st.integers(1, 20))
 def test_a_loss_takes_the_fastest_within_half_of_it(values, allowed):
     points = [point(f"m{place}", ms, loss / 100) for place, (ms, loss) in enumerate(values)]
-    chosen = min(points, key=Goal(loss=allowed / 100).order)
+    chosen = choose(points, Goal(loss=allowed / 100))
     inside = [one for one in points if one.loss <= allowed / 200]
     if inside:
         assert chosen.loss <= allowed / 200
         assert chosen.p50_ms == min(one.p50_ms for one in inside)
     else:
         assert chosen.loss == min(one.loss for one in points)
+
+
+def test_of_methods_that_are_about_as_fast_the_one_that_loses_less_is_taken():
+    goal = Goal(loss=0.03)
+    points = [
+        point("fast", 1.0, 0.014),
+        point("as fast", 1.09, 0.002),
+        point("slower", 1.2, 0.0),
+        point("bad", 1.0, 0.02),
+    ]
+    assert choose(points, goal).method == "as fast"
+    assert choose(points[::2], goal).method == "fast"
+    assert choose(points[3:], goal).method == "bad"  # nothing meets the goal: the nearest miss
 
 
 def test_what_was_rolled_out_counts_more_than_a_prediction():

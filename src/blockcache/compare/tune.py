@@ -17,7 +17,7 @@ from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.looks import GLANCE, LONG, Clock, Looks
 from blockcache.compare.results import FRESH_SEEDS, GENERATIONS
 from blockcache.compare.summary import summarise
-from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, front, promising
+from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, choose, front, promising
 from blockcache.files import Count, Format, PathLike, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
@@ -144,10 +144,10 @@ def tune(
         best = [point.method for point in promising(long_looked(points), goal, ROLLED_OUT)]
         rolled = differences(best, first + TUNING_SEEDS)
         points = [replace(point, rollouts=rolled.get(point.method)) for point in points]
-        chosen = min((point for point in points if point.rollouts is not None), key=goal.order)
+        chosen = choose([point for point in points if point.rollouts is not None], goal)
         fresh = differences([chosen.method], first + FRESH_SEEDS)[chosen.method]
     else:
-        chosen = min(long_looked(points), key=goal.order)
+        chosen = choose(long_looked(points), goal)
     tuning = Tuning(
         policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
         goal=goal,

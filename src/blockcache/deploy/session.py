@@ -11,7 +11,7 @@ import reprlib
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +66,8 @@ class OpenFile:
 
 
 def open_file(path: Path, threads: int | None, data: bytes | None = None) -> OpenFile:
-    """Check the file and load it: nothing is made of it before all of it was looked at, and nothing in it is run for that.
+    """Check the file and load it; nothing in it is run for that. ONNX Runtime gets it once it has the form of an export, and
+    while it is being loaded its hash is computed beside: a graph of that form does no harm, whatever its numbers.
 
     path     where it is, or for `data` is going to be
     threads  without it, one thread and all cores are tried and the faster one is taken
@@ -76,28 +77,22 @@ def open_file(path: Path, threads: int | None, data: bytes | None = None) -> Ope
     if threads is not None and threads < 1:
         raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
     data = read_bytes(path, "ONNX file", MOST_BYTES) if data is None else data
-    header, fingerprint, executed = _checked(data, path)
-    chosen = threads or 1
-    session = _load(data, path, chosen)
-    with FORMAT.reading(path):
-        _check_declarations(session, header, executed)
+    found = _opened_intact(data, path, threads or 1)
     if threads is None and (many := cores()) > 1:
         other = _load(data, path, many)
-        if seconds_per_run(other) < seconds_per_run(session):
-            session, chosen = other, many
-    return OpenFile(header, fingerprint, executed, session, chosen)
+        if seconds_per_run(other) < seconds_per_run(found.session):
+            return replace(found, session=other, threads=many)
+    return found
 
 
-def _checked(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint, tuple[int, int]]:
-    """What the file says of itself, once hash, header and graph are in order. That it is damaged comes before what follows
-    from it, unless there is no hash at all: then it is cut short, of another version or no export."""
+def _opened_intact(data: bytes, path: Path, threads: int) -> OpenFile:
+    """The file, if its hash is right. That it is damaged comes before what follows from it, unless there is no hash at
+    all: then it is cut short, of another version or no export."""
     problem: FileError | None = None
     with ThreadPoolExecutor(1) as aside:
-        intact = aside.submit(is_intact, data)  # takes as long as the walk, and leaves Python free for it
+        intact = aside.submit(is_intact, data)
         try:
-            found = _read_header(data, path)
-            with FORMAT.reading(path):
-                check_model(data)
+            found = _opened(data, path, threads)
         except FileError as error:
             problem = error
     if problem is not None and (intact.result() or not has_hash(data)):
@@ -105,6 +100,17 @@ def _checked(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint, tupl
     if not intact.result():
         raise FileError(f"the ONNX file {path} was changed or damaged after it was written; export it again")
     return found
+
+
+def _opened(data: bytes, path: Path, threads: int) -> OpenFile:
+    """The file, once its header and its graph are in order."""
+    header, fingerprint, executed = _read_header(data, path)
+    with FORMAT.reading(path):
+        check_model(data)
+    session = _load(data, path, threads)
+    with FORMAT.reading(path):
+        _check_declarations(session, header, executed)
+    return OpenFile(header, fingerprint, executed, session, threads)
 
 
 def _read_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint, tuple[int, int]]:

@@ -23,7 +23,7 @@ OPSET, IR_VERSION = 23, 11
 
 def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: bool = False) -> onnx.ModelProto:
     """A model with the program's inputs and `noise`, and the outputs `action`, for a whole chunk `action_pred`, and `norms`,
-    which tell whether something on the way was not finite (see `walk.generate`).
+    which tells whether something on the way was not finite (see `walk.generate`).
 
     `unrolled` has full precision unrolled as well: a little faster, but slow to load and large. For comparison.
     """
@@ -32,7 +32,7 @@ def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: b
     found = generate(backend, program, plan, sampler, {name: name for name in program.inputs}, "noise")
     start, stop = program.executed
     sizes = {"action": stop - start, "action_pred": program.tokens}
-    shapes = {name: ["batch", size, program.action_dim] for name, size in sizes.items()} | {"norms": ["rows"]}
+    shapes = {name: ["batch", size, program.action_dim] for name, size in sizes.items()} | {"norms": [1]}
     for name, value in found.items():
         writer.nodes.append(helper.make_node("Identity", [value], [name]))
     graph = helper.make_graph(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import blockcache as bc
 from blockcache import Block, Fingerprint, Recording, Schedule
 from blockcache.cli.arguments import PolicySource
 from blockcache.compare.candidates import Candidate
@@ -46,6 +47,7 @@ from blockcache.studies.suites import Cell, Suite, suite_of
 from blockcache.tasks import task_spec
 from blockcache.training.data import read_demonstrations
 from blockcache.training.state import Progress, read_state, write_state
+from public_policy import config, write_checkpoint
 
 NAMES = ("layers.0.SA", "layers.0.FFN")
 FINGERPRINT = Fingerprint("dp-t", NAMES, {"width": 16}, 5, {"type": "ddpm"}, "ab" * 32)
@@ -334,6 +336,12 @@ def load_named_policy(path: Path) -> Any:
     return load_policy(path.parent)
 
 
+def write_public_checkpoint(directory: Path) -> Path:
+    sizes = {"n_layer": 1, "n_head": 1, "n_emb": 4, "horizon": 3, "n_action_steps": 2}
+    write_checkpoint(directory / "a.ckpt", config(steps=2, **sizes))
+    return directory / "a.ckpt"
+
+
 def write_demonstrations(directory: Path) -> Path:
     arrays = {"keypoint": np.ones((8, 9, 2), np.float32), "state": np.ones((8, 5)), "action": np.ones((8, 2))}
     write_arrays(directory / "demos.npz", **arrays, episode_ends=np.array([4, 8]))
@@ -374,6 +382,7 @@ EXAMPLES = [
     Example("caching", write_caching, functools.partial(load_page, caching), ("blockcache.caching",)),
     Example("policy config", functools.partial(write_policy, "config.json"), load_named_policy, ("blockcache.policy",)),
     Example("policy weights", functools.partial(write_policy, "model.safetensors"), load_named_policy),
+    Example("checkpoint", write_public_checkpoint, bc.load_policy),
     Example("demonstrations", write_demonstrations, lambda path: read_demonstrations(task_spec("pusht"), path)),
     Example("observations", write_observations, load_observations),
     Example("export", write_export, lambda path: open_export(path, threads=1), ("blockcache.onnx",)),

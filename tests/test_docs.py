@@ -140,7 +140,10 @@ def robot(make_policy, in_an_empty_directory, tmp_path, monkeypatch):
     sys.modules.pop("my_robot", None)
 
 
-@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if fenced(text, "python")])
+OWN = "diffusion-policy.md"  # all of it is run by test_docs_diffusion_policy.py
+
+
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if page != OWN and fenced(text, "python")])
 def test_a_page_works_from_top_to_bottom(page, robot, blockcache):
     """Blocks of a page build on one another, as they do for who reads it."""
     for language, code in FENCE.findall(PAGES[page]):

@@ -15,6 +15,7 @@ from blockcache.deploy import graph
 from blockcache.deploy.graph import OPERATORS
 from blockcache.deploy.integrity import with_hash
 from blockcache.errors import EngineError, FileError
+from image_policies import image_policy
 from onnx_files import hashed, nodes, opened, two_inputs
 from toy_family import FlowPolicy
 
@@ -32,6 +33,8 @@ def test_the_list_has_what_is_written_and_no_more(make_policy, exports, monkeypa
     for name, sampler in SAMPLER_FORMS.items():
         bc.export_policy(make_policy(sampler=sampler), None, tmp_path / name, "action")
         files.append((tmp_path / name).read_bytes())
+    bc.export_policy(image_policy(), None, tmp_path / "cameras")
+    files.append((tmp_path / "cameras").read_bytes())
     found = [node for data in files for node in nodes(onnx.load_model_from_string(data).graph)]
     assert {node.op_type for node in found} == set(OPERATORS)
     attributes = {(node.op_type, item.name) for node in found for item in node.attribute}

@@ -13,16 +13,16 @@ import torch
 
 import blockcache as bc
 from blockcache.deploy.session import MINIMUM, require_onnxruntime
-from blockcache.engines import cache as exports
 from blockcache.engines import onnx as engine
 from blockcache.engines.build import build
-from blockcache.engines.cache import cache_directory
 from blockcache.errors import EngineError, FileError
+from blockcache.files import kept as exports
+from blockcache.files.kept import cache_directory
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
 from onnx_files import BLOCKS, hashed, header, with_header
 
-CACHE, ENGINE, SESSION = "blockcache.engines.cache", "blockcache.engines.onnx", "blockcache.deploy.session"
+CACHE, ENGINE, SESSION = "blockcache.files.kept", "blockcache.engines.onnx", "blockcache.deploy.session"
 
 
 @pytest.fixture(autouse=True)
@@ -357,7 +357,7 @@ def test_the_extra_brings_new_enough_libraries():
 @pytest.mark.parametrize(("seconds", "taken"), [({1: 1.0, 4: 2.0}, 1), ({1: 2.0, 4: 1.0}, 4)])
 def test_the_faster_number_of_threads_is_taken(exported, monkeypatch, seconds, taken):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4), raising=False)
-    asked = lambda session: seconds[session.get_session_options().intra_op_num_threads]  # noqa: E731
+    asked = lambda session, _: seconds[session.get_session_options().intra_op_num_threads]  # noqa: E731
     monkeypatch.setattr(f"{SESSION}.seconds_per_run", asked)
     assert bc.open_export(exported).threads == taken
 

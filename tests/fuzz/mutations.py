@@ -1,4 +1,4 @@
-"""Ways to damage a file: any bytes, JSON trees, safetensors, zipped arrays, ONNX graphs. Knows nothing of formats.
+"""Ways to damage a file: bytes, JSON trees, safetensors, zipped arrays, ONNX graphs, checkpoints. Knows nothing of formats.
 
 A mutation takes the bytes and a source of chance, and returns other bytes and a phrase that says what was done.
 """
@@ -287,6 +287,12 @@ def _onnx_file(data: bytes, chance: random.Random) -> Mutated:
     return onnx_file(data, chance)
 
 
+def _checkpoint_file(data: bytes, chance: random.Random) -> Mutated:
+    from .checkpoint_mutations import checkpoint_file  # which imports this
+
+    return checkpoint_file(data, chance)
+
+
 MUTATIONS: dict[str, Mutation] = {
-    ".json": json_file, ".safetensors": safetensors_file, ".npz": npz_file, ".onnx": _onnx_file,
+    ".json": json_file, ".safetensors": safetensors_file, ".npz": npz_file, ".onnx": _onnx_file, ".ckpt": _checkpoint_file,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import blockcache as bc
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
+from blockcache.models.dpt.encoder_config import EncoderConfig, Input
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
@@ -30,6 +32,22 @@ def policy(obs_dim: int = OBS, action_dim: int = ACTION) -> DiffusionTransformer
         for parameter in made.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
     return made
+
+
+@functools.cache
+def camera_policy() -> DiffusionTransformerPolicy:
+    """One camera of 33 x 33 and a number: a trunk of a quarter of its usual width."""
+    encoder = EncoderConfig((Input("eye", (1, 33, 33)), Input("arm", (1,))), width=16, keypoints=2, features=2)
+    config = replace(policy().config, obs_dim=encoder.size, encoder=encoder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return DiffusionTransformerPolicy(config).eval()
+
+
+def frames() -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    eye = rng.integers(0, 256, (2, SEEN, 1, 33, 33), dtype=np.uint8)
+    return {"eye": eye, "arm": rng.standard_normal((2, SEEN, 1)).astype(np.float32)}
 
 
 @functools.cache

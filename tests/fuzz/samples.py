@@ -5,7 +5,12 @@ What is read is used and written back where that is cheap: a wrong type that fai
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import functools
+import os
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +24,9 @@ from blockcache.cli.pictures import schedule_picture
 from blockcache.deploy import open_export
 from blockcache.deploy.integrity import with_hash
 from blockcache.engines.accelerate import check_fit
+from blockcache.errors import NonFiniteError
 from blockcache.models.dpt import load_policy, save_policy
+from blockcache.models.dpt.convert import read_checkpoint
 from blockcache.observations import check_observation
 from blockcache.samplers import DDPM, ChosenSampler, DPMSolver, Fitted, SamplerConfig, table
 from blockcache.schedule import compile_plan
@@ -28,10 +35,24 @@ from blockcache.tasks import TaskSpec
 from blockcache.training.data import read_demonstrations, split, window_indices
 from blockcache.training.state import Progress, read_state, write_state
 from file_formats import EXAMPLES
+from public_policy import DDIM, config, write_checkpoint
 
 from . import sample_results as made
 from .running import Sample
-from .sample_policy import ACTION, OBS, SEEN, STEPS, again, observations, policy, port, recording, schedule
+from .sample_policy import (
+    ACTION,
+    OBS,
+    SEEN,
+    STEPS,
+    again,
+    camera_policy,
+    frames,
+    observations,
+    policy,
+    port,
+    recording,
+    schedule,
+)
 
 # -- what is solved and sampled
 
@@ -84,15 +105,64 @@ def use_recording(path: Path) -> None:
 
 def make_policy(place: Path) -> list[Path]:
     save_policy(policy(), place / "policy")
-    return [place / "policy/config.json", place / "policy/model.safetensors"]
+    save_policy(camera_policy(), place / "cameras")
+    return [place / "policy/config.json", place / "policy/model.safetensors", place / "cameras/config.json"]
 
 
 def use_policy(path: Path) -> None:
     found = load_policy(path.parent)
-    seen = torch.zeros(1, found.n_obs_steps, found.obs_dim)
+    inputs = {name: torch.zeros(1, *shape) for name, shape in found.config.inputs.items()}
+    seen = inputs if found.config.cameras else inputs["obs"]
     action = found.predict_action(seen, generator=torch.Generator().manual_seed(0))["action"]
     assert bool(torch.isfinite(action).all()), "actions that are not finite"
     save_policy(found, path.parent.with_name("again"))
+
+
+@functools.cache
+def _told() -> list[str]:
+    """What Python tells of that no reader of data does, from now on in this process."""
+    told: list[str] = []
+    never = re.compile(
+        r"(pickle|marshal|subprocess|socket|ctypes|shutil)\.|os\.(system|exec|fork|spawn|posix_spawn)|exec"
+    )
+
+    def tell(event: str, words: tuple[Any, ...]) -> None:
+        if _reading and never.match(event):
+            told.append(f"{event} {str(words)[:100]}")
+
+    sys.addaudithook(tell)
+    return told
+
+
+_reading: list[Path] = []
+
+
+def make_checkpoint(place: Path) -> list[Path]:
+    sizes = {"n_layer": 1, "n_head": 1, "n_emb": 4, "horizon": 3, "n_obs_steps": SEEN, "n_action_steps": 2}
+    sizes |= {"obs_dim": OBS, "action_dim": ACTION}
+    write_checkpoint(place / "ddpm.ckpt", config(steps=STEPS, **sizes))
+    write_checkpoint(
+        place / "ddim.ckpt", config(DDIM, STEPS, resolved=True, obs_as_cond=False, time_as_cond=False, **sizes)
+    )
+    for name in ("ddpm.ckpt", "ddim.ckpt"):
+        read_checkpoint(place / name)  # imports what it needs
+    codecs.lookup("cp437")  # zipfile's, for names that are not ASCII
+    return [place / "ddpm.ckpt", place / "ddim.ckpt"]
+
+
+def use_checkpoint(path: Path) -> None:
+    told, before = _told(), {*os.listdir(path.parent)}
+    _reading.append(path)
+    try:
+        found = read_checkpoint(path)
+    finally:
+        _reading.clear()
+        assert not told, f"code was run: {told.pop()}"
+        assert {*os.listdir(path.parent)} == before, "a file was written"
+    seen = torch.zeros(1, found.n_obs_steps, found.obs_dim)
+    with contextlib.suppress(NonFiniteError):
+        action = found.predict_action(seen, generator=torch.Generator().manual_seed(0))["action"]
+        assert bool(torch.isfinite(action).all()), "actions that are not finite"
 
 
 SPEC = TaskSpec("fuzz", obs_dim=OBS, action_dim=ACTION, max_steps=9, success="none", extra="none")
@@ -172,6 +242,20 @@ def _actions(path: Path, seed: int | None = None) -> np.ndarray[Any, Any]:
     return found.predict_action(seen, **{"noise": noise} if seed is None else {"seed": seed})["action"]
 
 
+def make_camera_export(place: Path) -> list[Path]:
+    """One with an encoder, without its hash."""
+    bc.export_policy(camera_policy(), None, place / "cameras.onnx")
+    data = (place / "cameras.onnx").read_bytes()
+    (place / "cameras.onnx").write_bytes(data[: -len(with_hash(b""))])
+    return [place / "cameras.onnx"]
+
+
+def use_camera_export(path: Path) -> None:
+    again(path).write_bytes(with_hash(path.read_bytes()))
+    found = open_export(again(path), threads=1).predict_action(frames(), seed=0)["action"]
+    assert np.isfinite(found).all(), "actions that are not finite"
+
+
 def make_forged(place: Path) -> list[Path]:
     """Exports without their hash, which is put on after they were damaged: as somebody does it who means harm."""
     paths = make_export(place)
@@ -197,6 +281,7 @@ SAMPLES = {
     "sampler": Sample(make_sampler, use_sampler),
     "recording": Sample(make_recording, use_recording),
     "policy": Sample(make_policy, use_policy),
+    "checkpoint": Sample(make_checkpoint, use_checkpoint),
     "demonstrations": Sample(make_demonstrations, use_demonstrations),
     "observations": Sample(make_observations, use_observations),
     "training-state": Sample(make_training_state, use_training_state),
@@ -205,6 +290,7 @@ SAMPLES = {
     "jobs": Sample(made.make_jobs, made.use_jobs),
     "export": Sample(make_export, use_export),
     "forged-export": Sample(make_forged, use_forged),
+    "camera-export": Sample(make_camera_export, use_camera_export),
     **{
         name: _example(name)
         for name in (

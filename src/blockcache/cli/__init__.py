@@ -13,10 +13,11 @@ from blockcache.errors import BlockcacheError
 
 policy = LazyGroup(
     "policy",
-    help="On the way to a policy and its calibration: demonstrations, training, observations, samplers of few steps.",
+    help="On the way to a policy: demonstrations, training, checkpoints of other code, observations, samplers of few steps.",
     verbs={
         "demonstrate": ("training:demonstrate", "Let a simulator's own expert show a task, to train on."),
         "train": ("training:train", "Train a DP-T policy from demonstrations."),
+        "convert": ("convert:convert", "Make a policy of a checkpoint of the public Diffusion Policy code."),
         "observe": ("training:observe", "Let a policy do its task and keep what it saw, to calibrate on."),
         "place": ("samplers:place", "Find where the few steps of a sampler lie best for a policy."),
         "fit": ("samplers:fit", "Fit the constants of a sampler of few steps to a policy."),

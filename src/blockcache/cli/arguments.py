@@ -4,7 +4,7 @@ imported: nobody waits for torch to be told of a typing error."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from blockcache.compare.results import GENERATIONS
-from blockcache.errors import FileError, ObservationError, TaskError, shortened
-from blockcache.files import check_writable, exists, parse_arrays, read_bytes
-from blockcache.models.places import OBSERVATIONS, SCHEDULE, check_source, is_entry, policy_directory, read_config
+from blockcache.errors import FileError, TaskError
+from blockcache.files import check_writable, exists
+from blockcache.models.places import OBSERVATIONS, SCHEDULE, check_source, in_directory, policy_directory, read_config
 
 if TYPE_CHECKING:
     from blockcache.models.port import Port
@@ -65,14 +65,14 @@ class PolicySource:
 
     def task(self, named: str | None) -> str:
         """The task that somebody named, or else the one that the policy says it was trained for."""
-        said = named or (self.port.task if is_entry(self.name) else read_config(self.name).get("task"))
+        said = named or (read_config(self.name).get("task") if in_directory(self.name) else self.port.task)
         if said is None:
             raise TaskError(f"the policy {self} does not say which task it was trained for; name it with --task")
         return _known_task(said)
 
     def schedule(self) -> Schedule | None:
         """The schedule in the policy's own directory, if there is one."""
-        if is_entry(self.name) or not exists(beside := policy_directory(self.name) / SCHEDULE):
+        if not in_directory(self.name) or not exists(beside := policy_directory(self.name) / SCHEDULE):
             return None
         return load_schedule(str(beside))
 
@@ -81,23 +81,28 @@ class PolicySource:
 
         The file is read before the policy is loaded.
         """
+        from blockcache.observations.files import fit_observations
+
         file, arrays = self._arrays(path)
-        found = {name: _fitting(arrays, name, shape, file) for name, shape in self.port.inputs.items()}
-        return found["obs"] if set(found) == {"obs"} else found
+        return fit_observations(arrays, self.port.inputs, self.port.cameras, file)
 
     def moments(self, path: str | None) -> Any:
         """When each observation was made, (N, 2) episode and place in it, where that file says so; else None."""
-        return self._arrays(path)[1].get("moments")
+        from blockcache.observations.files import MOMENTS
+
+        return self._arrays(path)[1].get(MOMENTS)
 
     def _arrays(self, path: str | None) -> tuple[Path, dict[str, Any]]:
-        beside = None if path or is_entry(self.name) else policy_directory(self.name) / OBSERVATIONS
+        beside = policy_directory(self.name) / OBSERVATIONS if not path and in_directory(self.name) else None
         file = Path(path) if path else beside
         if file is None or (file == beside and not exists(file)):
             raise FileError(
                 f"the policy {self} brings no observations; give some with --observations FILE.npz, such as "
                 "'blockcache policy observe' records"
             )
-        return file, parse_arrays(read_bytes(file, "observations"), "observations", file)
+        from blockcache.observations import load_observations
+
+        return file, load_observations(file)
 
 
 def load_schedule(source: str) -> Schedule:
@@ -155,28 +160,6 @@ def _writable_directory(path: str) -> Path:
     return Path(path)
 
 
-def _fitting(arrays: Mapping[str, Any], name: str, shape: tuple[int, ...], file: Path) -> Any:
-    """One of the policy's inputs, (N, *shape) float32."""
-    import numpy as np
-
-    expected = f"(N, {', '.join(map(str, shape))})"
-    if name not in arrays:
-        raise FileError(
-            f"cannot read observations from {file}: expected an array {name!r} of shape {expected}, got "
-            f"{shortened(', '.join(arrays), 200) or 'no array'}"
-        )
-    array = arrays[name]
-    if array.dtype.kind not in "fiu":
-        raise ObservationError(f"the observations {name!r} in {file} are no numbers but {array.dtype}")
-    if array.ndim == 0 or array.shape[1:] != tuple(shape) or not len(array):
-        raise ObservationError(f"the observations {name!r} in {file} have shape {array.shape}, expected {expected}")
-    with np.errstate(over="ignore"):
-        found = np.asarray(array, dtype=np.float32)
-    if not np.isfinite(found).all():
-        raise ObservationError(f"the observations {name!r} in {file} hold NaN or infinity; leave those out")
-    return found
-
-
 POLICY = Checked("policy", PolicySource)
 TASK = Checked("task", _known_task)
 OUTPUT = Checked("file", _writable_file)
@@ -195,7 +178,10 @@ def policy_argument(**settings: Any) -> Callable[[Verb], Verb]:
 
     def add(verb: Verb) -> Verb:
         first, _, rest = str(verb.__doc__).partition("\n\n")
-        kinds = "POLICY is a shipped policy by name, a policy directory, or a Python entry module:function that returns one."
+        kinds = (
+            "POLICY is a shipped policy by name, a policy directory, a checkpoint FILE.ckpt of the public Diffusion Policy "
+            "code, or a Python entry module:function that returns one."
+        )
         verb.__doc__ = f"{first}\n\n    {kinds}\n\n{rest}"
         return click.argument("policy", type=POLICY, **settings)(verb)
 

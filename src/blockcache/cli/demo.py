@@ -87,9 +87,9 @@ def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> N
 
 def _tuned(policy: arg.PolicySource) -> list[str]:
     """What lies beside the policy, tuned for it, as a method."""
-    from blockcache.models.places import TUNED, TUNING, is_entry, policy_directory
+    from blockcache.models.places import TUNED, TUNING, in_directory, policy_directory
 
-    directory = None if is_entry(policy.name) else policy_directory(policy.name) / TUNED
+    directory = policy_directory(policy.name) / TUNED if in_directory(policy.name) else None
     return [f"tuned:{directory}"] if directory is not None and (directory / TUNING).is_file() else []
 
 

@@ -128,4 +128,4 @@ def observe(
         seen = seen.behind(*before)
     seen.save(output)
     more = "" if before is None else f", {count} of them new, "
-    click.echo(f"{output}: {len(seen.obs)} observations{more or ' '}of {episodes} episodes")
+    click.echo(f"{output}: {len(seen)} observations{more or ' '}of {episodes} episodes")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -130,7 +130,7 @@ class Evaluation:
                 "made_by": __version__,
                 "policy": self.fingerprint.to_dict(),
                 "chunk": [port.n_obs_steps, port.n_action_steps, port.horizon],
-                "task": asdict(self.task),
+                "task": self.task.describe(),
                 **job.describe(self.setting),
             }
         )
@@ -262,20 +262,26 @@ def _with_engine(port: Port, candidate: Candidate) -> Candidate:
 
 
 def _check_widths(port: Port, spec: TaskSpec) -> None:
-    if len(port.inputs) != 1:
+    """The policy takes what the task shows, moment by moment, and does what the task lets it do."""
+    misfit = f"the policy does not fit task {spec.name}"
+    needs = {name: (port.n_obs_steps, *shape) for name, shape in spec.shapes.items()}
+    has = dict(port.inputs)
+    if len(needs) == len(has) == 1 and not spec.cameras:  # whatever one array is called
+        ((_, *shown),), ((_, *taken),) = needs.values(), has.values()
+        differing: list[tuple[str, Any, Any]] = [("observations", taken[-1], shown[-1])] if taken != shown else []
+    elif set(has) != set(needs):
+        raise TaskError(f"{misfit}: it takes {', '.join(has)}, the task gives {_gives(spec)}")
+    else:
+        differing = [(f"{name!r} inputs", has[name][1:], needs[name][1:]) for name in has if has[name] != needs[name]]
+    actions = ("actions", len(port.action_scale), spec.action_dim)
+    for what, own, other in (*differing, *([actions] if actions[1] != actions[2] else ())):
         raise TaskError(
-            f"the policy does not fit task {spec.name}: it takes {', '.join(port.inputs)}, the task gives one array"
+            f"{misfit}: its {what} have {own} numbers, the task's {other}; was it trained for another task?"
         )
-    (seen,) = port.inputs.values()
-    for what, has, needs in (
-        ("observations", seen[-1], spec.obs_dim),
-        ("actions", len(port.action_scale), spec.action_dim),
-    ):
-        if has != needs:
-            raise TaskError(
-                f"the policy does not fit task {spec.name}: its {what} have {has} numbers, the task's {needs}; "
-                "was it trained for another task?"
-            )
+
+
+def _gives(spec: TaskSpec) -> str:
+    return "one array" if spec.inputs is None else ", ".join(spec.inputs)
 
 
 def save_timings(path: PathLike, speed: Mapping[str, Latency], policy: Fingerprint) -> None:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from blockcache.compare.candidates import Candidate, running
 from blockcache.errors import TaskError
-from blockcache.files import PathLike, write_arrays
+from blockcache.files import PathLike
 from blockcache.models.registry import port_of
+from blockcache.observations import batch_size, joined, pick, save_observations
 from blockcache.progress import progress_bar
 from blockcache.tasks import make_task, rollout, task_spec
 
@@ -22,17 +23,19 @@ from blockcache.tasks import make_task, rollout, task_spec
 class Decisions:
     """What a policy saw when it was asked for a chunk, and when that was: two chunks that follow one another are known."""
 
-    obs: NDArray[np.float32]  # (N, n_obs_steps, obs_dim)
+    obs: Any  # (N, n_obs_steps, obs_dim), or such arrays by name
     moments: NDArray[np.int64] | None  # (N, 2): the seed of the episode, the chunk's place in it; None if not known
 
-    def behind(self, obs: NDArray[np.float32], moments: NDArray[np.int64] | None) -> Decisions:
+    def __len__(self) -> int:
+        return batch_size(self.obs)
+
+    def behind(self, obs: Any, moments: NDArray[np.int64] | None) -> Decisions:
         """These behind others, which keep their places; the moments are known if they are of both."""
         known = None if moments is None or self.moments is None else np.concatenate([moments, self.moments])
-        return Decisions(np.concatenate([obs, self.obs]), known)
+        return Decisions(joined([obs, self.obs]), known)
 
     def save(self, path: PathLike) -> None:
-        known = {} if self.moments is None else {"moments": self.moments}
-        write_arrays(path, obs=self.obs, **known)
+        save_observations(path, self.obs, self.moments)
 
 
 def observe(
@@ -58,10 +61,10 @@ def observe(
     last_seed, spec = first_seed + episodes - 1, task_spec(task)
     if last_seed >= spec.first_test_seed:
         raise TaskError(f"seeds {first_seed} to {last_seed} reach into the test seeds; calibrate on lower ones")
-    seen: list[NDArray[np.float32]] = []
+    seen: list[Any] = []
 
-    def act(obs: NDArray[np.float32], chunk: int) -> NDArray[np.float64]:
-        seen.append(obs.copy())
+    def act(obs: Any, chunk: int) -> NDArray[np.float64]:
+        seen.append(joined([obs]))  # a copy
         bar.update()
         return fast.act(obs, first_seed + chunk)
 
@@ -80,8 +83,8 @@ def observe(
             raise TaskError(f"the simulator failed with seed {record.seed}: {record.error}; observe other seeds")
     # An episode that is over stays in the batch as padding; what it shows then is no decision.
     decisions = [
-        (obs[place], (record.seed, chunk))
-        for chunk, obs in enumerate(seen)
+        (chunk * len(records) + place, (record.seed, chunk))
+        for chunk in range(len(seen))
         for place, record in enumerate(records)
         if chunk * port.n_action_steps < record.steps
     ]
@@ -91,5 +94,5 @@ def observe(
         )
     kept = np.linspace(0, len(decisions) - 1, count).round().astype(int)
     np.random.default_rng(first_seed).shuffle(kept)
-    obs, moments = zip(*(decisions[place] for place in kept), strict=True)
-    return Decisions(np.stack(obs).astype(np.float32), np.array(moments, dtype=np.int64))
+    places, moments = zip(*(decisions[place] for place in kept), strict=True)
+    return Decisions(pick(joined(seen), places), np.array(moments, dtype=np.int64))

@@ -120,7 +120,7 @@ def _act_by_rollout(fast: Running, seeds: Sequence[int]) -> Act:
     assert fast.port.sampler is not None  # a policy that takes noise has one that we know
     sampler, shape = table(fast.port.sampler), (fast.port.horizon, fast.port.sample_dim)
 
-    def act(obs: NDArray[np.float32], chunk: int) -> NDArray[np.float64]:
+    def act(obs: Any, chunk: int) -> NDArray[np.float64]:
         return fast.act_on(obs, torch.from_numpy(rollout_noise(seeds, chunk, sampler, shape)))
 
     return act
@@ -129,7 +129,7 @@ def _act_by_rollout(fast: Running, seeds: Sequence[int]) -> Act:
 def _act_by_group(fast: Running, seeds: Sequence[int]) -> Act:
     """A policy that draws its noise itself: seeded by group and chunk, so that every method gets the same."""
 
-    def act(obs: NDArray[np.float32], chunk: int) -> NDArray[np.float64]:
+    def act(obs: Any, chunk: int) -> NDArray[np.float64]:
         return fast.act(obs, int(np.random.SeedSequence((*seeds, chunk)).generate_state(1)[0]))
 
     return act

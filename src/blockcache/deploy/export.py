@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from blockcache.deploy.arrays import Array, largest, read_array
-from blockcache.deploy.session import open_file, run_session
+from blockcache.deploy.arrays import Array, largest, read_array, read_frames
+from blockcache.deploy.session import KEPT, Encoder, open_file, run_session
+from blockcache.deploy.sight import Sight
 from blockcache.errors import ObservationError
 from blockcache.files import PathLike
 from blockcache.finite import check_generation
@@ -41,10 +42,14 @@ class ExportedPolicy:
         self.fingerprint = opened.fingerprint
         self.executed = opened.executed
         """Of a whole chunk, the actions from the first number to before the second are those in `action`."""
-        self.sizes: dict[str, list[Any]] = {item.name: item.shape for item in self._session.get_inputs()}
+        self._encoder = opened.encoder
+        self.cameras: tuple[str, ...] = () if opened.encoder is None else opened.encoder.cameras
+        """Which of the inputs are frames: uint8, or floats from 0 to 1."""
+        self.sizes: dict[str, list[Any]] = _sizes(self._session.get_inputs(), opened.encoder)
         """The shape of each input; the batch is the word "batch"."""
         self._outputs = {item.name: item.shape for item in self._session.get_outputs()}
         self._observed = [name for name in self.sizes if name != "noise"]
+        self._sight = None if opened.encoder is None else Sight(opened.encoder.features)
 
     @property
     def n_obs_steps(self) -> int:
@@ -76,8 +81,8 @@ class ExportedPolicy:
         """One generation: action (B, n_action_steps, A) and, from an export of whole chunks, action_pred (B, horizon, A).
 
         `obs`: (B, n_obs_steps, ...) in robot units, bare or by the input's name; a policy with several inputs needs the
-        names. Noise is `noise` if given, else it is drawn from `generator`, else from a new one: always the same with
-        `seed`, another one each time without.
+        names. Frames that were part of the last call are not encoded again. Noise is `noise` if given, else it is drawn
+        from `generator`, else from a new one: always the same with `seed`, another one each time without.
         """
         observed = self.check_observation(obs)
         if noise is None:
@@ -103,7 +108,11 @@ class ExportedPolicy:
             if name not in obs:
                 raise ObservationError(f"the observation has no key {name!r}, got {sorted(map(str, obs))}")
             what = "the observation" if alone else f"the observation {name!r}"
-            array, inner = read_array(obs[name], what), self.sizes[name][1:]
+            inner = self.sizes[name][1:]
+            if name in self.cameras:
+                observed[name] = read_frames(obs[name], what, tuple(inner))
+                continue
+            array = read_array(obs[name], what)
             if array.ndim < 1 or len(array) < 1 or list(array.shape[1:]) != inner:
                 raise ObservationError(
                     f"{what} has shape {array.shape}, expected ({', '.join(map(str, ['batch', *inner]))})"
@@ -120,16 +129,38 @@ class ExportedPolicy:
         expected = self._noise_shape(_batch(observed))
         if drawn.shape != expected:
             raise ObservationError(f"noise has shape {drawn.shape}, expected {expected}; draw_noise makes it")
-        arrays = run_session(self._session, [*self._outputs], {**observed, "noise": drawn})
-        found = dict(zip(self._outputs, arrays, strict=True))
+        frames = {name: np.ascontiguousarray(observed[name].swapaxes(0, 1)) for name in self.cameras}
+        feed = {**observed, **self._unseen(frames), "noise": drawn}
+        found = dict(zip(self._outputs, run_session(self._session, [*self._outputs], feed), strict=True))
         # of the actions, and of rows on their way (`norms`): no clip hides an overflow from us
         reached = float(np.max([largest(array) for array in found.values()]))
         check_generation(reached, lambda: max(map(largest, observed.values())))
         del found["norms"]
+        if self._sight is not None:
+            self._sight.keep(frames, found.pop("features"))
         return found
+
+    def _unseen(self, frames: Mapping[str, Array]) -> dict[str, Array]:
+        """Frames by moment as the graph takes them: features of the first moments, if these were seen, and the others."""
+        if self._sight is None:
+            return {}
+        known = self._sight.known(frames)
+        return {**{name: array[len(known) :] for name, array in frames.items()}, KEPT: known}
 
     def _noise_shape(self, batch: int) -> tuple[int, ...]:
         return tuple(batch if size == "batch" else size for size in self.sizes["noise"])
+
+
+def _sizes(inputs: Any, encoder: Encoder | None) -> dict[str, list[Any]]:
+    """What `predict_action` takes: of frames all moments, behind the batch, and no features."""
+    sizes = {item.name: item.shape for item in inputs}
+    if encoder is None:
+        return sizes
+    del sizes[KEPT]
+    return {
+        name: ["batch", encoder.n_obs_steps, *shape[2:]] if name in encoder.cameras else shape
+        for name, shape in sizes.items()
+    }
 
 
 def _batch(observed: Mapping[str, Array]) -> int:

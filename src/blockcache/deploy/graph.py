@@ -40,15 +40,19 @@ OPERATORS = {
     "Attention": Operator((3, 4), ("q_num_heads", "kv_num_heads", "is_causal", "scale")),
     "Clip": Operator((3, 3)),
     "Concat": Operator((1, MANY), ("axis",)),
+    "Conv": Operator((2, 2), ("kernel_shape", "strides", "pads")),
     "Gelu": Operator((1, 1), ("approximate",)),
     "Gemm": Operator((3, 3), ("alpha", "beta")),
     "Identity": Operator((1, 1)),
+    "InstanceNormalization": Operator((3, 3), ("epsilon",)),
     "LayerNormalization": Operator((2, 2), ("axis", "epsilon")),
     "MatMul": Operator((2, 2)),
+    "MaxPool": Operator((1, 1), ("kernel_shape", "strides", "pads")),
     "Mish": Operator((1, 1)),
     "Mul": Operator((2, 2)),
     "Pad": Operator((2, 2)),
     "ReduceL2": Operator((1, 1)),
+    "Relu": Operator((1, 1)),
     "Reshape": Operator((2, 2)),
     "Scan": Operator((3, MANY), ("body", "num_scan_inputs"), (2, MANY)),  # ends with the rows of its inputs
     "Sigmoid": Operator((1, 1)),
@@ -59,6 +63,9 @@ OPERATORS = {
     "Transpose": Operator((1, 1), ("perm",)),
 }
 _COUNTS = {"q_num_heads", "kv_num_heads", "num_outputs"}
+_WINDOWS = {"kernel_shape": 1, "strides": 1, "pads": 0}
+"""Lists of whole numbers and the least of each: ONNX Runtime divides by strides, and pads are something out of nothing."""
+_MOST_WINDOW = 64
 _OPERATORS = {name.encode(): operator for name, operator in OPERATORS.items()}
 
 # fields of ONNX's messages, as far as we write them
@@ -67,8 +74,8 @@ _NODE, _GRAPH_NAME, _CONSTANT, _GIVEN, _RESULT = (tag(number, BYTES) for number 
 _INPUT, _OUTPUT, _KIND, _ATTRIBUTE = (tag(number, BYTES) for number in (1, 2, 4, 5))
 _DIM, _TYPE, _TENSOR_NAME, _RAW = tag(1, WHOLE), tag(2, WHOLE), tag(8, BYTES), tag(9, BYTES)
 _NAME, _DECLARED = tag(1, BYTES), tag(2, BYTES)
-_WHOLE_NUMBER, _BODY, _KIND_OF_VALUE = tag(3, WHOLE), tag(6, BYTES), tag(20, WHOLE)
-_VALUES = {_WHOLE_NUMBER, _KIND_OF_VALUE, tag(2, FLOAT), tag(4, BYTES), tag(8, WHOLE)}  # float, text, list of numbers
+_WHOLE_NUMBER, _BODY, _LISTED, _KIND_OF_VALUE = tag(3, WHOLE), tag(6, BYTES), tag(8, WHOLE), tag(20, WHOLE)
+_VALUES = {_WHOLE_NUMBER, _KIND_OF_VALUE, tag(2, FLOAT), tag(4, BYTES), _LISTED}  # float and text among them
 _TO_A_SIZE = (tag(2, BYTES), tag(1, BYTES), tag(2, BYTES), tag(1, BYTES))  # type, tensor_type, shape, dim
 _KEY, _VALUE = tag(1, BYTES), tag(2, BYTES)
 
@@ -182,15 +189,19 @@ class _Walk:
 
     def _attribute(self, kind: bytes, begin: int, end: int) -> tuple[str, int]:
         """Its name, and its value if that is a whole number."""
-        number = 0
+        number, listed = 0, list[int]()
         for key, start, _ in self._fields(begin, end):
             if key == _WHOLE_NUMBER:
                 number = start
+            elif key == _LISTED:
+                listed.append(start)
         name = self._name(begin, end, _VALUES).decode(errors="replace")
         if name not in _OPERATORS[kind].attributes:
             raise ContentError(f"its {kind.decode()} has the attribute {reprlib.repr(name)}")
         if name in _COUNTS and not 0 < number < MANY:  # ONNX Runtime divides by some of them
             raise ContentError(f"its {kind.decode()} has {name} {number}")
+        if name in _WINDOWS and not all(_WINDOWS[name] <= size <= _MOST_WINDOW for size in listed or [MANY]):
+            raise ContentError(f"its {kind.decode()} has {name} {reprlib.repr(listed)}")
         return name, number
 
     def _scan(self, attributes: list[tuple[int, int]], inputs: int, known: set[bytes]) -> None:

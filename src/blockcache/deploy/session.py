@@ -22,8 +22,23 @@ from blockcache.deploy.graph import check_model, read_metadata
 from blockcache.deploy.integrity import has_hash, is_intact
 from blockcache.errors import ContentError, EngineError, FileError, in_one_line
 from blockcache.extras import require
-from blockcache.files import Count, Format, Limit, read_bytes
+from blockcache.files import Count, Fields, Format, Limit, Name, read_bytes
 from blockcache.fingerprint import Fingerprint
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Of a policy with cameras: what an export must say for its frames to be looked at moment by moment.
+
+    cameras      its inputs that are frames
+    n_obs_steps  moments that the policy looks at
+    features     numbers that all cameras together become in one moment
+    """
+
+    cameras: tuple[str, ...]
+    n_obs_steps: int
+    features: int
+
 
 FORMAT = Format(
     "blockcache.onnx",
@@ -37,11 +52,20 @@ FORMAT = Format(
         "origin": dict,
         "fingerprint": dict,
         "build": str,
+        "encoder": Fields(
+            {
+                "cameras": Annotated[list[Name], Limit(1, 100)],
+                "n_obs_steps": Annotated[int, Limit(1, 10_000)],
+                "features": Annotated[int, Limit(1, 2**24)],
+            }
+        ),
     },
-    optional=("build",),
+    optional=("build", "encoder"),
     version=3,  # 1 had no hash, 2 one norm a row
     again="export it again",
 )
+KEPT = "kept_features"
+"""The input of an export with cameras that takes what earlier moments showed."""
 MOST_BYTES = 2**31 - 1
 """Protobuf has no larger files."""
 MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
@@ -61,6 +85,7 @@ class OpenFile:
     header: dict[str, Any]
     fingerprint: Fingerprint
     executed: tuple[int, int]
+    encoder: Encoder | None
     session: Any
     threads: int
 
@@ -80,7 +105,7 @@ def open_file(path: Path, threads: int | None, data: bytes | None = None) -> Ope
     found = _opened_intact(data, path, threads or 1)
     if threads is None and (many := cores()) > 1:
         other = _load(data, path, many)
-        if seconds_per_run(other) < seconds_per_run(found.session):
+        if seconds_per_run(other, found.encoder) < seconds_per_run(found.session, found.encoder):
             return replace(found, session=other, threads=many)
     return found
 
@@ -107,10 +132,12 @@ def _opened(data: bytes, path: Path, threads: int) -> OpenFile:
     header, fingerprint, executed = _read_header(data, path)
     with FORMAT.reading(path):
         check_model(data)
+    said = header.get("encoder")
+    encoder = None if said is None else Encoder(tuple(said["cameras"]), said["n_obs_steps"], said["features"])
     session = _load(data, path, threads)
     with FORMAT.reading(path):
-        _check_declarations(session, header, executed)
-    return OpenFile(header, fingerprint, executed, session, threads)
+        _check_declarations(session, header, executed, encoder)
+    return OpenFile(header, fingerprint, executed, encoder, session, threads)
 
 
 def _read_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint, tuple[int, int]]:
@@ -130,7 +157,9 @@ def _read_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint, 
     return header, fingerprint, (start, stop)
 
 
-def _check_declarations(session: Any, header: Mapping[str, Any], executed: tuple[int, int]) -> None:
+def _check_declarations(
+    session: Any, header: Mapping[str, Any], executed: tuple[int, int], encoder: Encoder | None
+) -> None:
     """The graph must take and give what the header says, and that must be observations, noise and actions."""
     items = (*session.get_inputs(), *session.get_outputs())
     if any(item.type != "tensor(float)" for item in items):
@@ -142,8 +171,9 @@ def _check_declarations(session: Any, header: Mapping[str, Any], executed: tuple
         raise ContentError("its graph has other inputs or outputs than its header tells of")
     noise, action, whole = inputs.pop("noise", []), outputs.pop("action", []), outputs.pop("action_pred", None)
     norms = outputs.pop("norms", None)  # without them nobody would notice what was not finite on the way
+    looks = _looks(encoder, inputs, outputs) if encoder is not None else bool(inputs)
     right = (
-        (bool(inputs) and all(len(shape) >= 2 and _fits(shape) for shape in inputs.values()))
+        (looks and all(len(shape) >= 2 and _fits(shape) for shape in inputs.values()))
         and (len(noise) == 4 and _fits([noise[1], noise[0], *noise[2:]]))
         and (len(action) == 3 and _fits(action) and action[1] == executed[1] - executed[0])
         and ((whole is not None) == (header["output"] == "chunk") and norms == [1] and not outputs)
@@ -151,6 +181,17 @@ def _check_declarations(session: Any, header: Mapping[str, Any], executed: tuple
     )
     if not right:
         raise ContentError("it does not turn observations and noise into the actions that its header tells of")
+
+
+def _looks(encoder: Encoder, inputs: dict[str, Any], outputs: dict[str, Any]) -> bool:
+    """Whether there is what the encoder of an export takes and gives; takes it out of inputs and outputs."""
+    kept, given = inputs.pop(KEPT, []), outputs.pop("features", [])
+    frames = [inputs.pop(name, []) for name in encoder.cameras]
+    return (
+        kept == ["kept", "batch", encoder.features]
+        and given == [encoder.n_obs_steps, "batch", encoder.features]
+        and all(len(shape) == 5 and shape[0] == "moments" and _fits(shape[1:]) for shape in frames)
+    )
 
 
 def _fits(shape: Sequence[Any]) -> bool:
@@ -205,10 +246,11 @@ def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> li
         ) from error
 
 
-def seconds_per_run(session: Any) -> float:
-    """The best of a few runs at batch 1."""
+def seconds_per_run(session: Any, encoder: Encoder | None = None) -> float:
+    """The best of a few runs at batch 1; all moments are looked at."""
+    sizes = {"batch": 1, "kept": 0, "moments": 0 if encoder is None else encoder.n_obs_steps}
     feed = {
-        item.name: np.zeros([1 if size == "batch" else size for size in item.shape], dtype=np.float32)
+        item.name: np.zeros([sizes.get(size, size) for size in item.shape], dtype=np.float32)
         for item in session.get_inputs()
     }
     best = float("inf")

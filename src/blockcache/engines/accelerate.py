@@ -225,7 +225,7 @@ def build_checked(port: Port, schedule: Schedule, engine: str, output: str = "ch
     refuse_autocast(next(port.adapter.denoiser.parameters()))
     try:
         whole = build(port, schedule, engine)
-        if not port.trusted:
+        if not port.trusted and not port.behind:  # behind an encoder, the first observation is needed to compare
             rehearse(port, whole.program, engine)
     except BlockcacheError:
         raise
@@ -262,6 +262,11 @@ def export_policy(
             f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
         )
     port = port_of(policy)
+    if port.behind:
+        raise EngineError(
+            f"the encoder of {type(port.policy).__name__} is not one that can be part of a file; accelerate the policy, "
+            'with engine="onnx" behind its encoder, or give it the encoder of the public hybrid image policies'
+        )
     port.check_weights()
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
     built = build_checked(port, schedule or _full(port), "onnx", output)

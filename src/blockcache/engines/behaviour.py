@@ -32,10 +32,15 @@ def describe(port: Port) -> list[Any]:
     if is_altered(port.module):
         raise UntellableError("a hook or a replaced forward")
     parts = {"policy": port.policy, **dict(port.module.named_modules())}
+    notes = {(id(part), key) for part, key in port.notes}
     kinds = {kind for part in parts.values() for kind in type(part).__mro__ if not _is_known(kind)}
     found: list[Any] = [torch.__version__, sorted(map(_code, kinds)), plain(port.settings())]
     for name, part in parts.items():
-        settings = {key: value for key, value in vars(part).items() if key not in OF_EVERY_MODULE}
+        settings = {
+            key: value
+            for key, value in vars(part).items()
+            if key not in OF_EVERY_MODULE and (id(part), key) not in notes
+        }
         settings.pop("noise_scheduler", None)  # holds the state of its last run; the port's settings have what counts
         found.append([name, type(part).__qualname__, plain(settings)])
     return found

@@ -28,6 +28,7 @@ class Loop:
     def __call__(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]:
         """obs by name, each (B, ...), in robot units; noise (1 + draws, B, T, D)."""
         found = self.unchecked(obs, noise)
+        found.pop("features", None)
         norms, actions = found.pop("norms"), found.get("action_pred", found["action"])
         check_generation(largest([norms, actions]), lambda: largest(obs))
         return found
@@ -36,4 +37,9 @@ class Loop:
     def unchecked(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]:
         """The same with `norms`, at which nobody has looked yet: nothing is copied to the host."""
         backend = TorchBackend(self.constants, noise.shape[1])
-        return generate(backend, self.program, self.plan, self.sampler, obs, noise)
+        return generate(backend, self.program, self.plan, self.sampler, by_moment(obs, self.program), noise)
+
+
+def by_moment(obs: Mapping[str, Tensor], program: Program) -> dict[str, Tensor]:
+    """As the walk takes an observation: of cameras the moments come before the batch."""
+    return {name: value.transpose(0, 1) if name in program.cameras else value for name, value in obs.items()}

@@ -19,11 +19,12 @@ from blockcache.deploy.graph import check_model
 from blockcache.deploy.integrity import with_hash
 from blockcache.deploy.session import FORMAT, require_onnxruntime
 from blockcache.engines.build import Build
-from blockcache.engines.cache import cache_directory, prune, source_hash
 from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.errors import ContentError, EngineError, FileError
 from blockcache.files import PathLike, write_bytes
+from blockcache.files.kept import cache_directory, prune, source_hash
 from blockcache.fingerprint import Fingerprint
+from blockcache.models.program import Program
 
 _logger = logging.getLogger("blockcache")
 
@@ -56,7 +57,14 @@ def _content(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
         "schedule": {name: list(steps) for name, steps in build.schedule.updates.items()},
         "origin": dict(build.schedule.origin),
         "fingerprint": fingerprint.to_dict(),
+        **({"encoder": _encoder(build.program)} if build.program.cameras else {}),
     }
+
+
+def _encoder(program: Program) -> dict[str, Any]:
+    """What a reader must know of cameras that look at moments one by one."""
+    moments = program.inputs[program.cameras[0]][0]
+    return {"cameras": list(program.cameras), "n_obs_steps": moments, "features": program.features}
 
 
 def open_cached(build: Build, fingerprint: Fingerprint, threads: int | None) -> OnnxRunner:

@@ -23,6 +23,7 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "gelu": ("Gelu", {}),
     "gelu_tanh": ("Gelu", {"approximate": "tanh"}),
     "mish": ("Mish", {}),
+    "relu": ("Relu", {}),
 }
 
 
@@ -107,6 +108,26 @@ class OnnxBackend:
         pads = [0] * 10
         pads[axis] = before
         return self._writer.node("Pad", x, self._writer.constant(pads))
+
+    def concat(self, values: Sequence[str], axis: int) -> str:
+        return values[0] if len(values) == 1 else self._writer.node("Concat", *values, axis=axis)
+
+    def conv(self, x: str, w: str, stride: int, padding: int) -> str:
+        size = self._program.weights[w].shape[-1]
+        return self._writer.node("Conv", x, w, **_window(size, stride, padding))
+
+    def group_norm(self, x: str, gain: str, bias: str, groups: int, eps: float, sides: tuple[int, int]) -> str:
+        """A group as one channel of an instance norm: ONNX Runtime puts a group norm together out of slower parts."""
+        w, channels = self._writer, len(self._program.weights[gain])
+        ones, zeros = w.constant(np.ones(groups), f"ones_{groups}"), w.constant(np.zeros(groups), f"zeros_{groups}")
+        normed = w.node("InstanceNormalization", w.reshape(x, 0, groups, -1), ones, zeros, epsilon=eps)
+        for kind, name in (("Mul", gain), ("Add", bias)):
+            row = w.constant(_finite(self._program.weights[name]).reshape(-1, 1, 1), name)
+            normed = w.node(kind, w.reshape(normed, -1, channels, *sides) if kind == "Mul" else normed, row)
+        return normed
+
+    def max_pool(self, x: str, size: int, stride: int, padding: int) -> str:
+        return self._writer.node("MaxPool", x, **_window(size, stride, padding))
 
     def mix(self, *terms: tuple[str, Any]) -> str:
         """A Gemm with the identity is a x + b y in one node, where Mul and Add take three."""
@@ -209,6 +230,10 @@ class _ScanBackend(OnnxBackend):
         if any(outer):
             value = w.node("Pad", value, w.constant([0] * (1 + len(table.pads)) + [0, *outer, 0]))
         return w.split(w.reshape(value, parts, *table.shape[1:]), parts)
+
+
+def _window(size: int, stride: int, padding: int) -> dict[str, list[int]]:
+    return {"kernel_shape": [size] * 2, "strides": [stride] * 2, "pads": [padding] * 4}
 
 
 def _row(table: Table, step: int, part: int) -> npt.NDArray[np.float64]:

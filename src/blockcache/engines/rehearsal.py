@@ -11,7 +11,8 @@ import contextlib
 import hashlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor
 
 from blockcache.engines.behaviour import UntellableError, describe
-from blockcache.engines.cache import cache_directory, source_hash
 from blockcache.engines.loop import Loop
 from blockcache.errors import EngineError, NonFiniteError, in_one_line
+from blockcache.files.kept import cache_directory, source_hash
 from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
 from blockcache.models.program import Program
@@ -47,24 +48,46 @@ def rehearse(port: Port, program: Program, engine: str) -> None:
             known.touch()
 
 
-def disagreement(port: Port, program: Program, own: Callable[..., Any]) -> str | None:
-    """How the actions of `own`, the policy's entry, differ from the program's at full precision; None if they agree."""
+@dataclass(frozen=True, eq=False)
+class Given:
+    """An observation as somebody handed it to the policy, and the way from it to what the program takes and to the start of
+    the noise."""
+
+    obs: Any
+    look: Callable[[Any], tuple[dict[str, Tensor], Tensor | None]]
+
+    @classmethod
+    def typical(cls, port: Port, like: Tensor) -> Given:
+        made = {name: value.to(like) for name, value in port.typical(_SAMPLES).items()}
+        return cls(port.given(made), lambda _: (made, None))
+
+
+def disagreement(port: Port, program: Program, own: Callable[..., Any], given: Given | None = None) -> str | None:
+    """How the actions of `own`, the policy's entry, differ from the program's at full precision; None if they agree.
+
+    `given` is what they are compared at; made-up observations without it.
+    """
     assert port.sampler is not None
     sampler, names = table(port.sampler), [block.name for block in program.blocks]
     loop = Loop(program, compile_plan(Schedule.every_step(sampler.steps, names)), sampler)
     like = program.like
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        obs = {name: value.to(like) for name, value in port.typical(_SAMPLES).items()}
+        theirs = given is not None
+        given = given or Given.typical(port, like)
         torch.manual_seed(1)
         try:
-            expected = _own_actions(port, own, obs, sampler.steps)
+            expected = _own_actions(port, own, given.obs, sampler.steps)
         except Exception as error:  # foreign code may raise anything
-            inputs = " and ".join(map(repr, obs))
+            if theirs and (explained := port.explain(error, given.obs)) is not None:
+                raise explained from error
+            inputs = " and ".join(map(repr, given.obs)) if isinstance(given.obs, Mapping) else type(given.obs).__name__
             return f"it fails with an observation under {inputs}: {in_one_line(error)}"
         torch.manual_seed(1)
+        observed, start = given.look(given.obs)
+        chunk = (len(next(iter(observed.values()))), *program.chunk)
         try:
-            found = loop(obs, draw_all(sampler, (_SAMPLES, *program.chunk), like, None))["action"]
+            found = loop(observed, draw_all(sampler, chunk, like, None, start))["action"]
         except NonFiniteError as error:
             return f"since ours finds no finite answer to a typical observation ({error})"
     if expected.shape != found.shape:
@@ -77,12 +100,12 @@ def disagreement(port: Port, program: Program, own: Callable[..., Any]) -> str |
     return None
 
 
-def _own_actions(port: Port, own: Callable[..., Any], obs: dict[str, Tensor], steps: int) -> Tensor:
+def _own_actions(port: Port, own: Callable[..., Any], obs: Any, steps: int) -> Tensor:
     title = "comparing with the policy's own loop"
     with progress_bar(desc=title, total=steps, unit="step", leave=False, delay=1.0) as bar:
         hook = port.adapter.denoiser.register_forward_hook(lambda *_: bar.update() and None)
         try:
-            return port.action_of(own(port.given(obs)))
+            return port.action_of(own(obs))
         finally:
             hook.remove()
 

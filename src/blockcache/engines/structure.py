@@ -5,7 +5,7 @@ Reads no weight and knows nothing of engines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, cycle
 from operator import is_
 from typing import Any, Final
@@ -28,11 +28,26 @@ class Structure:
     policy  the policy object
     module  what holds its weights: the policy, or its denoiser where the policy is no module
     entry   the policy's method that an engine replaces: what is put on top of it changes nothing beneath
+    live    parts that run as they are, which may change
+    notes   attributes of parts that are written and never read
     """
 
-    def __init__(self, policy: Any, module: nn.Module, entry: str) -> None:
+    def __init__(
+        self,
+        policy: Any,
+        module: nn.Module,
+        entry: str,
+        live: Iterable[nn.Module] = (),
+        notes: Iterable[tuple[nn.Module, str]] = (),
+    ) -> None:
         root = "policy" if module is policy else "denoiser"
-        modules = {f"{root}.{name}" if name else root: part for name, part in module.named_modules()}
+        left_out = {id(part) for item in live for part in item.modules()}
+        self._notes = {(id(part), key) for part, key in notes}
+        modules = {
+            f"{root}.{name}" if name else root: part
+            for name, part in module.named_modules()
+            if id(part) not in left_out
+        }
         self._parts: dict[str, Any] = {"policy": policy, **modules}
         self._entry = ("policy", entry)
         self._described = dict(self._describe())
@@ -81,7 +96,8 @@ class Structure:
             yield (name, "__class__"), type(part)
             for key in _own(part):
                 value = vars(part).get(key)
-                if not isinstance(value, Replacement) and (name, key) != self._entry:
+                noted = (id(part), key) in self._notes
+                if not isinstance(value, Replacement) and (name, key) != self._entry and not noted:
                     yield (name, key), _setting(value)
             if isinstance(part, nn.Module):
                 for registry in _registries(part):

@@ -75,6 +75,8 @@ class TorchBackend(TorchArithmetic):
             return F.mish(x)
         if kind == "silu":
             return F.silu(x)
+        if kind == "relu":
+            return F.relu(x)
         return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
     def softmax(self, x: Tensor) -> Tensor:
@@ -104,6 +106,18 @@ class TorchBackend(TorchArithmetic):
 
     def pad(self, x: Tensor, axis: int, before: int) -> Tensor:
         return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [before, 0])
+
+    def concat(self, values: Sequence[Tensor], axis: int) -> Tensor:
+        return values[0] if len(values) == 1 else torch.cat(list(values), dim=axis)
+
+    def conv(self, x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
+        return F.conv2d(x, w, stride=stride, padding=padding)
+
+    def group_norm(self, x: Tensor, gain: str, bias: str, groups: int, eps: float, sides: tuple[int, int]) -> Tensor:
+        return F.group_norm(x, groups, self._weights[gain], self._weights[bias], eps)
+
+    def max_pool(self, x: Tensor, size: int, stride: int, padding: int) -> Tensor:
+        return F.max_pool2d(x, size, stride, padding)
 
     def scaled_noise(self, noise: Tensor, scales: Sequence[float], tokens: int) -> list[Tensor]:
         factors = torch.tensor(scales, dtype=noise.dtype, device=noise.device).view(-1, 1, 1, 1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
+from blockcache.deploy.session import KEPT
 from blockcache.models.program import Ops, Program, Value
 from blockcache.samplers import Arithmetic, Coefficients, SamplerTable, step
 from blockcache.schedule.plan import Compute, Operation, Plan
@@ -39,17 +40,33 @@ def generate(
 ) -> dict[str, Value]:
     """One generation.
 
-    obs    the observation in robot units, by the program's input names
+    obs    the observation in robot units, by the program's input names; of cameras the moments come before the batch
     noise  (1 + draws, B, T, D): the start, then one for each step that draws
     Returns `action`, and `action_pred` where the whole chunk is computed, in robot units; and `norms`, in which shows
-    what a clip or a norm hides from the actions: see `finite`.
+    what a clip or a norm hides from the actions: see `finite`. With cameras also `features`, (moments, B, features): of
+    those that come before the frames in `obs`, where `obs` has `KEPT` too, and of the frames.
     """
     scales = [float(scale) for scale, draws in zip(sampler.s, sampler.draws, strict=True) if draws]
     scaled = backend.scaled_noise(noise, [1.0, *scales], program.tokens)
-    sample = denoise(backend, program, plan, sampler, program.conditions(backend, obs), scaled)
+    shown, features = perceive(backend, program, obs)
+    sample = denoise(backend, program, plan, sampler, program.conditions(backend, shown), scaled)
     actions = program.finish(backend, sample)
-    found = {"action": backend.slice(actions, 1, *program.executed), "norms": backend.norms()}
+    found = {"action": backend.slice(actions, 1, *program.executed), **features, "norms": backend.norms()}
     return {**found, "action_pred": actions} if program.whole else found
+
+
+def perceive(ops: Ops, program: Program, obs: Mapping[str, Value]) -> tuple[Mapping[str, Value], dict[str, Value]]:
+    """What `conditions` is given, and the features of all moments, (moments, B, features), if there are cameras."""
+    if not program.cameras:
+        return obs, {}
+    frames = {name: ops.reshape(obs[name], (-1, *program.inputs[name][1:])) for name in program.cameras}
+    rows = program.see(ops, frames)  # (moments * B, features)
+    if (kept := obs.get(KEPT)) is not None:
+        rows = ops.concat([ops.reshape(kept, (-1, program.features)), rows], axis=0)
+    moments = program.inputs[program.cameras[0]][0]
+    features = ops.reshape(rows, (moments, -1, program.features))
+    others = {name: value for name, value in obs.items() if name not in (*program.cameras, KEPT)}
+    return {**others, "features": ops.transpose(features, (1, 0, 2))}, {"features": features}
 
 
 def denoise(

@@ -29,11 +29,16 @@ def draw(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None
 
 
 def draw_all(
-    sampler: SamplerTable, chunk: tuple[int, int, int], like: Tensor, generator: torch.Generator | None
+    sampler: SamplerTable,
+    chunk: tuple[int, int, int],
+    like: Tensor,
+    generator: torch.Generator | None,
+    start: Tensor | None = None,
 ) -> Tensor:
-    """(1 + draws, B, T, D), tensor by tensor as a scheduler would draw them."""
+    """(1 + draws, B, T, D), tensor by tensor as a scheduler would draw them; `start` is the first where that was drawn."""
     count, *shape = noise_shape(sampler, chunk)
-    return torch.stack([draw(tuple(shape), like, generator) for _ in range(count)])
+    drawn = [] if start is None else [start.to(like)]
+    return torch.stack([*drawn, *(draw(tuple(shape), like, generator) for _ in range(count - len(drawn)))])
 
 
 def check_generator(generator: Any) -> None:

@@ -1,5 +1,5 @@
-"""Where a policy is found that somebody names: shipped, a directory, or a Python entry. Knows nothing of torch, so that a
-wrong name is answered at once."""
+"""Where a policy is found that somebody names: shipped, a directory, a checkpoint of the public code, or a Python entry.
+Knows nothing of torch, so that a wrong name is answered at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from blockcache.errors import FileError, PolicyError, short
-from blockcache.files import Format, Name, PathLike, exists, read_bytes
+from blockcache.files import Format, Name, PathLike, exists, opened, read_bytes
 
 CONFIG, WEIGHTS, OBSERVATIONS = "config.json", "model.safetensors", "observations.npz"
 SAMPLER, SCHEDULE, TUNING = "sampler.json", "schedule.json", "tuning.json"  # what `tune` writes
+CHECKPOINT = ".ckpt"  # how the public code's files end
 TUNED = "tuned"  # the directory with these beside a shipped policy
 # others: the family's config checks them; no header: directories made by hand from public weights have none
 FORMAT = Format(
@@ -50,7 +51,7 @@ def policy_directory(source: PathLike) -> Path:
     if not shipped:
         raise FileError(
             f"no policy {short(name)}: it is neither a directory nor one of the shipped policies "
-            f"({', '.join(shipped_policies())}) nor a Python entry module:function"
+            f"({', '.join(shipped_policies())}) nor a checkpoint FILE.ckpt nor a Python entry module:function"
         )
     return _shipped() / name
 
@@ -79,6 +80,22 @@ def is_entry(source: PathLike) -> bool:
     return _ENTRY.fullmatch(os.fspath(source)) is not None and not exists(source)
 
 
+def is_checkpoint(source: PathLike) -> bool:
+    """Whether a name is that of a checkpoint file, which is converted first."""
+    return os.fspath(source).endswith(CHECKPOINT) and not os.path.isdir(source)
+
+
+def in_directory(source: PathLike) -> bool:
+    """Whether a name stands for a policy's own directory, in which other things may lie beside it."""
+    return not is_entry(source) and not is_checkpoint(source)
+
+
+def check_new(place: PathLike) -> None:
+    """Refuse an output where something is already."""
+    if os.path.lexists(place):
+        raise FileError(f"{place} is there already; name a place where nothing is, or remove it first")
+
+
 def split_entry(entry: str) -> tuple[str, str]:
     """The module and the function of a Python entry. The user's own files are at hand, as `python -m` has it."""
     module, _, function = entry.partition(":")
@@ -96,6 +113,9 @@ def check_source(source: str) -> None:
     """Refuse what names no policy, as far as that can be told without loading it."""
     if is_entry(source):
         split_entry(source)
+    elif is_checkpoint(source):
+        with opened(source, "checkpoint"):
+            return
     else:
         read_config(source)
 

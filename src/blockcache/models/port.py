@@ -42,6 +42,8 @@ class Port(ABC):
     """The method that makes one generation: observation in, a dict with `action` out."""
     reentrant: ClassVar[bool] = False
     """Whether several threads may generate at once."""
+    behind: ClassVar[bool] = False
+    """Whether the program begins behind an encoder that it does not hold: `handed_over` then says what comes out of that."""
     takes_noise: ClassVar[bool] = False
     """Whether `entry` takes `noise`, all of it, (1 + draws, B, T, D); else it draws from torch's global generator."""
 
@@ -109,6 +111,11 @@ class Port(ABC):
         """The observation: shapes by name, without the batch, as far as the policy tells them."""
 
     @property
+    def cameras(self) -> tuple[str, ...]:
+        """Which of the inputs are frames, (n_obs_steps, channels, height, width)."""
+        return ()
+
+    @property
     @abstractmethod
     def action_scale(self) -> NDArray[np.float64]:
         """(A,) what turns robot units into normalised ones; its length is the number of an action's values."""
@@ -142,6 +149,14 @@ class Port(ABC):
     @abstractmethod
     def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         """What somebody handed to `entry`, checked, by the names of `inputs`; for engines that replace it."""
+
+    def inspect(self, obs: Any) -> None:
+        """Refuse what `entry` would answer wrongly without a word, such as bytes where it takes fractions."""
+        return
+
+    def handed_over(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """What the program takes, and the start of the noise, in what the denoiser is first called with; where `behind`."""
+        raise NotImplementedError
 
     def typical(self, count: int) -> dict[str, Tensor]:
         """Made-up observations over the range that the policy was trained on, from torch's global generator."""
@@ -186,6 +201,16 @@ class Port(ABC):
     def check_weights(self) -> None:
         """Refuse weights that no action can come of; who is about to run the policy asks for this."""
         check_denoiser(self.adapter.denoiser)
+
+    @property
+    def live(self) -> tuple[nn.Module, ...]:
+        """Parts that run as they are whatever the engine, so that nobody need notice a change."""
+        return ()
+
+    @property
+    def notes(self) -> list[tuple[nn.Module, str]]:
+        """Attributes in which parts write something down while they run, and never read it."""
+        return []
 
     def settings(self) -> list[Any]:
         """What `entry` looks up in every call and a whole-loop engine only once, to notice a change."""

@@ -21,7 +21,7 @@ from blockcache.errors import EngineError
 from blockcache.schedule.block import Block
 
 Value: TypeAlias = Any
-Activation: TypeAlias = Literal["gelu", "gelu_tanh", "mish", "silu"]
+Activation: TypeAlias = Literal["gelu", "gelu_tanh", "mish", "relu", "silu"]
 
 
 class UnsupportedError(EngineError):
@@ -79,6 +79,18 @@ class Ops(Protocol):
     def pad(self, x: Value, axis: int, before: int) -> Value:
         """Zeros in front, along one of five axes."""
 
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        """One or more values, one behind the other along an axis."""
+
+    def conv(self, x: Value, w: Value, stride: int, padding: int) -> Value:
+        """Frames (n, channels, height, width) and one of the weights, (outputs, channels, k, k), without a bias."""
+
+    def group_norm(self, x: Value, gain: str, bias: str, groups: int, eps: float, sides: tuple[int, int]) -> Value:
+        """Over each group of channels and all places of a frame, `sides` of them; gain and bias name weights (channels,)."""
+
+    def max_pool(self, x: Value, size: int, stride: int, padding: int) -> Value:
+        """The largest in each square of places of a frame."""
+
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -105,6 +117,8 @@ class Program(ABC):
     """A denoiser and what surrounds it, folded. A family subclasses this and fills in the methods.
 
     inputs      the observation: shapes by name, without the batch
+    cameras     which of the inputs are frames, (moments, channels, height, width)
+    features    numbers that all cameras together become in one moment
     chunk       tokens and numbers of each in the noise that comes in
     tokens      tokens that are computed: all of the chunk's, or fewer after `cut`
     executed    first and one behind the last token that the robot executes
@@ -132,16 +146,24 @@ class Program(ABC):
     causal: bool = False
     gated: bool = False
     signature: str = ""
+    cameras: tuple[str, ...] = ()
+    features: int = 0
 
     @property
     def like(self) -> Tensor:
         """A tensor with the program's precision and device."""
         return next(iter(self.weights.values()))
 
+    def see(self, ops: Ops, frames: Mapping[str, Value]) -> Value:
+        """What frames show, (n, channels, height, width) for each camera -> (n, features); asked of programs with cameras.
+        It depends on one moment alone, so that a moment need not be looked at twice."""
+        raise NotImplementedError
+
     @abstractmethod
     def conditions(self, ops: Ops, obs: Mapping[str, Value]) -> Any:
-        """Once per generation: encoders, keys and values, modulations; whatever no step changes. The family's own type,
-        with at least `start`: the constant (rows, d) that the stream starts from, whatever sample and step."""
+        """Once per generation: keys and values, modulations; whatever no step changes. Cameras are replaced by "features",
+        (B, moments, features). The family's own type, with at least `start`: the constant (rows, d) that the stream starts
+        from, whatever sample and step."""
 
     def begin(self, ops: Ops, conditions: Any, step: Any) -> Any:
         """Once per step, whatever blocks it computes: the conditions as this step's methods get them."""

@@ -157,10 +157,13 @@ class PublicPort(Port):
         return self._misgiven(obs, f" ({in_one_line(error)})")
 
     def _misgiven(self, obs: Any, reason: str) -> ObservationError:
-        such = " such as {'obs': (batch, n_obs_steps, obs_dim)}" if hasattr(self.policy, "obs_dim") else " by name"
+        such = self._wanted()
         held = {str(name): type(value).__name__ for name, value in obs.items()} if isinstance(obs, Mapping) else ""
         got = f"{type(obs).__name__} {held}".rstrip()
         return ObservationError(f"{type(self.policy).__name__} takes a mapping of tensors{such}, got {got}{reason}")
+
+    def _wanted(self) -> str:
+        return " such as {'obs': (batch, n_obs_steps, obs_dim)}" if hasattr(self.policy, "obs_dim") else " by name"
 
     def settings(self) -> list[Any]:
         names = ("num_inference_steps", "horizon", "n_obs_steps", "n_action_steps", "pred_action_steps_only")

@@ -1,4 +1,4 @@
-"""Policies by what a user names: a shipped one, a directory, a Python entry, or the policy object itself."""
+"""Policies by what a user names: a shipped one, a directory, a checkpoint, a Python entry, or the policy object itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from blockcache.errors import PolicyError, in_one_line
 from blockcache.files import PathLike
-from blockcache.models.dpt import checkpoint
-from blockcache.models.places import is_entry, split_entry
+from blockcache.models.dpt import checkpoint, convert
+from blockcache.models.places import is_checkpoint, is_entry, split_entry
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 
@@ -17,13 +17,16 @@ from blockcache.models.registry import port_of
 def load_policy(source: PathLike | Any) -> Any:
     """A policy, ready to be accelerated.
 
-    source  the name of a shipped policy, a policy directory, a Python entry "module:function" whose function takes no
-            arguments and returns a policy object, or such an object, which is given back after a look at it
+    source  the name of a shipped policy, a policy directory, a checkpoint of the public Diffusion Policy code (FILE.ckpt),
+            which is converted and kept in the cache, a Python entry "module:function" whose function takes no arguments and
+            returns a policy object, or such an object, which is given back after a look at it
     """
     if not isinstance(source, str | os.PathLike):
         return port_of(source).policy
     if is_entry(source):
         return _called(str(source))
+    if is_checkpoint(source):
+        return convert.load_checkpoint(source)
     return checkpoint.load_policy(source)
 
 

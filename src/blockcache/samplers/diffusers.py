@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from blockcache.errors import SamplerError
+from blockcache.errors import SamplerError, shortened
 from blockcache.samplers.base import SAMPLERS, SamplerConfig
 
 _OFF: tuple[Any, ...] = (None, False, "midpoint", -math.inf)  # what settings that no sampler here has must be
@@ -49,7 +50,41 @@ def from_diffusers(
     num_inference_steps: what its `set_timesteps` is given.
     step_arguments: what its `step` is given besides the sample, DDIM's eta for one.
     """
-    config, name = _config(scheduler), type(scheduler).__name__
+    return _from_settings(type(scheduler).__name__, _config(scheduler), num_inference_steps, step_arguments)
+
+
+def from_config(
+    name: str, settings: Mapping[str, Any], num_inference_steps: int | None, step_arguments: Mapping[str, Any]
+) -> tuple[SamplerConfig | None, str]:
+    """The sampler of a scheduler that somebody describes, as `from_diffusers` gives it; no scheduler is made.
+
+    name: its class in diffusers.
+    settings: what it would be made with; for the others it has the defaults of diffusers.
+    num_inference_steps: what its `set_timesteps` is given; None for as many as it was trained with.
+    step_arguments: what its `step` is given besides the sample.
+    """
+    if name not in scheduler_names():
+        return None, f"the sampler {shortened(name, 80)}"
+    import diffusers
+
+    known = inspect.signature(getattr(diffusers, name).__init__).parameters
+    odd = [str(setting) for setting in settings if setting not in known or setting == "self"]
+    if odd:
+        return None, f"the sampler {name} with {shortened(odd[0], 80)}, which diffusers does not know"
+    defaults = {setting: found.default for setting, found in known.items() if found.default is not found.empty}
+    config = {**defaults, **settings}
+    steps = config["num_train_timesteps"] if num_inference_steps is None else num_inference_steps
+    return _from_settings(name, config, steps, step_arguments)
+
+
+def scheduler_names() -> tuple[str, ...]:
+    """The schedulers of diffusers that some sampler does the same as."""
+    return tuple(sorted({kind.in_diffusers.scheduler for kind in SAMPLERS.values() if kind.in_diffusers is not None}))
+
+
+def _from_settings(
+    name: str, config: Mapping[str, Any], num_inference_steps: int, step_arguments: Mapping[str, Any]
+) -> tuple[SamplerConfig | None, str]:
     forms = {kind: kind.in_diffusers for kind in SAMPLERS.values() if kind.in_diffusers is not None}
     named = {kind: form for kind, form in forms.items() if form.scheduler == name}
     if not named:

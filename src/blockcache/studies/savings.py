@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from blockcache.engines.loop import Loop
+from blockcache.engines.loop import Loop, by_moment
 from blockcache.engines.torch_backend import TorchBackend
-from blockcache.engines.walk import denoiser_output
+from blockcache.engines.walk import denoiser_output, perceive
 from blockcache.models.sampling import denoise
 from blockcache.samplers import SamplerConfig
 from blockcache.schedule import Reuse
@@ -33,7 +33,8 @@ class DiffusersLoop:
         first = next(iter(obs.values()))
         batch, tokens = len(first), program.tokens
         backend = TorchBackend(self.loop.constants, batch)
-        conditions, reuse = program.conditions(backend, obs), Reuse(plan, backend.add)
+        shown, _ = perceive(backend, program, by_moment(obs, program))
+        conditions, reuse = program.conditions(backend, shown), Reuse(plan, backend.add)
         steps = iter(range(plan.steps))
 
         def output(x: Tensor, t: Tensor) -> Tensor:

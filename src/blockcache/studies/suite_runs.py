@@ -6,7 +6,7 @@ All suites of a directory share one store of finished rollouts, so a method that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from blockcache.observations import rows
 from blockcache.samplers import table
 from blockcache.solvers.teacache import Rule
 from blockcache.studies.suites import FRONTIER, SUITES, Cell, Equal, Suite, suite_by_name, suite_of, with_tuned
-from blockcache.tasks import Task, TaskSpec, make_task, task_spec
-from blockcache.tasks.base import Array
+from blockcache.tasks import Task, make_task, task_spec
+from blockcache.tasks.base import Array, Tree
 
 NEAR = 0.05  # a rival within this share of the FLOPs counts as equal
 
@@ -236,13 +236,13 @@ class Shortened:
     def __init__(self, make: Callable[[], Task], steps: int) -> None:
         self._task = make()
         self._steps = 0
-        self.spec = TaskSpec(**{**asdict(self._task.spec), "max_steps": min(steps, self._task.spec.max_steps)})
+        self.spec = replace(self._task.spec, max_steps=min(steps, self._task.spec.max_steps))
 
-    def reset(self, seed: int) -> Array:
+    def reset(self, seed: int) -> Tree:
         self._steps = 0
         return self._task.reset(seed)
 
-    def observe(self) -> Array:
+    def observe(self) -> Tree:
         return self._task.observe()
 
     def step(self, action: Array) -> None:

@@ -7,8 +7,8 @@ registering a `TaskEntry` under the entry point group `blockcache.tasks`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeAlias
 
@@ -18,12 +18,18 @@ import numpy.typing as npt
 from blockcache.errors import TaskError
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
+Tree: TypeAlias = Any
+"""One observation: an array, or a mapping of arrays by name."""
 Expert: TypeAlias = Callable[[Array], Array]  # observation -> action, within the task's limits
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """The facts of a task: widths, length of an episode, and what counts as success."""
+    """The facts of a task: widths, length of an episode, and what counts as success.
+
+    An observation is one array of `obs_dim` numbers, or a mapping: then `obs_dim` is 0, `inputs` gives its shapes by name,
+    and `cameras` says which of them are frames, (channels, height, width) uint8.
+    """
 
     name: str
     obs_dim: int
@@ -32,6 +38,24 @@ class TaskSpec:
     success: str  # one phrase, for tables
     extra: str  # what to put in pip install "blockcache[...]"
     first_test_seed: int = 100_000
+    inputs: Mapping[str, tuple[int, ...]] | None = None
+    cameras: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.obs_dim > 0) == bool(self.inputs) or any(name not in (self.inputs or ()) for name in self.cameras):
+            raise TaskError(
+                f"task {self.name!r} must say its obs_dim, or be 0 there and name its inputs, cameras among them; got "
+                f"obs_dim={self.obs_dim}, inputs={self.inputs}, cameras={self.cameras}"
+            )
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of one observation, by name; one array is called "obs"."""
+        return self.inputs or {"obs": (self.obs_dim,)}
+
+    def describe(self) -> dict[str, Any]:
+        """All of it in JSON types; what a task without cameras does not have is left out."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, ())}
 
 
 class Task(Protocol):
@@ -40,11 +64,11 @@ class Task(Protocol):
     @property
     def spec(self) -> TaskSpec: ...
 
-    def reset(self, seed: int) -> Array:
-        """Start an episode; its first observation, (obs_dim,) float32."""
+    def reset(self, seed: int) -> Tree:
+        """Start an episode; its first observation, (obs_dim,) float32, or a mapping of arrays as the spec's `inputs`."""
 
-    def observe(self) -> Array:
-        """The observation as it is now, (obs_dim,) float32."""
+    def observe(self) -> Tree:
+        """The observation as it is now."""
 
     def step(self, action: Array) -> None:
         """Take one action, (action_dim,) in the robot's units."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from blockcache.errors import TaskError
-from blockcache.tasks.base import Array, Task
+from blockcache.observations.trees import stacked
+from blockcache.tasks.base import Array, Task, TaskSpec, Tree
 
-# (observations (B, n_obs_steps, obs_dim), index of the chunk) -> actions (B, n_action_steps, action_dim)
-Act: TypeAlias = Callable[[npt.NDArray[np.float32], int], Array]
+# (observations (B, n_obs_steps, obs_dim), or such arrays by name, and the index of the chunk)
+# -> actions (B, n_action_steps, action_dim)
+Act: TypeAlias = Callable[[Any, int], Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,15 +73,15 @@ class _Episode:
     seed: int
     task: Task
     n_obs_steps: int
-    history: list[Array] = field(default_factory=list)
+    history: list[Tree] = field(default_factory=list)
     actions: list[Array] = field(default_factory=list)
     error: str | None = None
 
     def reset(self) -> None:
-        blank = np.zeros(self.task.spec.obs_dim, dtype=np.float32)
-        self.history = [blank] * self.n_obs_steps  # what stays if the simulator does not even start
+        spec = self.task.spec
+        self.history = [_blank(spec)] * self.n_obs_steps  # what stays if the simulator does not even start
         with self._caught():
-            self.history = [_finite(self.task.reset(self.seed))] * self.n_obs_steps
+            self.history = [_checked(self.task.reset(self.seed), spec)] * self.n_obs_steps
 
     @property
     def over(self) -> bool:
@@ -97,7 +99,7 @@ class _Episode:
         with self._caught():
             self.task.step(action)
             self.actions.append(np.array(action, dtype=np.float64))
-            self.history = [*self.history[1:], _finite(self.task.observe())]
+            self.history = [*self.history[1:], _checked(self.task.observe(), self.task.spec)]
 
     @contextmanager
     def _caught(self) -> Iterator[None]:
@@ -125,11 +127,33 @@ class _Episode:
         )
 
 
-def _finite(observation: Array) -> Array:
-    """A simulator that has blown up fails here, on its own, before its NaN reaches a policy that answers for all."""
-    if not np.isfinite(observation).all():
+def _blank(spec: TaskSpec) -> Tree:
+    blank = {
+        name: np.zeros(shape, dtype=np.uint8 if name in spec.cameras else np.float32)
+        for name, shape in spec.shapes.items()
+    }
+    return blank["obs"] if spec.inputs is None else blank
+
+
+def _checked(observation: Any, spec: TaskSpec) -> Tree:
+    """In float32, or the bytes of a camera. A simulator that has blown up, or shows something else than its task says, fails
+    here, on its own, before that reaches a policy that answers for all."""
+    if spec.inputs is None:
+        return _finite(observation)
+    given = {name: np.asarray(observation[name]) for name in spec.shapes}
+    for name, array in given.items():
+        if array.shape != tuple(spec.shapes[name]) or (name in spec.cameras and array.dtype != np.uint8):
+            kind = "uint8" if name in spec.cameras else "float32"
+            raise TaskError(
+                f"the simulator's {name!r} is {array.dtype} of {array.shape}, expected {kind} of {spec.shapes[name]}"
+            )
+    return {name: array.copy() if name in spec.cameras else _finite(array) for name, array in given.items()}
+
+
+def _finite(array: Array) -> npt.NDArray[np.float32]:
+    if not np.isfinite(array).all():
         raise TaskError("the simulator's observation holds NaN or infinity")
-    return observation
+    return np.array(array, dtype=np.float32)  # a copy: a simulator may observe into the same array every time
 
 
 def _run(
@@ -141,8 +165,7 @@ def _run(
     on_step(tasks)
     chunk = 0
     while not all(episode.over for episode in episodes):
-        observed = np.stack([np.stack(episode.history) for episode in episodes]).astype(np.float32)
-        actions = np.asarray(act(observed, chunk))
+        actions = np.asarray(act(stacked([stacked(episode.history) for episode in episodes]), chunk))
         expected = (len(episodes), n_action_steps, tasks[0].spec.action_dim)
         if actions.shape != expected:
             raise TaskError(f"the policy's actions have shape {actions.shape}, task and rollout need {expected}")

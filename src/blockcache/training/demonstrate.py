@@ -62,7 +62,7 @@ def demonstrate(
 def _episode(simulator: Task, task: str, seed: int, noise: float) -> tuple[Array, Array] | None:
     """What was seen and what the expert wanted, (steps, O) and (steps, A); None if it failed."""
     act, random = make_expert(task), np.random.default_rng(seed)
-    seen, wanted = [simulator.reset(seed)], list[Array]()
+    seen, wanted = [np.asarray(simulator.reset(seed))], list[Array]()
     left = LINGER
     while left and len(wanted) < simulator.spec.max_steps:
         wanted.append(act(seen[-1]))

@@ -1,4 +1,4 @@
-"""Policy directories: `config.json` + `model.safetensors`. Strict to load, atomic to save; no pickle anywhere.
+"""Policy directories: `config.json` + `model.safetensors`. Strict to load, atomic to save.
 
 A directory is written file by file, and at every instant its name loads as the whole old policy or as the whole new one:
 first the new config, under a name that binds it to the new weights (`places.PENDING`); then the weights, in one rename, from
@@ -44,7 +44,7 @@ def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
         with FORMAT.reading(directory / CONFIG):
             config = DPTConfig.from_dict(FORMAT.load(config_file(directory)))
         _, tensors = read_tensors(
-            place, "policy weights", "save the policy again", safetensors.torch.load, partial(_check_sizes, config)
+            place, "policy weights", "save the policy again", safetensors.torch.load, partial(_check_infos, config)
         )
     policy = DiffusionTransformerPolicy(config)
     with reading("policy weights", place):
@@ -52,18 +52,26 @@ def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
     return policy.eval()
 
 
-def _check_sizes(config: DPTConfig, infos: Mapping[str, TensorInfo]) -> None:
+def _check_infos(config: DPTConfig, infos: Mapping[str, TensorInfo]) -> None:
+    check_sizes(config, len(infos), sum(math.prod(info.shape) for info in infos.values()))
+
+
+def check_sizes(config: DPTConfig, tensors: int, held: int) -> None:
     """Refuse a config that would make a far larger network than its weights are, before that network is made.
 
     Bounds are enough here: which tensor differs is said once the network is there to compare with.
+
+    config   what the network would be made by
+    tensors  how many tensors there are
+    held     how many numbers they hold
     """
     layers, tokens, width = config.n_layer + config.n_cond_layers, config.horizon, config.n_emb
     least = layers * 12 * width**2 + width * (tokens + config.obs_dim + config.sample_dim)
     least += tokens**2 if config.causal_attn else 0
-    held = sum(math.prod(info.shape) for info in infos.values())
-    if layers * 12 > 12 + 2 * len(infos) or least > 1_000_000 + 4 * held:
+    least += 0 if config.encoder is None else config.encoder.weights
+    if layers * 12 > 12 + 2 * tensors or least > 1_000_000 + 4 * held:
         raise PolicyError(
-            f"the weights do not fit the policy's config: {len(infos):,} tensors of {held:,} numbers, expected {layers:,} "
+            f"the weights do not fit the policy's config: {tensors:,} tensors of {held:,} numbers, expected {layers:,} "
             f"layers of {least:,} numbers at least"
         )
 
@@ -78,7 +86,7 @@ def save_policy(policy: DiffusionTransformerPolicy, directory: PathLike) -> None
             f"only policies of ours can be saved as a directory, got {type(policy).__name__}; keep your own checkpoint, and "
             "name a function that makes the policy from it (module:function) where a verb asks for POLICY"
         )
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
+    tensors = {names[0]: tensor.detach().cpu().contiguous() for names, tensor in _named_once(policy)}
     weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
     with writing(directory):
         target = Path(os.path.realpath(directory))
@@ -124,21 +132,23 @@ def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tenso
     """Copy tensors in by name, as a public checkpoint names them; a missing, unknown or misshapen one is refused.
 
     Left aside on both sides are tensors that take no part in an action: `_dummy_variable`s, and the statistics from
-    which scales and offsets were once computed.
+    which scales and offsets were once computed. A tensor with several names, as an encoder's have them, needs one of these;
+    where there are more, they must agree.
     """
     own = policy.state_dict()
     given = {name: tensor for name, tensor in tensors.items() if not name.endswith("_dummy_variable")}
-    missing = [name for name in own if name not in given and ".input_stats." not in name]
+    groups = [names for names, _ in _named_once(policy)]
+    missing = [names[0] for names in groups if given.keys().isdisjoint(names) and ".input_stats." not in names[0]]
     unknown = [name for name in given if name not in own]
-    if missing or unknown:
-        misfits = _some("missing", missing) + _some("unknown", unknown)
+    misshapen = [
+        f"{shortened(name, 80)} has shape {tuple(tensor.shape)}, expected {tuple(own[name].shape)}"
+        for name, tensor in given.items()
+        if name in own and tensor.shape != own[name].shape
+    ]
+    if missing or unknown or misshapen:
+        misfits = _some("missing ", missing) + _some("unknown ", unknown) + _some("", misshapen)
         raise PolicyError(f"the weights do not fit the policy's config: {'; '.join(misfits)}")
     for name, tensor in given.items():
-        if tensor.shape != own[name].shape:
-            raise PolicyError(
-                f"the weights do not fit the policy's config: {name} has shape {tuple(tensor.shape)}, "
-                f"expected {tuple(own[name].shape)}"
-            )
         if name.endswith("input_stats.std"):
             continue  # for the record only
         if name.endswith("mask") and tensor.is_floating_point():
@@ -147,14 +157,28 @@ def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tenso
             check_weight(name, tensor)
         if name.endswith("action.scale"):
             check_action_scale(tensor)
+    for first, *others in ([name for name in names if name in given] for names in groups if len(names) > 1):
+        if differing := [name for name in others if not torch.equal(given[name], given[first])]:
+            raise PolicyError(
+                f"the weights do not fit the policy's config: {first} and {differing[0]} are one tensor there, and differ "
+                "here"
+            )
     with torch.no_grad():
         for name, tensor in given.items():
             own[name].copy_(tensor)
 
 
+def _named_once(policy: DiffusionTransformerPolicy) -> list[tuple[list[str], Tensor]]:
+    """Every tensor once, with all of its names: a module that is part of two others has two."""
+    found: dict[int, tuple[list[str], Tensor]] = {}
+    for name, tensor in policy.state_dict(keep_vars=True).items():
+        found.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return list(found.values())
+
+
 def _some(what: str, names: list[str]) -> list[str]:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return [f"{what} {', '.join(shortened(name, 80) for name in names[:3])}{more}"] if names else []
+    return [f"{what}{', '.join(shortened(name, 160) for name in names[:3])}{more}"] if names else []
 
 
 def check_replaceable(target: Path) -> None:

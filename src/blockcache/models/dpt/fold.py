@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from blockcache.models.dpt.entrance import entrance
 from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_step, folded_once
 from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.dpt.savings import without_savings
@@ -42,14 +43,17 @@ def fold(port: Port) -> DPTProgram:
 
     def field(name: str, size: int) -> list[Tensor]:
         """Scale and offset; an identity normaliser of the public code has one number for all."""
-        return [double(f"{name}.{part}", "normalizer.params_dict").expand(size) for part in ("scale", "offset")]
+        both = [double(f"{name}.{part}", "normalizer.params_dict") for part in ("scale", "offset")]
+        if any(tuple(tensor.shape) not in ((1,), (size,)) for tensor in both):
+            raise UnsupportedError(f"a normaliser of {name} with another number of values than {size}")
+        return [tensor.expand(size) for tensor in both]
 
     width, depth, heads = double("pos_emb").shape[-1], len(port.adapter.layers), port.adapter.widths["heads"]
     positions = double("cond_pos_emb")[0]
     obs_w, obs_b = _linear(double, "cond_obs_emb")
     input_w, input_b = _linear(double, "input_emb")
     head_w, head_b = _after_norm(double, "ln_f", *_linear(double, "head"))
-    obs_scale, obs_offset = field("obs", len(obs_w))
+    seen = entrance(policy, field, obs_w, obs_b)
     action_scale, action_offset = field("action", len(input_w))
     masks = {name: _mask(modules, name) for name in ("mask", "memory_mask")}
     shape = DPTShape(
@@ -63,8 +67,8 @@ def fold(port: Port) -> DPTProgram:
         hidden=port.adapter.widths["hidden"],
     )
     weights = {
-        "obs_w": obs_scale[:, None] * obs_w,
-        "obs_b": obs_b + obs_offset @ obs_w + positions[1:],
+        **seen.weights,
+        "obs_b": seen.bias + positions[1:],
         **_pair("encode_up", _linear(double, "encoder.0")),
         **_pair("encode_down", _linear(double, "encoder.2")),
         "input_w": input_w,
@@ -78,8 +82,8 @@ def fold(port: Port) -> DPTProgram:
     for index in range(depth):
         weights |= _layer(double, index, width, heads)
     # (1, 1, T, H * S): head by head
-    seen = torch.zeros(shape.tokens, shape.cond_tokens) if masks["memory_mask"] is None else masks["memory_mask"]
-    weights["memory_mask"] = seen.repeat(1, heads)[None, None]
+    visible = torch.zeros(shape.tokens, shape.cond_tokens) if masks["memory_mask"] is None else masks["memory_mask"]
+    weights["memory_mask"] = visible.repeat(1, heads)[None, None]
     whole = all(float(t).is_integer() for t in port.timesteps)  # as the policy's own loop has them
     timesteps = torch.tensor(port.timesteps, dtype=torch.int64 if whole else torch.float32, device=positions.device)
     time_emb: Any = modules.time_emb
@@ -91,22 +95,26 @@ def fold(port: Port) -> DPTProgram:
     eps = norms(modules)[0].eps
     causal = _is_causal(masks["mask"])
     return DPTProgram(
-        inputs={"obs": (int(policy.n_obs_steps), int(policy.obs_dim))},
+        inputs=seen.inputs,
+        cameras=tuple(eye.camera for eye in seen.eyes),
+        features=sum(eye.features for eye in seen.eyes),
         chunk=(shape.tokens, len(input_w)),
         tokens=shape.tokens,
         executed=port.executed,
         action_dim=len(input_w),
         blocks=folded_blocks(shape, heads),
-        once=folded_once(shape),
+        once=folded_once(shape) + sum(eye.flops for eye in seen.eyes) * (shape.cond_tokens - 1),
         every_step=folded_every_step(shape),
         weights={name: _as(tensor, like) for name, tensor in (weights | crossed).items()},
         tables={name: Table(_as(item.values, like), item.shape, item.pads) for name, item in tables.items()},
         causal=causal,
-        signature=_signature(eps, time, *masks.values()),
+        signature=_signature((eps, seen.inputs, seen.entries, seen.eyes), time, *masks.values()),
         shape=shape,
         heads=heads,
         norm_eps=eps,
         self_masked=masks["mask"] is not None,
+        entries=seen.entries,
+        eyes=seen.eyes,
         savings=lambda program: without_savings(
             program, *_unfolded(double, shape, heads, {"time": time, "time_encoded": encoded}, like)
         ),
@@ -189,10 +197,10 @@ def require_supported(port: Port) -> None:
         (not _is_mlp(encoder), "a condition encoder other than Linear, Mish, Linear"),
         (bool(getattr(policy, "pred_action_steps_only", False)), "pred_action_steps_only"),
         (not isinstance(policy, nn.Module), "a policy that is no torch module"),
-        (hasattr(policy, "obs_encoder"), "a policy with an obs_encoder, as camera policies have it"),
         *(
             (getattr(policy, name, None) is None, f"a policy without {name}")
             for name in ("horizon", "n_obs_steps", "n_action_steps", "obs_dim", "action_dim")
+            if name != "obs_dim" or getattr(policy, "obs_encoder", None) is None
         ),
     )
     widths, all_norms = port.adapter.widths, norms(denoiser)
@@ -289,9 +297,9 @@ def _layer(double: Double, index: int, width: int, heads: int) -> dict[str, Tens
     }
 
 
-def _signature(eps: float, *tensors: Tensor | None) -> str:
-    """Of numbers that are in no fingerprint: a foreign policy may make them in code."""
-    digest = hashlib.sha256(repr(eps).encode())
+def _signature(settings: tuple[Any, ...], *tensors: Tensor | None) -> str:
+    """Of what is in no fingerprint: a foreign policy may make numbers in code, and crops are no weights."""
+    digest = hashlib.sha256(repr(settings).encode())
     for tensor in tensors:
         digest.update(b"none" if tensor is None else tensor.double().cpu().numpy().tobytes())
     return digest.hexdigest()

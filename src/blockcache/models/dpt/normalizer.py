@@ -5,8 +5,12 @@ Tensor names equal those of the public Diffusion Policy checkpoints (`params_dic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
+
+from blockcache.errors import PolicyError
 
 
 class LinearField(nn.Module):
@@ -43,20 +47,24 @@ class LinearField(nn.Module):
 
 
 class LinearNormalizer(nn.Module):
-    """The two fields of a low-dimensional policy."""
+    """A field for each input and one for the action; `sizes` are their numbers, 1 where one number serves all."""
 
-    def __init__(self, obs_dim: int, action_dim: int) -> None:
+    def __init__(self, sizes: Mapping[str, int]) -> None:
         super().__init__()
-        self.params_dict = nn.ModuleDict({"obs": LinearField(obs_dim), "action": LinearField(action_dim)})
+        for name in sizes:
+            if hasattr(nn.ModuleDict, name):
+                raise PolicyError(f"an input cannot be called {name!r}: torch keeps that name; give it another one")
+        self.params_dict = nn.ModuleDict({name: LinearField(size) for name, size in sizes.items()})
+
+    def field(self, name: str) -> LinearField:
+        field = self.params_dict[name]
+        assert isinstance(field, LinearField)
+        return field
 
     @property
     def obs(self) -> LinearField:
-        field = self.params_dict["obs"]
-        assert isinstance(field, LinearField)
-        return field
+        return self.field("obs")
 
     @property
     def action(self) -> LinearField:
-        field = self.params_dict["action"]
-        assert isinstance(field, LinearField)
-        return field
+        return self.field("action")

@@ -1,4 +1,7 @@
-"""The DP-T policy: normaliser, denoiser and sampler behind one `predict_action`. Knows nothing of caching or tasks."""
+"""The DP-T policy: normaliser, encoder (for cameras), denoiser and sampler behind one `predict_action`.
+
+Knows nothing of caching or tasks.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from torch import Tensor, nn
 from blockcache.errors import ContentError, PolicyError, short, shortened
 from blockcache.files import Fields, Name, read
 from blockcache.models.dpt.denoiser import DiffusionTransformer
+from blockcache.models.dpt.encoder import ObservationEncoder
+from blockcache.models.dpt.encoder_config import EncoderConfig
 from blockcache.models.dpt.normalizer import LinearNormalizer
 from blockcache.models.noise import draw_all
 from blockcache.models.sampling import denoise, make_scheduler
-from blockcache.observations import Observation, check_observation
+from blockcache.observations import Observation, check_observation, check_tree
 from blockcache.samplers import DDPM, SamplerConfig, table
 
 FAMILY = "dp-t"
@@ -30,7 +35,10 @@ _RECORD = Fields({"task": Name | None, "weights": Name | None, "training": dict 
 
 @dataclass(frozen=True)
 class DPTConfig:
-    """What a policy directory's `config.json` says. `training` and `task` are for the record."""
+    """What a policy directory's `config.json` says. `training` and `task` are for the record.
+
+    With an `encoder` the policy looks through cameras, and `obs_dim` is the size of what the encoder makes of a moment.
+    """
 
     obs_dim: int
     action_dim: int
@@ -47,6 +55,7 @@ class DPTConfig:
     p_drop_emb: float = 0.0
     p_drop_attn: float = 0.0
     sampler: SamplerConfig = field(default_factory=DDPM)
+    encoder: EncoderConfig | None = None
     family: str = FAMILY
     task: str | None = None
     weights: str | None = None
@@ -86,6 +95,19 @@ class DPTConfig:
             raise PolicyError(f"the executed slice ends at {end}, behind the horizon {self.horizon}")
         if self.obs_as_cond and not self.time_as_cond:
             raise PolicyError("obs_as_cond needs time_as_cond: the encoder-only form in-paints its observations")
+        self._check_encoder()
+
+    def _check_encoder(self) -> None:
+        if self.encoder is None:
+            return
+        if not isinstance(self.encoder, EncoderConfig):
+            raise PolicyError(f"policy setting encoder must be an encoder's config, got {short(self.encoder)}")
+        if not self.obs_as_cond:
+            raise PolicyError("an encoder needs obs_as_cond: features cannot be in-painted")
+        if self.encoder.size != self.obs_dim:
+            raise PolicyError(
+                f"policy setting obs_dim is {self.obs_dim}, expected {self.encoder.size}: what the encoder makes of a moment"
+            )
 
     @property
     def sample_dim(self) -> int:
@@ -97,6 +119,18 @@ class DPTConfig:
         """The tokens whose actions the robot executes."""
         return slice(self.n_obs_steps - 1, self.n_obs_steps - 1 + self.n_action_steps)
 
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """The observation: shapes by name, without the batch."""
+        if self.encoder is None:
+            return {"obs": (self.n_obs_steps, self.obs_dim)}
+        return {item.name: (self.n_obs_steps, *item.shape) for item in self.encoder.inputs}
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Which of the inputs are frames."""
+        return () if self.encoder is None else tuple(item.name for item in self.encoder.cameras)
+
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> DPTConfig:
         known = {item.name for item in fields(cls)}
@@ -105,14 +139,20 @@ class DPTConfig:
             names = shortened(", ".join(unknown), 100)
             raise PolicyError(f"unknown policy settings {names}; known are {', '.join(sorted(known))}")
         try:
-            return cls(**{**value, "sampler": SamplerConfig.from_dict(value["sampler"])})
+            sees = value.get("encoder")
+            encoder = None if sees is None else EncoderConfig.from_dict(sees)
+            return cls(**{**value, "sampler": SamplerConfig.from_dict(value["sampler"]), "encoder": encoder})
         except KeyError as error:
             raise PolicyError(f"the policy's config lacks {error}") from error
         except TypeError as error:
             raise PolicyError(f"the policy's config does not fit: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        return {"family": self.family, **asdict(self), "sampler": self.sampler.to_dict()}
+        content = {"family": self.family, **asdict(self), "sampler": self.sampler.to_dict()}
+        if self.encoder is None:
+            del content["encoder"]
+            return content
+        return {**content, "encoder": self.encoder.to_dict()}
 
 
 class DiffusionTransformerPolicy(nn.Module):
@@ -138,7 +178,11 @@ class DiffusionTransformerPolicy(nn.Module):
             time_as_cond=config.time_as_cond,
             n_cond_layers=config.n_cond_layers,
         )
-        self.normalizer = LinearNormalizer(config.obs_dim, config.action_dim)
+        sizes = {name: 1 if name in config.cameras else shape[-1] for name, shape in config.inputs.items()}
+        self.normalizer = LinearNormalizer({**sizes, "action": config.action_dim})
+        for name in config.cameras:  # from 0 to 1 it becomes from -1 to 1
+            self.normalizer.field(name).fit(torch.tensor([[0.0], [1.0]]))
+        self.obs_encoder = None if config.encoder is None else ObservationEncoder(config.encoder)
 
     @property
     def horizon(self) -> int:
@@ -178,7 +222,7 @@ class DiffusionTransformerPolicy(nn.Module):
         other = DiffusionTransformerPolicy.__new__(DiffusionTransformerPolicy)
         nn.Module.__init__(other)
         other.config = replace(self.config, sampler=sampler)
-        other.model, other.normalizer = self.model, self.normalizer
+        other.model, other.normalizer, other.obs_encoder = self.model, self.normalizer, self.obs_encoder
         vars(other)["training"] = vars(self)["training"]  # its own flag only: the shared modules keep theirs
         return other
 
@@ -192,12 +236,29 @@ class DiffusionTransformerPolicy(nn.Module):
     ) -> dict[str, Tensor]:
         """One generation: obs (B, n_obs_steps, obs_dim) -> action (B, n_action_steps, A), action_pred (B, horizon, A).
 
-        Noise comes from `generator` (torch's global one without it) or, all of it, from `noise`; see `draw_noise`.
+        A policy with an encoder takes a mapping: cameras (B, n_obs_steps, channels, height, width) as uint8 or as floats
+        from 0 to 1, numbers (B, n_obs_steps, count). Noise comes from `generator` (torch's global one without it) or, all of
+        it, from `noise`; see `draw_noise`.
         """
-        checked = check_observation(obs, self.n_obs_steps, self.obs_dim, like=self.model.pos_emb)
-        sample = self._sample(self.normalizer.obs.normalize(checked), generator, noise)
+        sample = self._sample(self.encode(self.check(obs)), generator, noise)
         actions = self.normalizer.action.unnormalize(sample[..., : self.config.action_dim])
         return {"action": actions[:, self.config.executed], "action_pred": actions}
+
+    def check(self, obs: Observation) -> dict[str, Tensor]:
+        """The observation by its inputs' names, in robot units, or a sentence saying what is wrong with it."""
+        config, like = self.config, self.model.pos_emb
+        if config.encoder is None:
+            return {"obs": check_observation(obs, config.n_obs_steps, config.obs_dim, like)}
+        return check_tree(obs, config.inputs, config.cameras, like)
+
+    def encode(self, observed: Mapping[str, Tensor]) -> Tensor:
+        """What the denoiser attends to: the inputs normalised and, with cameras, encoded; (B, n_obs_steps, obs_dim)."""
+        normalised = {name: self.normalizer.field(name).normalize(value) for name, value in observed.items()}
+        if self.obs_encoder is None:
+            return normalised["obs"]
+        moments = {name: value.flatten(0, 1) for name, value in normalised.items()}
+        features: Tensor = self.obs_encoder(moments)
+        return features.reshape(-1, self.config.n_obs_steps, self.config.obs_dim)
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """All the noise of one generation, (1 + draws, B, horizon, D), exactly as `generator` would give it."""

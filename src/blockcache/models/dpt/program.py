@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from blockcache.models.dpt.eye import Eye
 from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_step
 from blockcache.models.program import Ops, Program, Value
 
@@ -30,12 +31,15 @@ class Conditions:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DPTProgram(Program):
-    """`savings` makes the variants of `without_savings`."""
+    """`entries` names the matrix that each part of an observation is multiplied by, `eyes` are its cameras' networks, and
+    `savings` makes the variants of `without_savings`."""
 
     shape: DPTShape
     heads: int
     norm_eps: float
     self_masked: bool
+    entries: Mapping[str, str]
+    eyes: tuple[Eye, ...]
     savings: Callable[[DPTProgram], Mapping[str, DPTProgram]]
 
     @property
@@ -56,6 +60,14 @@ class DPTProgram(Program):
         """One for each head and condition token, head by head."""
         return self.heads * self.slots
 
+    @property
+    def looking(self) -> int:
+        """FLOPs of the cameras' networks in one generation."""
+        return (self.slots - 1) * sum(eye.flops for eye in self.eyes)
+
+    def see(self, ops: Ops, frames: Mapping[str, Value]) -> Value:
+        return ops.concat([eye.see(ops, frames[eye.camera]) for eye in self.eyes], axis=-1)
+
     def conditions(self, ops: Ops, obs: Mapping[str, Value]) -> Any:
         tokens = self.encode(ops, self.embed(ops, obs))
         width, layers, columns = self.width, self.layers, self.columns
@@ -74,7 +86,8 @@ class DPTProgram(Program):
 
     def embed(self, ops: Ops, obs: Mapping[str, Value]) -> Value:
         """The observation tokens before their encoding, (B * n_obs, d)."""
-        tokens = ops.add([ops.matmul(obs["obs"], ops.weight("obs_w")), ops.weight("obs_b")])
+        parts = [ops.matmul(obs[name], ops.weight(matrix)) for name, matrix in self.entries.items()]
+        tokens = ops.add([*parts, ops.weight("obs_b")])
         return ops.reshape(tokens, (-1, self.width))
 
     def encode(self, ops: Ops, tokens: Value) -> Value:

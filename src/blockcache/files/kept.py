@@ -1,4 +1,7 @@
-"""Where exports and what was found out about policies are kept on disk, bounded in size. Knows nothing of what they hold."""
+"""Where exports, converted policies and what was found out about policies are kept on disk, bounded in size.
+
+Knows nothing of what they hold.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from importlib import resources
@@ -16,23 +20,34 @@ CACHE_BYTES = 2 * 10**9
 
 @functools.cache
 def source_hash(family: str) -> str:
-    """Of the code that makes an export: one by an older state of it is made again. `family` is a file of the program's."""
+    """Of the code that makes what is kept: what an older state made is made again. `family` is a file of the family's."""
     package = Path(str(resources.files("blockcache")))
-    folders = [*(package / room for room in ("engines", "models", "samplers", "schedule")), Path(family).parent]
+    folders = [
+        *(package / room for room in ("engines", "foreign", "models", "samplers", "schedule")),
+        Path(family).parent,
+    ]
     files = sorted(file for folder in folders for file in folder.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def prune(directory: Path) -> None:
-    """Once its exports take more than `CACHE_BYTES`, delete those that were of no use for longest; the newest stays."""
+    """Once what it keeps takes more than `CACHE_BYTES`, delete what was of no use for longest; the newest stays."""
     with contextlib.suppress(OSError):  # another process prunes too, or holds a file open on Windows: next time
-        ours = (path for path in directory.glob("[0-9a-f]" * 32 + ".onnx") if path.is_file())
-        newest, *others = sorted(((path.stat(), path) for path in ours), key=lambda file: -file[0].st_mtime_ns)
-        room = CACHE_BYTES - newest[0].st_size
-        for facts, path in others:
-            room -= facts.st_size
-            if room < 0:
+        exports = [path for path in directory.glob("[0-9a-f]" * 32 + ".onnx") if path.is_file()]
+        policies = [path for path in directory.glob("[0-9a-f]" * 32 + ".policy") if path.is_dir()]
+        newest, *others = sorted([*exports, *policies], key=lambda path: -path.stat().st_mtime_ns)
+        room = CACHE_BYTES - _size(newest)
+        for path in others:
+            room -= _size(path)
+            if room < 0 and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif room < 0:
                 path.unlink()
+
+
+def _size(path: Path) -> int:
+    files = [item for item in path.iterdir() if item.is_file()] if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
 
 
 def cache_directory() -> Path:

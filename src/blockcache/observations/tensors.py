@@ -1,12 +1,10 @@
-"""Observations: an array, or a mapping of arrays by name, one value for each sample of a batch in front. Checked once at
-the door, cut into parts, dealt out, hashed. Knows nothing of policies."""
+"""Observations as torch takes them: checked at the door, with the sentence that says what was expected. Knows nothing of
+policies."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from blockcache.errors import ObservationError
 from blockcache.finite import check_input
+from blockcache.frames import BYTE, check_frames, shown
 
 Observation: TypeAlias = Tensor | np.ndarray[Any, Any] | Mapping[str, Any]
 """(B, n_obs_steps, obs_dim), bare or under the key "obs"; for cameras a mapping of such."""
@@ -65,6 +64,55 @@ def check_observation(obs: Observation, n_obs_steps: int, obs_dim: int, like: Te
     return tensor
 
 
+def check_tree(
+    obs: Any, inputs: Mapping[str, tuple[int, ...]], cameras: Container[str], like: Tensor
+) -> dict[str, Tensor]:
+    """An observation of several inputs, as tensors with the dtype and device of `like`, or a sentence saying what is wrong.
+
+    inputs   shapes by name, without the batch
+    cameras  which of them are frames: uint8, or floats from 0 to 1, which is what they become
+    """
+    if not isinstance(obs, Mapping):
+        raise ObservationError(
+            f"an observation of this policy is a mapping of arrays, expected {_listed(inputs)}, got {type(obs).__name__}"
+        )
+    if missing := [name for name in inputs if name not in obs]:
+        raise ObservationError(
+            f"the observation has no {missing[0]!r}, expected {_listed(inputs)}, got {', '.join(map(str, obs)) or 'nothing'}"
+        )
+    found = {name: _checked(obs[name], name, shape, name in cameras, like) for name, shape in inputs.items()}
+    if len(sizes := {name: len(tensor) for name, tensor in found.items()}) and len(set(sizes.values())) > 1:
+        raise ObservationError(f"the observation needs one batch size for all its inputs, got {sizes}")
+    return found
+
+
+def _checked(value: Any, name: str, shape: tuple[int, ...], camera: bool, like: Tensor) -> Tensor:
+    what = f"the observation {name!r}"
+    if isinstance(value, Mapping):
+        raise ObservationError(f"{what} is a mapping, expected an array {shown(shape)}")
+    tensor = as_tensor(value, what)
+    if camera:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        check_frames(what, tuple(tensor.shape), dtype, shape, lambda: reach(tensor))
+        frames = tensor.to(device=like.device, dtype=like.dtype)
+        return frames / BYTE if tensor.dtype == torch.uint8 else frames
+    if tensor.ndim != 1 + len(shape) or tensor.shape[0] < 1 or tuple(tensor.shape[1:]) != shape:
+        raise ObservationError(f"{what} has shape {tuple(tensor.shape)}, expected {shown(shape)}")
+    tensor = tensor.to(device=like.device, dtype=like.dtype)
+    check_finite(tensor, what)
+    return tensor
+
+
+def _listed(inputs: Mapping[str, tuple[int, ...]]) -> str:
+    return " and ".join(f"{name!r} {shown(shape)}" for name, shape in inputs.items())
+
+
+def reach(tensor: Tensor) -> tuple[float, float]:
+    """The smallest and the largest value; NaN if one is."""
+    low, high = tensor.detach().aminmax()
+    return float(low), float(high)
+
+
 def check_finite(value: Any, what: str = "the observation") -> None:
     """Refuse NaN, infinity and absurdly large values anywhere in an observation, however nested, or in "noise"."""
     for tensor in _floating(value, what):
@@ -92,27 +140,6 @@ def _floating(value: Any, what: str = "the observation") -> Iterator[Tensor]:
             yield tensor
 
 
-def batch_size(batch: Any) -> int:
-    """How many samples a batch holds."""
-    shape = next((tuple(int(size) for size in getattr(leaf, "shape", ())) for leaf in _leaves(batch)), ())
-    if len(shape) < 2 or shape[0] < 1:
-        raise ObservationError(
-            f"an observation must be a tensor (batch, ...) or a mapping of them, got {type(batch).__name__} {shape}"
-        )
-    return shape[0]
-
-
-def rows(batch: Any, start: int, stop: int) -> Any:
-    """Some samples of a batch; what is not one value per sample stays."""
-    return _rows(batch, start, stop, batch_size(batch))
-
-
-def parts(batch: Any, size: int) -> list[Any]:
-    """A batch cut into batches of at most `size` samples."""
-    total = batch_size(batch)
-    return [_rows(batch, start, min(start + size, total), total) for start in range(0, total, size)]
-
-
 def as_one_batch(observations: Any) -> Any:
     """A batch as it is, or many batches, such as `calibrate` takes them, put together."""
     if isinstance(observations, Mapping) or hasattr(observations, "shape"):
@@ -123,67 +150,3 @@ def as_one_batch(observations: Any) -> Any:
     if isinstance(batches[0], Mapping):
         return {name: as_one_batch([batch[name] for batch in batches]) for name in batches[0]}
     return torch.cat([as_tensor(batch) for batch in batches])
-
-
-def hash_observations(batch: Any) -> str:
-    """One name for a batch's shapes and bytes, the same in every process."""
-    digests = {}
-    for name, leaf in _named(batch):
-        array = np.ascontiguousarray(np.asarray(leaf))
-        digests[name] = {"shape": list(array.shape), "bytes": hashlib.sha256(array.tobytes()).hexdigest()}
-    value = digests[""] if set(digests) == {""} else digests
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _named(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from _named(value, f"{name}/{key}")
-    else:
-        yield name, batch
-
-
-def _leaves(batch: Any) -> Iterator[Any]:
-    return (leaf for _, leaf in _named(batch))
-
-
-def _rows(batch: Any, start: int, stop: int, size: int) -> Any:
-    if isinstance(batch, Mapping):
-        return {key: _rows(value, start, stop, size) for key, value in batch.items()}
-    if not getattr(batch, "shape", ()):
-        return batch  # not one value per sample
-    if len(batch) != size:
-        raise ObservationError(f"an observation mixes batches of {size} and {len(batch)} samples")
-    return batch[start:stop]
-
-
-def pick(batch: Any, places: Sequence[int] | NDArray[np.intp]) -> Any:
-    """The samples at those places, in that order; a place may be named often."""
-    if isinstance(batch, Mapping):
-        return {key: pick(value, places) for key, value in batch.items()}
-    return batch[list(places)] if getattr(batch, "shape", ()) else batch
-
-
-def split(batch: Any, sizes: Mapping[str, int], seed: int = 0, taken: Any = None) -> dict[str, NDArray[np.intp]]:
-    """Disjoint parts of a batch by name: the places of each one's samples. What was tuned on one part is judged on another.
-
-    Who goes where depends on the samples' values and the seed, not on their order. Equal samples count once, so that
-    none can be in two parts.
-
-    batch  the observations
-    sizes  how many samples each part needs
-    seed   another one deals anew
-    taken  a batch whose samples go to no part, such as what a schedule was calibrated on
-    """
-    used = set() if taken is None else {hash_observations(one) for one in parts(taken, 1)}
-    first = {hash_observations(one): place for place, one in reversed(list(enumerate(parts(batch, 1))))}
-    free = sorted(first.keys() - used, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
-    if len(free) < sum(sizes.values()):
-        wanted = " and ".join(f"{size} for {name}" for name, size in sizes.items())
-        raise ObservationError(
-            f"{wanted} need {sum(sizes.values())} different observations, got {len(free)}; give more observations, "
-            "such as 'blockcache policy observe' records"
-        )
-    ends = np.cumsum(list(sizes.values()))
-    dealt = np.array([first[name] for name in free], dtype=np.intp)
-    return {name: dealt[end - size : end] for (name, size), end in zip(sizes.items(), ends, strict=True)}

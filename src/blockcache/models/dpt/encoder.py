@@ -1,0 +1,148 @@
+"""The encoder of a hybrid image policy, with tensor names equal to the public checkpoints': ResNet18's convolutions with
+group norms, a spatial softmax, a linear layer; once for each camera, or once for all.
+
+Frames come in normalised; in train mode each is cropped at random, else in the middle. Knows nothing of denoisers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from blockcache.models.dpt.encoder_config import GROUP, EncoderConfig, Input
+
+BLOCKS = (2, 2, 2, 2)  # of each stage
+
+
+def _norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(channels // GROUP, channels)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions beside a short cut. The norms are called `bn` as in the checkpoints."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = _norm(outputs)
+        self.relu = nn.ReLU()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = _norm(outputs)
+        self.downsample = None
+        if stride > 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        short = x if self.downsample is None else self.downsample(x)
+        inner = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out: Tensor = self.relu(inner + short)
+        return out
+
+
+class Trunk(nn.Module):
+    """ResNet18 without its head: (N, channels, H, W) -> (N, 8 * width, about H / 32, about W / 32)."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        stem = [nn.Conv2d(channels, width, 7, 2, padding=3, bias=False), _norm(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        stages, inputs = [], width
+        for stage, count in enumerate(BLOCKS):
+            outputs, stride = width * 2**stage, 1 if stage == 0 else 2
+            blocks = [ResidualBlock(inputs, outputs, stride)]
+            blocks += [ResidualBlock(outputs, outputs, 1) for _ in range(count - 1)]
+            stages.append(nn.Sequential(*blocks))
+            inputs = outputs
+        self.nets = nn.Sequential(*stem, *stages)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.nets(x)
+        return found
+
+
+class SpatialSoftmax(nn.Module):
+    """Where in the frame each of some maps is high: (N, C, H, W) -> (N, keypoints, 2), x and y from -1 to 1."""
+
+    pos_x: Tensor
+    pos_y: Tensor
+    temperature: Tensor
+
+    def __init__(self, channels: int, height: int, width: int, keypoints: int) -> None:
+        super().__init__()
+        self.nets = nn.Conv2d(channels, keypoints, 1)
+        self.register_buffer("temperature", torch.ones(1))
+        y, x = torch.meshgrid(_places(height), _places(width), indexing="ij")
+        self.register_buffer("pos_x", x.reshape(1, -1))
+        self.register_buffer("pos_y", y.reshape(1, -1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = (self.nets(x).flatten(2) / self.temperature).softmax(dim=-1)  # (N, keypoints, H * W)
+        return torch.stack([(shares * self.pos_x).sum(-1), (shares * self.pos_y).sum(-1)], dim=-1)
+
+
+def _places(count: int) -> Tensor:
+    return torch.linspace(-1.0, 1.0, count, dtype=torch.float64).float()
+
+
+class CameraNet(nn.Module):
+    """One camera's network. Its parts have two names each in the checkpoints, and so they have here."""
+
+    def __init__(self, channels: int, seen: tuple[int, int], config: EncoderConfig) -> None:
+        super().__init__()
+        self.backbone = Trunk(channels, config.width)
+        height, width = (_sixteenth_of_half(side) for side in seen)
+        self.pool = SpatialSoftmax(8 * config.width, height, width, config.keypoints)
+        linear = nn.Linear(2 * config.keypoints, config.features)
+        self.nets = nn.Sequential(self.backbone, self.pool, nn.Flatten(1), linear)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        found: Tensor = self.nets(frames)
+        return found
+
+
+def _sixteenth_of_half(side: int) -> int:
+    """A side behind five steps of stride two."""
+    return -(-side // 32)
+
+
+class ObservationEncoder(nn.Module):
+    """Everything of one moment, normalised, as one vector: arrays (N, ...) by name -> (N, size)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.obs_nets = nn.ModuleDict()
+        self.activation = nn.ReLU()
+        for camera in config.cameras:
+            shares = config.shared and len(self.obs_nets)
+            first = next(iter(self.obs_nets.values())) if shares else None
+            self.obs_nets[camera.name] = first or CameraNet(camera.shape[0], config.seen(camera), config)
+
+    def forward(self, observed: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([self._features(item, observed[item.name]) for item in self.config.inputs], dim=-1)
+
+    def _features(self, item: Input, value: Tensor) -> Tensor:
+        if not item.is_camera:
+            return value
+        found: Tensor = self.activation(self.obs_nets[item.name](self._cropped(item, value)))
+        return found
+
+    def _cropped(self, camera: Input, frames: Tensor) -> Tensor:
+        height, width = self.config.seen(camera)
+        if not self.training:
+            top, left = corner((camera.shape[1], camera.shape[2]), (height, width))
+            return frames[:, :, top : top + height, left : left + width]
+        tops = torch.randint(camera.shape[1] - height + 1, (len(frames),)).tolist()
+        lefts = torch.randint(camera.shape[2] - width + 1, (len(frames),)).tolist()
+        places = zip(frames, tops, lefts, strict=True)
+        return torch.stack([frame[:, top : top + height, left : left + width] for frame, top, left in places])
+
+
+def corner(frame: tuple[int, int], crop: tuple[int, int]) -> tuple[int, int]:
+    """Top and left of a crop in the middle; a half is rounded to the even number, as in the public code."""
+    top, left = (round((whole - part) / 2) for whole, part in zip(frame, crop, strict=True))
+    return top, left

@@ -43,6 +43,11 @@ def test_settings_come_from_the_config_and_sizes_of_networks_from_the_tensors():
     assert (found.obs_dim, found.task, found.training["task"]) == (found.encoder.size, None, "lift_image_abs")
 
 
+def test_the_verb_names_the_cameras(blockcache):
+    written("two cameras apart")
+    assert ", horizon 6, cameras image, wrist, 6 ddpm steps" in blockcache("policy", "convert", "a.ckpt", "out")
+
+
 def test_a_camera_policy_runs_in_the_whole_loop_engine():
     reference = written()
     frames = observed(dtype=torch.float32)

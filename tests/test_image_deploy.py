@@ -43,9 +43,9 @@ def looks(monkeypatch):
     """How many moments each run looked at."""
     counted, run = [], export.run_session
 
-    def counting(session, outputs, feed):
+    def counting(session, outputs, feed, **how):
         counted.append((len(feed["kept_features"]), len(feed["image"])))
-        return run(session, outputs, feed)
+        return run(session, outputs, feed, **how)
 
     monkeypatch.setattr(export, "run_session", counting)
     return counted
@@ -107,9 +107,9 @@ def test_a_frame_that_is_another_is_looked_at(one_camera, looks):
     for seen, expected in (
         (stacked(second, third), (1, 1)),
         (stacked(changed, third), (0, 2)),
-        (stacked(third, changed), (1, 1)),
+        (stacked(third, changed), (2, 0)),
         (stacked(third, second), (1, 1)),
-        (stacked({**third, "hand": np.zeros(2)}, second), (1, 1)),  # numbers are no part of a frame
+        (stacked({**third, "hand": np.zeros(2)}, second), (2, 0)),  # numbers are no part of a frame
     ):
         one_camera.predict_action(seen, seed=0)
         assert looks[-1] == expected
@@ -117,6 +117,46 @@ def test_a_frame_that_is_another_is_looked_at(one_camera, looks):
         {name: np.concatenate([value] * 2) for name, value in stacked(second, third).items()}, seed=0
     )
     assert looks[-1] == (0, 2)  # another batch
+
+
+def test_frames_can_be_looked_at_before_an_action_is_asked_for(files, one_camera, looks):
+    """While the robot executes a chunk: the newest frame is all that is left to look at, or none at all."""
+    history, moments = History(2), film(5)
+    for moment in moments[:4]:
+        one_camera.look(history.push(moment))
+    assert looks == [(0, 2), (1, 1), (1, 1), (1, 1)]
+    last = history.push(moments[4])
+    found = one_camera.predict_action(last, seed=0)["action"]
+    assert looks[-1] == (1, 1)
+    one_camera.look(last)
+    assert len(looks) == 5
+    np.testing.assert_array_equal(one_camera.predict_action(last, seed=0)["action"], found)
+    assert looks[-1] == (2, 0)
+    newly = open_export(files / "one camera.onnx", threads=1)
+    np.testing.assert_array_equal(newly.predict_action(last, seed=0)["action"], found)
+    with pytest.raises(ObservationError, match="has no key 'image'"):
+        one_camera.look({"hand": last["hand"]})
+    # what looks is the encoder alone
+    assert {item.name for item in one_camera._encoding.get_inputs()} == {"image", "kept_features"}
+    assert [item.name for item in one_camera._encoding.get_outputs()] == ["features"]
+
+
+def test_who_looks_needs_the_file_that_was_opened(files, tmp_path):
+    path, frames = tmp_path / "policy.onnx", arrays(batch=1)
+    path.write_bytes((files / "one camera.onnx").read_bytes())
+    policy = open_export(path, threads=1)
+    path.write_bytes((files / "two cameras shared.onnx").read_bytes())
+    with pytest.raises(FileError, match="is another one than it was when it was opened"):
+        policy.look(frames)
+    path.unlink()
+    with pytest.raises(FileError, match="the file does not exist"):
+        policy.look(frames)
+    assert policy.predict_action(frames, seed=0)["action"].shape == (1, 4, 3)
+
+
+def test_a_policy_without_cameras_has_nothing_to_look_at(make_policy, tmp_path):
+    bc.export_policy(make_policy(), None, tmp_path / "policy.onnx")
+    open_export(tmp_path / "policy.onnx", threads=1).look(np.zeros((1, 2, 5)))
 
 
 def test_who_writes_into_a_frame_afterwards_does_no_harm(files, one_camera):
@@ -136,7 +176,7 @@ def test_a_run_that_fails_leaves_what_was_known(one_camera, looks):
     with pytest.raises(ObservationError, match="noise has shape"):
         one_camera.predict_action(stacked(second, first), noise=np.zeros(3))
     one_camera.predict_action(stacked(second, first), seed=0)
-    assert looks == [(0, 2), (1, 1)]
+    assert looks == [(0, 2), (2, 0)]
 
 
 @pytest.mark.parametrize(

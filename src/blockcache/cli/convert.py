@@ -61,9 +61,11 @@ def convert(source: str, output: str, steps: int, updates: int | None, metric: s
     policy = convert_checkpoint(source, output)
     config = policy.config
     size = sum(entry.stat().st_size for entry in os.scandir(output))
+    cameras = f", cameras {', '.join(config.cameras)}" if config.cameras else ""
     click.echo(
-        f"{output}: DP-T, {config.n_layer} layers x {config.n_emb}, {config.n_head} heads, horizon {config.horizon}, "
-        f"{config.sampler.num_inference_steps} {config.sampler.type} steps, {config.weights} weights; {size / 1e6:.1f} MB"
+        f"{output}: DP-T, {config.n_layer} layers x {config.n_emb}, {config.n_head} heads, horizon {config.horizon}"
+        f"{cameras}, {config.sampler.num_inference_steps} {config.sampler.type} steps, {config.weights} weights; "
+        f"{size / 1e6:.1f} MB"
     )
     trained = getattr(config.sampler, "num_train_timesteps", None)
     if config.sampler.type == "ddpm" and config.sampler.num_inference_steps != trained:

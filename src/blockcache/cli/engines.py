@@ -65,6 +65,7 @@ def export(
 @click.option("--sampler", type=click.Choice(sampler_names()), default="ddpm")
 @click.option("--steps", type=arg.SIZE, default=100, help="Denoising steps.")
 @click.option("--batch", type=arg.SIZE, default=1)
+@click.option("--cameras", type=click.IntRange(0, 16), default=0, help="Each of 96 x 96 pixels, through a ResNet18.")
 @click.option("--threads", type=arg.CORES, help="Measure with 1 and this many threads. Default: all cores.")
 @click.option("--repeats", type=click.IntRange(2, arg.MOST), default=20, help="Interleaved rounds.")
 @click.option("--quick", is_flag=True, help="Engines only, and 5 rounds unless --repeats says otherwise.")
@@ -91,6 +92,7 @@ def bench(
       blockcache bench
       blockcache bench pusht --schedule schedule.json
       blockcache bench my_module:make_policy --quick
+      blockcache bench --cameras 1
       blockcache bench --width 768 --horizon 16 --threads 2 --json bench.json --plot bench.png
     """
     from blockcache.report.figures import require_matplotlib
@@ -103,14 +105,14 @@ def bench(
 
     import torch
 
-    from blockcache.models.dpt.shape import Shape
+    from blockcache.models.dpt.shape import FEATURES, Shape
     from blockcache.models.registry import port_of
-    from blockcache.report.performance import bench_table, not_available, plot_bench
+    from blockcache.report.performance import bench_table, encoder_ceilings, not_available, plot_bench
     from blockcache.report.terminal import display
     from blockcache.schedule.presets import stretched_schedule
     from blockcache.studies.bench import FORMAT, run_bench
 
-    shape = Shape(**sizes)
+    shape = Shape(**sizes, obs_dim=max(Shape.obs_dim, FEATURES * sizes["cameras"] + 2))
     port = policy.port if policy else port_of(shape.policy())
     if followed is None:
         followed = stretched_schedule("square_ph", port.adapter.blocks, len(port.timesteps))
@@ -127,7 +129,7 @@ def bench(
         quick=quick,
     )
     figures = result.to_dict()
-    display(bench_table(figures["rows"]), not_available(figures))
+    display(bench_table(figures["rows"]), encoder_ceilings(figures), not_available(figures))
     if json_path:
         FORMAT.save(json_path, figures)
     if plot:

@@ -70,6 +70,10 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed:
 @click.option("--layers", type=arg.LAYERS, default=8)
 @click.option("--epochs", type=arg.COUNT, default=60)
 @click.option("--lr", default=6e-4, help="Highest learning rate; a narrow policy bears a higher one.")
+@click.option("--batch", type=arg.COUNT, default=128, help="Windows in one step.")
+@click.option(
+    "--trunk", type=arg.SIZE, help="Width of the cameras' networks, a multiple of 16. Default: 64, ResNet18's."
+)
 @click.option("--seed", type=arg.SEED, default=0, help="Of the weights, the noise and the order of the data.")
 @click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
 @click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
@@ -80,6 +84,7 @@ def train(task: str, data: str, output: str, threads: int | None, resume: bool, 
     Examples:
       blockcache policy train pusht --data pusht_cchi_v7_lowdim.npz -o my_policy
       blockcache policy train metaworld-assembly --data assembly.npz -o assembly --width 64 --layers 4 --lr 5e-3
+      blockcache policy train pusht-image --data pusht_cchi_v7_lowdim.npz -o camera_policy --trunk 32 --batch 64
       nice -n 19 blockcache policy train pusht --data demos.npz -o small --width 128 --epochs 80
     """
     from blockcache.training import TrainConfig

@@ -66,7 +66,8 @@ class Candidate:
     def flops(self, port: Port, reused: float) -> int:
         """FLOPs of one generation by formula; `reused`, as measured, counts where nothing is decided beforehand."""
         own = self.on(port)
-        return generation(own.adapter.blocks, own.adapter.every_step, len(own.timesteps), self.strategy, reused)
+        steps = generation(own.adapter.blocks, own.adapter.every_step, len(own.timesteps), self.strategy, reused)
+        return own.looking + steps
 
     def describe(self, port: Port) -> dict[str, Any]:
         """All that decides the actions besides the weights, in JSON types."""

@@ -7,13 +7,14 @@ order of execution. That is the order in which every blockcache policy draws, wh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from blockcache.deploy.arrays import Array, largest, read_array, read_frames
-from blockcache.deploy.session import KEPT, Encoder, open_file, run_session
+from blockcache.deploy.session import KEPT, Encoder, open_file, open_part, run_session
 from blockcache.deploy.sight import Sight
 from blockcache.errors import ObservationError
 from blockcache.files import PathLike
@@ -31,10 +32,13 @@ def open_export(path: PathLike, threads: int | None = None) -> ExportedPolicy:
 class ExportedPolicy:
     """A policy that needs numpy and onnxruntime only. Several threads may call it at once."""
 
-    def __init__(self, path: PathLike, threads: int | None = None, data: bytes | None = None) -> None:
-        """The arguments of `open_export`; and `data`, the file's content, if that is at hand and need not be read."""
+    def __init__(
+        self, path: PathLike, threads: int | None = None, data: bytes | None = None, remember: bool = True
+    ) -> None:
+        """The arguments of `open_export`; `data`, the file's content, if that is at hand and need not be read; and whether
+        to `remember` what frames showed."""
         self.path = Path(path)
-        opened = open_file(self.path, threads, data)
+        self._opened = opened = open_file(self.path, threads, data)
         self._session = opened.session
         self.threads = opened.threads
         self.header: Mapping[str, Any] = opened.header
@@ -49,7 +53,7 @@ class ExportedPolicy:
         """The shape of each input; the batch is the word "batch"."""
         self._outputs = {item.name: item.shape for item in self._session.get_outputs()}
         self._observed = [name for name in self.sizes if name != "noise"]
-        self._sight = None if opened.encoder is None else Sight(opened.encoder.features)
+        self._sight = Sight(opened.encoder.features) if opened.encoder is not None and remember else None
 
     @property
     def n_obs_steps(self) -> int:
@@ -88,6 +92,29 @@ class ExportedPolicy:
         if noise is None:
             noise = self.draw_noise(_batch(observed), _generator(seed, generator))
         return self.run(observed, noise)
+
+    def look(self, obs: Any) -> None:
+        """Encode an observation's frames now, while the robot executes its actions: the next `predict_action` that is given
+        them need not. `obs` is as `predict_action` takes it, such as a `History` gives it; without cameras nothing is done.
+        """
+        observed = self.check_observation(obs)
+        if self._sight is not None:
+            frames = self._by_moment(observed)
+            if len(known := self._sight.known(frames)) < self.n_obs_steps:
+                self._sight.keep(frames, self.features(observed, known))
+
+    def features(self, observed: Mapping[str, Array], known: Array | None = None) -> Array:
+        """What all moments of what `check_observation` returned show, (n_obs_steps, B, features), and nothing else is
+        computed. `known` are those of the first moments, which are not looked at again."""
+        feed = self._unseen(self._by_moment(observed), known)
+        (features,) = run_session(self._encoding, ["features"], feed)
+        check_generation(largest(features), lambda: max(map(largest, observed.values())))
+        return features  # type: ignore[no-any-return]
+
+    @cached_property
+    def _encoding(self) -> Any:
+        """The encoder alone; made of the file when it is first needed."""
+        return open_part(self.path, self._opened, "features")
 
     def draw_noise(self, batch: int, generator: np.random.Generator | None = None) -> Array:
         """The noise of one generation, (1 + draws, B, horizon, D); from a new generator if none is given."""
@@ -129,22 +156,29 @@ class ExportedPolicy:
         expected = self._noise_shape(_batch(observed))
         if drawn.shape != expected:
             raise ObservationError(f"noise has shape {drawn.shape}, expected {expected}; draw_noise makes it")
-        frames = {name: np.ascontiguousarray(observed[name].swapaxes(0, 1)) for name in self.cameras}
-        feed = {**observed, **self._unseen(frames), "noise": drawn}
+        frames = self._by_moment(observed)
+        known = None if self._sight is None else self._sight.known(frames)
+        feed = {**observed, **self._unseen(frames, known), "noise": drawn}
         found = dict(zip(self._outputs, run_session(self._session, [*self._outputs], feed), strict=True))
         # of the actions, and of rows on their way (`norms`): no clip hides an overflow from us
         reached = float(np.max([largest(array) for array in found.values()]))
         check_generation(reached, lambda: max(map(largest, observed.values())))
         del found["norms"]
-        if self._sight is not None:
-            self._sight.keep(frames, found.pop("features"))
+        features = found.pop("features", None)
+        if self._sight is not None and features is not None:
+            self._sight.keep(frames, features)
         return found
 
-    def _unseen(self, frames: Mapping[str, Array]) -> dict[str, Array]:
-        """Frames by moment as the graph takes them: features of the first moments, if these were seen, and the others."""
-        if self._sight is None:
+    def _by_moment(self, observed: Mapping[str, Array]) -> dict[str, Array]:
+        """By camera, the moments before the batch."""
+        return {name: np.ascontiguousarray(observed[name].swapaxes(0, 1)) for name in self.cameras}
+
+    def _unseen(self, frames: Mapping[str, Array], known: Array | None) -> dict[str, Array]:
+        """Frames by moment as the graph takes them: features of the first moments, where these are known, and the others."""
+        if self._encoder is None:
             return {}
-        known = self._sight.known(frames)
+        if known is None:
+            known = np.zeros((0, _batch(frames, 1), self._encoder.features), dtype=np.float32)
         return {**{name: array[len(known) :] for name, array in frames.items()}, KEPT: known}
 
     def _noise_shape(self, batch: int) -> tuple[int, ...]:
@@ -163,8 +197,8 @@ def _sizes(inputs: Any, encoder: Encoder | None) -> dict[str, list[Any]]:
     }
 
 
-def _batch(observed: Mapping[str, Array]) -> int:
-    return len(next(iter(observed.values())))
+def _batch(observed: Mapping[str, Array], axis: int = 0) -> int:
+    return int(next(iter(observed.values())).shape[axis])
 
 
 def _generator(seed: int | None, generator: np.random.Generator | None) -> np.random.Generator:

@@ -69,11 +69,12 @@ _MOST_WINDOW = 64
 _OPERATORS = {name.encode(): operator for name, operator in OPERATORS.items()}
 
 # fields of ONNX's messages, as far as we write them
-_IR_VERSION, _GRAPH, _OPSET, _METADATA = tag(1, WHOLE), tag(7, BYTES), tag(8, BYTES), tag(14, BYTES)
-_NODE, _GRAPH_NAME, _CONSTANT, _GIVEN, _RESULT = (tag(number, BYTES) for number in (1, 2, 5, 11, 12))
+_IR_VERSION, GRAPH, _OPSET, METADATA = tag(1, WHOLE), tag(7, BYTES), tag(8, BYTES), tag(14, BYTES)
+NODE, _GRAPH_NAME, CONSTANT, GIVEN, RESULT = (tag(number, BYTES) for number in (1, 2, 5, 11, 12))
 _INPUT, _OUTPUT, _KIND, _ATTRIBUTE = (tag(number, BYTES) for number in (1, 2, 4, 5))
-_DIM, _TYPE, _TENSOR_NAME, _RAW = tag(1, WHOLE), tag(2, WHOLE), tag(8, BYTES), tag(9, BYTES)
-_NAME, _DECLARED = tag(1, BYTES), tag(2, BYTES)
+_DIM, _TYPE, TENSOR_NAME, _RAW = tag(1, WHOLE), tag(2, WHOLE), tag(8, BYTES), tag(9, BYTES)
+DECLARED_NAME, _DECLARED = tag(1, BYTES), tag(2, BYTES)
+_NAME = DECLARED_NAME
 _WHOLE_NUMBER, _BODY, _LISTED, _KIND_OF_VALUE = tag(3, WHOLE), tag(6, BYTES), tag(8, WHOLE), tag(20, WHOLE)
 _VALUES = {_WHOLE_NUMBER, _KIND_OF_VALUE, tag(2, FLOAT), tag(4, BYTES), _LISTED}  # float and text among them
 _TO_A_SIZE = (tag(2, BYTES), tag(1, BYTES), tag(2, BYTES), tag(1, BYTES))  # type, tensor_type, shape, dim
@@ -84,7 +85,7 @@ def read_metadata(data: bytes) -> dict[str, str]:
     """The metadata of a serialised model; ContentError if the bytes are none."""
     found = {}
     for key, begin, end in read_fields(data, 0, len(data)):
-        if key == _METADATA:
+        if key == METADATA:
             entry = {which: data[start:stop] for which, start, stop in read_fields(data, begin, end)}
             try:
                 found[entry[_KEY].decode()] = entry[_VALUE].decode()
@@ -93,13 +94,20 @@ def read_metadata(data: bytes) -> dict[str, str]:
     return found
 
 
+def wires(data: bytes, begin: int, end: int) -> tuple[list[bytes], list[bytes]]:
+    """What a node of a checked graph takes and what it gives, by name."""
+    fields = read_fields(data, begin, end)
+    taken, given = ([data[start:stop] for key, start, stop in fields if key == kind] for kind in (_INPUT, _OUTPUT))
+    return taken, given
+
+
 def check_model(data: bytes) -> None:
     """Refuse a serialised model that holds anything that we do not write, with a ContentError that names it."""
     graphs = []
     for key, begin, end in read_fields(data, 0, len(data)):
-        if key == _GRAPH:
+        if key == GRAPH:
             graphs.append((begin, end))
-        elif key not in (_IR_VERSION, _OPSET, _METADATA):
+        elif key not in (_IR_VERSION, _OPSET, METADATA):
             raise _unknown("model", key)
     if len(graphs) != 1:
         raise ContentError(f"it has {len(graphs)} graphs, expected one")
@@ -124,14 +132,14 @@ class _Walk:
         """Check a graph inside which `known` is defined, and return how many inputs it has."""
         nodes, results, inputs = [], [], 0
         for key, start, stop in self._fields(begin, end):
-            if key == _NODE:
+            if key == NODE:
                 nodes.append((start, stop))
-            elif key == _CONSTANT:
+            elif key == CONSTANT:
                 _define(known, self._constant(start, stop))
-            elif key == _GIVEN:
+            elif key == GIVEN:
                 _define(known, self._declared(start, stop))
                 inputs += 1
-            elif key == _RESULT:
+            elif key == RESULT:
                 results.append(self._declared(start, stop))
             elif key != _GRAPH_NAME:
                 raise _unknown("graph", key)
@@ -229,7 +237,7 @@ class _Walk:
                 dims.append(start)
             elif key == _TYPE:
                 kind = start
-            elif key == _TENSOR_NAME:
+            elif key == TENSOR_NAME:
                 name = self._data[start:stop]
             elif key == _RAW:
                 raw = memoryview(self._data)[start:stop]

@@ -20,6 +20,7 @@ import numpy as np
 from blockcache.cores import cores
 from blockcache.deploy.graph import check_model, read_metadata
 from blockcache.deploy.integrity import has_hash, is_intact
+from blockcache.deploy.part import part_for
 from blockcache.errors import ContentError, EngineError, FileError, in_one_line
 from blockcache.extras import require
 from blockcache.files import Count, Fields, Format, Limit, Name, read_bytes
@@ -233,6 +234,15 @@ def _options(threads: int) -> Any:
     )  # it would go by the first bytes, as we do not
     options.log_severity_level = 3
     return options
+
+
+def open_part(path: Path, like: OpenFile, output: str) -> Any:
+    """A session for one output of a file that was opened before, without what that output does not need."""
+    data = read_bytes(path, "ONNX file", MOST_BYTES)
+    header, *_ = _checked(data, path)
+    if header != like.header:
+        raise FileError(f"the ONNX file {path} is another one than it was when it was opened; open it again")
+    return _load(part_for(data, output), path, like.threads)
 
 
 def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:

@@ -25,14 +25,11 @@ class Sight:
         self._kept: tuple[tuple[dict[str, Array], Array], ...] = ()  # frames of one moment, and what they showed
 
     def known(self, frames: Frames) -> Array:
-        """Features of the first moments, as many in a row as were seen in the last call; (kept, batch, features).
-
-        The last moment is not among them: somebody who asks about it twice wants it looked at.
-        """
+        """Features of the first moments, as many in a row as were seen in the last call; (kept, batch, features)."""
         first = next(iter(frames.values()))
         found: list[Array] = []
         kept = self._kept
-        for moment in range(len(first) - 1):
+        for moment in range(len(first)):
             now = {name: array[moment] for name, array in frames.items()}
             showed = next((features for seen, features in kept if _same(seen, now)), None)
             if showed is None:

@@ -48,22 +48,25 @@ class Front:
         return call
 
     def __call__(self, obs: Any) -> tuple[dict[str, Tensor], Tensor]:
+        args, kwargs = self.reach(obs)
+        return self._port.handed_over(*args, **kwargs)
+
+    def reach(self, obs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the denoiser is first called with."""
         check_finite(obs)
         with self._lock:
             token = _looking.set(self)
             try:
                 self._own(obs)
             except _ReachedError as reached:
-                args, kwargs = reached.taken
+                return reached.taken
             except Exception as error:  # foreign code may raise anything
                 explained = self._port.explain(error, obs)
                 if explained is None:
                     raise
                 raise explained from error
-            else:
-                raise EngineError(
-                    f'{self._port.entry} answered without its denoiser, which this engine stands for; use engine="patched"'
-                )
             finally:
                 _looking.reset(token)
-        return self._port.handed_over(*args, **kwargs)
+        raise EngineError(
+            f'{self._port.entry} answered without its denoiser, which this engine stands for; use engine="patched"'
+        )

@@ -120,7 +120,8 @@ class OnnxBackend:
         """A group as one channel of an instance norm: ONNX Runtime puts a group norm together out of slower parts."""
         w, channels = self._writer, len(self._program.weights[gain])
         ones, zeros = w.constant(np.ones(groups), f"ones_{groups}"), w.constant(np.zeros(groups), f"zeros_{groups}")
-        normed = w.node("InstanceNormalization", w.reshape(x, 0, groups, -1), ones, zeros, epsilon=eps)
+        size = channels // groups * sides[0] * sides[1]
+        normed = w.node("InstanceNormalization", w.reshape(x, -1, groups, size), ones, zeros, epsilon=eps)
         for kind, name in (("Mul", gain), ("Add", bias)):
             row = w.constant(_finite(self._program.weights[name]).reshape(-1, 1, 1), name)
             normed = w.node(kind, w.reshape(normed, -1, channels, *sides) if kind == "Mul" else normed, row)

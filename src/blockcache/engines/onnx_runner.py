@@ -26,7 +26,8 @@ class OnnxRunner:
 
     def __init__(self, path: PathLike, threads: int | None = None, data: bytes | None = None) -> None:
         """Open an export. The arguments of `deploy.ExportedPolicy`."""
-        self._export = ExportedPolicy(path, threads, data)
+        # frames are looked at in every call: who times calls, or compares engines, asks about the same ones
+        self._export = ExportedPolicy(path, threads, data, remember=False)
         self.path, self.threads, self.sizes = self._export.path, self._export.threads, self._export.sizes
         self.header, self.fingerprint = self._export.header, self._export.fingerprint
 
@@ -42,6 +43,10 @@ class OnnxRunner:
             noise = self.draw_noise(len(next(iter(observed.values()))), generator)
         arrays = self._export.run(observed, _to_numpy(noise, "noise"))
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def look(self, obs: Observation) -> Any:
+        """The encoder alone, of an export with cameras: (n_obs_steps, B, features)."""
+        return self._export.features(self._export.check_observation(_to_numpy(obs)))
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """(1 + draws, B, horizon, D), tensor by tensor as the policy draws them; torch's global generator without one."""

@@ -166,6 +166,11 @@ class Port(ABC):
         """One sentence for what the policy raised, if the observation is to blame."""
         return None
 
+    @property
+    def looking(self) -> int:
+        """FLOPs of the cameras' networks, as far as they are known: done once in a generation."""
+        return 0
+
     # -- actions
 
     def action_of(self, returned: Any) -> Tensor:

@@ -224,6 +224,19 @@ def not_available(bench: Mapping[str, Any]) -> Paragraph:
     return Paragraph("\n".join(missing))
 
 
+def encoder_ceilings(bench: Mapping[str, Any]) -> Paragraph:
+    """For each way to run a camera policy's encoder: its time, its share, and the speed-up that it leaves room for."""
+    lines = []
+    for item in bench.get("encoder", ()):
+        threads = f"{item['threads']} thread{'s' if item['threads'] > 1 else ''}"
+        shares = ", ".join(f"{share:.0%} of {name}" for name, share in item["shares"].items())
+        lines.append(
+            f"The encoder in {item['engine']}, {threads}: {item['p50_ms']:.1f} ms{f' ({shares})' if shares else ''}; however fast "
+            f"the denoiser, a generation is at most {item['ceiling']:.1f}x as fast as {bench['eager']}."
+        )
+    return Paragraph("\n".join(lines))
+
+
 def flops_table(full: int, schedules: Mapping[str, tuple[int, float]]) -> Table:
     """FLOPs of one generation.
 

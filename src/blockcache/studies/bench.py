@@ -19,6 +19,7 @@ from blockcache.models.port import Port
 from blockcache.observations import batch_size
 from blockcache.schedule import Schedule
 from blockcache.studies.bench_candidates import CandidateMaker, Timed
+from blockcache.studies.bench_encoder import EncoderTime, encoder_calls, encoder_times
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ FORMAT = Format(
         "repeats": int,
         "eager": str,
         "rows": list[Measurement],
+        "encoder": list[EncoderTime],
     },
-    optional=("made_by",),
+    optional=("made_by", "encoder"),
 )
 
 
@@ -71,9 +73,11 @@ class Bench:
     eager: str
     rows: list[Measurement]
     unavailable: dict[str, str]
+    encoder: list[EncoderTime]
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without an encoder where the policy has none."""
+        return {name: value for name, value in asdict(self).items() if name != "encoder" or value}
 
 
 def run_bench(
@@ -111,7 +115,9 @@ def run_bench(
         if not quick:
             maker.savings()
         candidates = maker.candidates
-        latencies = measure({c.name: c.call for c in candidates}, repeats, progress=progress)
+        looks = encoder_calls(stack, port, schedule, observations, counts)
+        timed = {c.name: c.call for c in candidates} | {look.name: look.call for look in looks}
+        latencies = measure(timed, repeats, progress=progress)
         found = {c.name: port.action_of(c.answer()).detach() for c in candidates if c.comparable}
         plain, scale = found[candidates[0].name], port.action_scale
         gaps = {name: np.abs((action - plain).cpu().numpy() * scale).max() for name, action in found.items()}
@@ -126,6 +132,7 @@ def run_bench(
         eager=eager,
         rows=[_row(c, latencies, eager, port.n_action_steps, batch, peaks, gaps.get(c.name)) for c in candidates],
         unavailable=maker.unavailable,
+        encoder=encoder_times(looks, candidates, latencies, port, eager),
     )
 
 

@@ -90,7 +90,7 @@ class CandidateMaker:
         kind = "euler" if own.type == "euler" else "ddim"
         for count in sorted((count for count in counts if count < self.steps), reverse=True):
             other = self.port.with_sampler(fewer_steps(own, kind, count)).copy()
-            cost = generation(self.port.adapter.blocks, self.port.adapter.every_step, count)
+            cost = self.port.looking + generation(self.port.adapter.blocks, self.port.adapter.every_step, count)
             name = f"{kind.upper()}-{count}, {EAGER}"
             self._add(name, EAGER, 1, self._plain_call(other, 1), cost, comparable=False)
 
@@ -128,7 +128,7 @@ class CandidateMaker:
         for name, program in built.program.without_savings().items():
             loop = DiffusersLoop(Loop(program, built.plan, built.sampler), self.port.sampler)
             call = partial(self._with_diffusers, loop, self._observed(program))
-            self._saving(name, _on_threads(1, call), program)
+            self._saving(name, on_threads(1, call), program)
         loops = {"+ constant sampler": built}
         if built.program.causal:
             loops["+ executed actions only"] = built.actions_only()
@@ -155,7 +155,7 @@ class CandidateMaker:
         """Draws its noise in the timed call, as every candidate does."""
         obs, like = self._observed(built.program), built.program.like
         chunk = (batch_size(self.obs), *built.program.chunk)
-        return _on_threads(1, lambda: self.port.answer(runner(obs, draw_all(built.sampler, chunk, like, _generator()))))
+        return on_threads(1, lambda: self.port.answer(runner(obs, draw_all(built.sampler, chunk, like, _generator()))))
 
     def _observed(self, program: Program) -> dict[str, Tensor]:
         return self.port.observe(self.port.given(self.obs), program.like)
@@ -186,10 +186,11 @@ class CandidateMaker:
         return (name,)
 
     def _plain_call(self, port: Port, threads: int) -> Call:
-        return _on_threads(threads, Running(port, EAGER, lambda: None).timed(self.obs))
+        return on_threads(threads, Running(port, EAGER, lambda: None).timed(self.obs))
 
     def _plain(self, schedule: Schedule | None) -> int:
-        return generation(self.port.adapter.blocks, self.port.adapter.every_step, self.steps, schedule)
+        steps = generation(self.port.adapter.blocks, self.port.adapter.every_step, self.steps, schedule)
+        return self.port.looking + steps
 
     def _uniform_at_equal_flops(self) -> Schedule:
         goal, names, origin = self._plain(self.schedule), self.schedule.blocks, {"method": "uniform"}
@@ -207,7 +208,9 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def _on_threads(threads: int, call: Call) -> Call:
+def on_threads(threads: int, call: Call) -> Call:
+    """The call with so many threads of torch's."""
+
     def run() -> Any:
         torch.set_num_threads(threads)
         return call()

@@ -61,7 +61,8 @@ def caching_study(
                 {
                     "method": method,
                     "updates": count,
-                    "gflop": generation(adapter.blocks, adapter.every_step, recording.steps, schedule) / 1e9,
+                    "gflop": (port.looking + generation(adapter.blocks, adapter.every_step, recording.steps, schedule))
+                    / 1e9,
                     "caching_error": float(caching.errors.mean()),
                     "update_induced": caching.update_induced,
                     "reuse_induced": caching.reuse_induced,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from blockcache.errors import FileError, short
 from blockcache.files import PathLike, parse_arrays, read_bytes, reading
+from blockcache.observations import batch_size
 from blockcache.tasks import TaskSpec
 from blockcache.training.config import TrainingError
 
@@ -23,9 +24,12 @@ _SPLIT_SEED = 42  # the same episodes are held out whatever the seed of the run
 
 @dataclass(frozen=True, eq=False)
 class Demonstrations:
-    """Recorded episodes one behind the other: obs (N, O), action (N, A), and where each episode ends."""
+    """Recorded episodes one behind the other: obs (N, O) or arrays by name, action (N, A), and where each episode ends.
 
-    obs: Array
+    Frames are (N, channels, height, width) uint8.
+    """
+
+    obs: Any
     action: Array
     episode_ends: Array
     sha256: str
@@ -43,23 +47,43 @@ def read_demonstrations(spec: TaskSpec, path: PathLike) -> Demonstrations:
     arrays = parse_arrays(data, "demonstrations", path)
     with reading("demonstrations", path):
         try:
-            seen = _OBSERVATIONS.get(spec.name, _plain_observation)(arrays)
-            done, ends = arrays["action"], arrays["episode_ends"]
+            obs = _seen(spec, arrays, path)
+            action = _rows("action", arrays["action"], spec.action_dim, spec, path)
+            ends = arrays["episode_ends"]
         except KeyError as error:
             raise FileError(
                 f"the demonstrations {path} lack the array {error}; found {short(sorted(arrays))}"
             ) from error
-    obs, action = (
-        _rows(name, array, columns, spec, path)
-        for name, array, columns in (("observation", seen, spec.obs_dim), ("action", done, spec.action_dim))
-    )
+    steps = batch_size(obs)
     sound = ends.ndim == 1 and ends.dtype.kind in "iu" and len(ends) > 0
-    if not (sound and ends[0] > 0 and (ends[1:] > ends[:-1]).all() and ends[-1] == len(obs) == len(action)):
+    if not (sound and ends[0] > 0 and (ends[1:] > ends[:-1]).all() and ends[-1] == steps == len(action)):
         raise TrainingError(
             f"episode_ends in {path} must be whole numbers that rise to the number of steps, "
-            f"which is {len(obs)} in the observations and {len(action)} in the actions"
+            f"which is {steps} in the observations and {len(action)} in the actions"
         )
     return Demonstrations(obs, action, ends, hashlib.sha256(data).hexdigest())
+
+
+def _seen(spec: TaskSpec, arrays: Mapping[str, Array], path: PathLike) -> Any:
+    """What the task shows in each step: (N, O), or arrays by name."""
+    found = _OBSERVATIONS.get(spec.name, _plain_observation)(spec, arrays)
+    if spec.inputs is None:
+        return _rows("observation", found, spec.obs_dim, spec, path)
+    return {
+        name: _frames(name, found[name], shape, spec, path)
+        if name in spec.cameras
+        else _rows(name, found[name], shape[0], spec, path)
+        for name, shape in spec.inputs.items()
+    }
+
+
+def _frames(name: str, array: Array, shape: tuple[int, ...], spec: TaskSpec, path: PathLike) -> Array:
+    if array.dtype != np.uint8 or array.shape[1:] != tuple(shape) or not len(array):
+        raise TrainingError(
+            f"the frames {name!r} in {path} have shape {array.shape} of {array.dtype}, task {spec.name!r} needs (steps, "
+            f"{', '.join(map(str, shape))}) of uint8"
+        )
+    return array
 
 
 def _rows(name: str, array: Array, columns: int, spec: TaskSpec, path: PathLike) -> Array:
@@ -104,15 +128,26 @@ def window_indices(
     return np.concatenate(rows)
 
 
-def _plain_observation(arrays: Mapping[str, Array]) -> Array:
-    return arrays["obs"]
+def _plain_observation(spec: TaskSpec, arrays: Mapping[str, Array]) -> Any:
+    return arrays["obs"] if spec.inputs is None else {name: arrays[name] for name in spec.inputs}
 
 
-def _pusht_observation(arrays: Mapping[str, Array]) -> Array:
+def _pusht_observation(spec: TaskSpec, arrays: Mapping[str, Array]) -> Array:
     """Nine keypoints of the block, then the agent: 18 + 2 numbers."""
     keypoints, state = arrays["keypoint"], arrays["state"]
     return np.concatenate((keypoints.reshape(len(keypoints), -1), state[:, :2]), axis=1)
 
 
-# Tasks whose files do not hold the observation as it is, under the name "obs".
-_OBSERVATIONS: dict[str, Callable[[Mapping[str, Array]], Array]] = {"pusht": _pusht_observation}
+def _pusht_frames(spec: TaskSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Frames are drawn from the states, as the public ones were: 25,650 of them take a minute."""
+    from blockcache.tasks.pusht_image import frames_of
+
+    states = _rows("state", arrays["state"], 5, spec, "the demonstrations")
+    return {"image": frames_of(states, spec), "agent_pos": states[:, :2]}
+
+
+# Tasks whose files do not hold the observation as it is, under the name "obs" or by the names of its inputs.
+_OBSERVATIONS: dict[str, Callable[[TaskSpec, Mapping[str, Array]], Any]] = {
+    "pusht": _pusht_observation,
+    "pusht-image": _pusht_frames,
+}

@@ -15,21 +15,11 @@ from torch.nn.functional import mse_loss
 from blockcache.models.dpt import DiffusionTransformerPolicy
 from blockcache.models.sampling import make_scheduler
 from blockcache.training.config import TrainConfig, TrainingError
-from blockcache.training.data import Demonstrations, split, window_indices
+from blockcache.training.data import Demonstrations, split
 from blockcache.training.state import Progress
+from blockcache.training.windows import Windows, fit_normalizer, windows_of
 
 _BETAS, _WEIGHT_DECAY, _EMA_DECAY, _EMA_POWER = (0.9, 0.95), 1e-3, 0.9995, 0.75
-
-
-@dataclass(frozen=True, eq=False)
-class Windows:
-    """Normalised windows, ready to be indexed: obs (N, n_obs, O), action (N, horizon, A)."""
-
-    obs: Tensor
-    action: Tensor
-
-    def __len__(self) -> int:
-        return len(self.obs)
 
 
 @dataclass(eq=False)
@@ -52,16 +42,14 @@ class TrainingRun:
     def begin(cls, config: TrainConfig, demos: Demonstrations, identity: dict[str, Any], data: str) -> TrainingRun:
         policy = DiffusionTransformerPolicy(config.policy_config())
         kept, held_out = split(demos)
-        steps = np.concatenate([np.arange(*episode) for episode in kept])
-        policy.normalizer.obs.fit(torch.from_numpy(demos.obs[steps]))
-        policy.normalizer.action.fit(torch.from_numpy(demos.action[steps]))
+        fit_normalizer(policy, demos, kept)
         power = make_scheduler(policy.config.sampler).alphas_cumprod.reshape(-1, 1, 1)
         return cls(
             config=config,
             identity=identity,
             data=data,
-            train=_windows(policy, demos, kept),
-            held_out=_windows(policy, demos, held_out),
+            train=windows_of(policy, demos, kept),
+            held_out=windows_of(policy, demos, held_out),
             policy=policy,
             average=copy.deepcopy(policy).eval(),
             optimizer=_optimizer(policy, config.lr),
@@ -86,8 +74,8 @@ class TrainingRun:
     def tensors(self) -> dict[str, Tensor]:
         """Everything that changes from step to step, by name; copying into these tensors restores a run."""
         named: dict[str, Tensor] = {}
-        averages = self.average.model.parameters()
-        for (name, weight), average in zip(self.policy.model.named_parameters(), averages, strict=True):
+        averages = learnt(self.average).values()
+        for (name, weight), average in zip(learnt(self.policy).items(), averages, strict=True):
             moments = self.optimizer.state[weight]
             named |= {
                 f"weight.{name}": weight.detach(),
@@ -103,7 +91,7 @@ class TrainingRun:
         clean = windows.action[rows]
         noise = torch.randn_like(clean)
         noisy = self.signal[t] * clean + self.sigma[t] * noise
-        return mse_loss(policy.model(noisy, t, windows.obs[rows]), noise)
+        return mse_loss(policy.model(noisy, t, windows.seen(policy, rows)), noise)
 
     def rows(self, step: int) -> Tensor:
         """Which windows a step sees. Every epoch has a shuffle of its own; making it anew takes well below 1 ms."""
@@ -124,7 +112,7 @@ class TrainingRun:
         self.optimizer.step()
         keep = ema_decay(step)
         with torch.no_grad():
-            for average, weight in zip(self.average.model.parameters(), self.policy.model.parameters(), strict=True):
+            for average, weight in zip(learnt(self.average).values(), learnt(self.policy).values(), strict=True):
                 average.lerp_(weight, 1 - keep)
         value = loss.item()
         if not math.isfinite(value):
@@ -136,7 +124,7 @@ class TrainingRun:
     def validate(self) -> float:
         """The averaged weights' loss on held-out episodes; noise and timesteps are the same every time."""
         torch.manual_seed(0)
-        rows = torch.arange(len(self.held_out))
+        rows = self.held_out.judged
         return self.loss(self.average, self.held_out, rows, rows % len(self.signal)).item()
 
     def result(self) -> DiffusionTransformerPolicy:
@@ -177,22 +165,18 @@ def ema_decay(step: int) -> float:
     return float(min(_EMA_DECAY, 1 - (1 + step) ** -_EMA_POWER))
 
 
-def _windows(policy: DiffusionTransformerPolicy, demos: Demonstrations, episodes: list[tuple[int, int]]) -> Windows:
-    settings = policy.config
-    steps = torch.from_numpy(window_indices(episodes, settings.horizon, settings.n_obs_steps, settings.n_action_steps))
-    obs = policy.normalizer.obs.normalize(torch.from_numpy(demos.obs))
-    action = policy.normalizer.action.normalize(torch.from_numpy(demos.action))
-    if not len(steps):
-        raise TrainingError(
-            f"no episode is long enough for a window of {settings.horizon} steps; take a shorter horizon"
-        )
-    return Windows(obs[steps[:, : settings.n_obs_steps]], action[steps])
+def learnt(policy: DiffusionTransformerPolicy) -> dict[str, Tensor]:
+    """The parameters that training changes: the denoiser's by their own names, and the encoder's, each once."""
+    found: dict[str, Tensor] = dict(policy.model.named_parameters())
+    if policy.obs_encoder is not None:
+        found |= {f"obs_encoder.{name}": weight for name, weight in policy.obs_encoder.named_parameters()}
+    return found
 
 
 def _optimizer(policy: DiffusionTransformerPolicy, lr: float) -> torch.optim.Optimizer:
     """AdamW with its moments in place from the start, so that a state can be copied into them."""
-    weights = list(policy.model.parameters())
-    # Two axes: the matrices of linear and attention layers. Biases and norms have one axis, embeddings three.
+    weights = list(learnt(policy).values())
+    # Two axes: the matrices of linear and attention layers. Biases and norms have one axis, embeddings three, filters four.
     decayed = [weight for weight in weights if weight.ndim == 2]
     others = [weight for weight in weights if weight.ndim != 2]
     groups = [{"params": decayed, "weight_decay": _WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]

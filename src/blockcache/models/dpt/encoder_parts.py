@@ -37,6 +37,11 @@ class EncoderParts:
         """What the public code's networks write down while they run, and never read: the last keypoints."""
         return [(net.pool, "kps") for net in self.nets.values()]
 
+    @property
+    def flops(self) -> int:
+        """Of looking at one moment."""
+        return sum(eye.flops for eye in self.eyes()[0])
+
     def eyes(self) -> tuple[tuple[Eye, ...], dict[str, Tensor]]:
         """Each camera's operations, and their constants; a network that several cameras share is there once."""
         names: dict[int, str] = {}

@@ -97,6 +97,10 @@ class KnownCameraPort(CameraPort):
     def notes(self) -> list[tuple[nn.Module, str]]:
         return self.parts.notes
 
+    @cached_property
+    def looking(self) -> int:
+        return self.n_obs_steps * self.parts.flops
+
     def settings(self) -> list[Any]:
         crops = {name: getattr(part, "crop_height", None) for name, part in _randomizers(self.policy).items()}
         return [*super().settings(), dict(self.inputs), crops]

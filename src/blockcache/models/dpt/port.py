@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from blockcache.files import PathLike
 from blockcache.models.dpt.adapter import find
 from blockcache.models.dpt.checkpoint import save_policy
+from blockcache.models.dpt.encoder_parts import parts_of
 from blockcache.models.dpt.entrance import known_parts
 from blockcache.models.dpt.image_port import KnownCameraPort, OtherCameraPort
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
@@ -75,6 +76,11 @@ class OwnPort(PublicPort):
     @property
     def cameras(self) -> tuple[str, ...]:
         return self.policy.config.cameras
+
+    @cached_property
+    def looking(self) -> int:
+        encoder = self.policy.obs_encoder
+        return 0 if encoder is None else self.n_obs_steps * parts_of(encoder).flops
 
     def given(self, obs: Any) -> Any:
         if self.cameras:

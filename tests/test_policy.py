@@ -417,8 +417,9 @@ def test_config_round_trip(policy):
 
 
 def test_every_task_has_a_shipped_policy_that_fits_it():
-    assert tuple(name for name in shipped_policies() if "/" not in name) == task_names()
-    for name in task_names():
+    shipped = [name for name in shipped_policies() if "/" not in name]
+    assert set(task_names()) - set(shipped) == {"pusht-image"}  # whoever wants one trains it: docs/policies.md
+    for name in shipped:
         policy, spec = bc.load_policy(name), task_spec(name)
         assert policy.config.task == name
         assert (policy.obs_dim, policy.action_dim) == (spec.obs_dim, spec.action_dim)
@@ -431,7 +432,7 @@ def test_what_was_tuned_has_its_weights_from_the_policy_around_it(policy, tmp_pa
     (tmp_path / "policy/tuned/model.safetensors").unlink()
     assert torch.equal(run(bc.load_policy(tmp_path / "policy/tuned"), observe()), run(few, observe()))
     (tmp_path / "policy/config.json").unlink()  # no policy any more
-    with pytest.raises(FileError, match="tuned/model.safetensors"):
+    with pytest.raises(FileError, match=r"tuned/model\.safetensors"):
         bc.load_policy(tmp_path / "policy/tuned")
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import reprlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from blockcache.errors import ContentError, EngineError, FileError, in_one_line
 from blockcache.extras import require
 from blockcache.files import Count, Fields, Format, Limit, Name, read_bytes
 from blockcache.fingerprint import Fingerprint
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def open_file(path: Path, threads: int | None, data: bytes | None = None) -> Ope
     if threads is not None and threads < 1:
         raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
     data = read_bytes(path, "ONNX file", MOST_BYTES) if data is None else data
-    found = _opened_intact(data, path, threads or 1)
+    found = _if_intact(data, path, lambda: _opened(data, path, threads or 1))
     if threads is None and (many := cores()) > 1:
         other = _load(data, path, many)
         if seconds_per_run(other, found.encoder) < seconds_per_run(found.session, found.encoder):
@@ -111,14 +113,14 @@ def open_file(path: Path, threads: int | None, data: bytes | None = None) -> Ope
     return found
 
 
-def _opened_intact(data: bytes, path: Path, threads: int) -> OpenFile:
-    """The file, if its hash is right. That it is damaged comes before what follows from it, unless there is no hash at
-    all: then it is cut short, of another version or no export."""
+def _if_intact(data: bytes, path: Path, make: Callable[[], T]) -> T:
+    """What is made of a file, if its hash is right. That it is damaged comes before what follows from it, unless there is
+    no hash at all: then it is cut short, of another version or no export."""
     problem: FileError | None = None
     with ThreadPoolExecutor(1) as aside:
         intact = aside.submit(is_intact, data)
         try:
-            found = _opened(data, path, threads)
+            found = make()
         except FileError as error:
             problem = error
     if problem is not None and (intact.result() or not has_hash(data)):
@@ -239,10 +241,15 @@ def _options(threads: int) -> Any:
 def open_part(path: Path, like: OpenFile, output: str) -> Any:
     """A session for one output of a file that was opened before, without what that output does not need."""
     data = read_bytes(path, "ONNX file", MOST_BYTES)
-    header, *_ = _checked(data, path)
-    if header != like.header:
-        raise FileError(f"the ONNX file {path} is another one than it was when it was opened; open it again")
-    return _load(part_for(data, output), path, like.threads)
+
+    def part() -> Any:
+        if _read_header(data, path)[0] != like.header:
+            raise FileError(f"the ONNX file {path} is another one than it was when it was opened; open it again")
+        with FORMAT.reading(path):
+            check_model(data)
+        return _load(part_for(data, output), path, like.threads)
+
+    return _if_intact(data, path, part)
 
 
 def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:

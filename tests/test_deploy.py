@@ -222,7 +222,7 @@ def test_several_inputs_go_by_name(tmp_path):
         ({"executed": [1, 1]}, "executed is the first action and the one behind the last, got"),
         ({"executed": [0, True]}, r"it needs a whole number under 'executed\[1\]', got True"),
         ({"output": "all"}, "its output is 'all', expected 'chunk' or 'action'"),
-        ({"version": 1}, "has format version 1, this blockcache reads version 2; .*make the file again"),
+        ({"version": 1}, "has format version 1, this blockcache reads version 3; .*make the file again"),
     ],
     ids=str,
 )

@@ -8,22 +8,32 @@ import pytest
 
 from blockcache import load_policy
 from blockcache.compare.results import Results
+from blockcache.compare.tuning import Tuning
 from blockcache.report import caching, performance
 from blockcache.report.stored import Stored
 from blockcache.report.suites import Timings
+from blockcache.samplers import ChosenSampler
+from blockcache.schedule import Schedule
+from blockcache.studies.frontier import FrontierDistances
 
 ROOT = Path(__file__).parents[1]
 PLACES = (ROOT / "docs", Path(str(resources.files("blockcache") / "assets")))
 LOADERS = {
     "blockcache.caching": caching.FORMAT.load,
+    "blockcache.frontier-distances": FrontierDistances.load,
     "blockcache.performance": performance.FORMAT.load,
     "blockcache.policy": lambda path: load_policy(path.parent),
     "blockcache.results": Results.load,
+    "blockcache.sampler": ChosenSampler.load,
+    "blockcache.schedule": Schedule.load,
     "blockcache.stored": Stored.load,
     "blockcache.timings": Timings.load,
+    "blockcache.tuning": Tuning.load,
 }
 PRINTED = {"published_results.json", "published_schedules.json"}  # the paper's, in no format of ours
-FILES = sorted(path for place in PLACES for path in place.rglob("*.json") if path.name not in PRINTED)
+FILES = sorted(
+    path for place in PLACES for path in place.rglob("*.json") if path.name not in PRINTED and "state" not in path.parts
+)
 
 
 def kind(path):

@@ -61,20 +61,19 @@ def test_standard_operators_only(make_policy, schedule, tmp_path, full, output, 
     chunk = {"action_pred": ["batch", 6, 3]} if output == "chunk" else {}
     assert (
         sizes
-        == {"obs": ["batch", 2, 5], "noise": [draws, "batch", 6, 3], "action": ["batch", 4, 3], "norms": ["rows"]}
-        | chunk
+        == {"obs": ["batch", 2, 5], "noise": [draws, "batch", 6, 3], "action": ["batch", 4, 3], "norms": [1]} | chunk
     )
 
 
 def test_metadata_says_what_the_file_was_made_for(policy, schedule, exported, tmp_path):
     said = header(onnx.load(exported))
-    assert (said["format"], said["version"]) == ("blockcache.onnx", 2)
+    assert (said["format"], said["version"]) == ("blockcache.onnx", 3)
     assert said["made_by"] == f"blockcache {bc.__version__}"
     assert said["schedule"] == {name: list(steps) for name, steps in schedule.updates.items()}
     assert said["origin"] == {"method": "random"}
     assert (said["output"], said["executed"]) == ("chunk", [1, 5])
     assert said["inputs"] == {"obs": ["batch", 2, 5], "noise": [6, "batch", 6, 3]}
-    assert said["outputs"] == {"action": ["batch", 4, 3], "action_pred": ["batch", 6, 3], "norms": ["rows"]}
+    assert said["outputs"] == {"action": ["batch", 4, 3], "action_pred": ["batch", 6, 3], "norms": [1]}
     assert said["fingerprint"]["sampler"] == policy.sampler.to_dict()
     assert len(said["fingerprint"]["weights"]) == 64
     bc.export_policy(policy, None, tmp_path / "full.onnx", "action")
@@ -195,7 +194,7 @@ def test_a_model_of_someone_else_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"version": 1}, "has format version 1, this blockcache reads version 2; .*make the file again"),
+        ({"version": 1}, "has format version 1, this blockcache reads version 3; .*make the file again"),
         ({"version": True}, "has format version True"),
         ({"format": "other"}, "is not an ONNX file: its format is 'other', expected 'blockcache.onnx'"),
         ({"colour": "red"}, "missing or unknown keys: colour"),

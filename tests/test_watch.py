@@ -15,7 +15,6 @@ from blockcache import deploy
 from blockcache.engines.build import Build
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import export
-from blockcache.engines.onnx_backend import MEASURED_STEPS
 from blockcache.engines.onnx_graph import build_graph
 from blockcache.engines.watch import Watch
 from blockcache.errors import NonFiniteError
@@ -83,7 +82,7 @@ def plainly(opened, feed):
 
 @pytest.mark.parametrize(
     ("step", "value"),
-    [(0, 1e25), (MEASURED_STEPS - 1, math.inf), (MEASURED_STEPS, 1e25), (STEPS - 1, math.nan), (7, 1.0)],
+    [(0, 1e25), (12, math.inf), (STEPS - 1, 1e25), (STEPS - 1, math.nan), (7, 1.0)],
 )
 @pytest.mark.parametrize("place", ["stream", "output"])
 def test_every_step_is_looked_at(place, step, value, tmp_path):
@@ -148,16 +147,17 @@ def names(policy):
     return [block.name for block in port_of(policy).adapter.blocks]
 
 
-@pytest.mark.parametrize("steps", [1, MEASURED_STEPS + 1])
+@pytest.mark.parametrize("steps", [1, 26])
 def test_few_nodes_watch(make_policy, steps):
-    """A few for every 25 steps of a schedule, two in the step that full precision repeats."""
+    """One for every stream of a schedule and one for all outputs, or both in the step that full precision repeats; and one
+    for all that they found."""
     policy = make_policy(sampler=DDPM(num_inference_steps=steps))
     for full in (False, True):
         updates = {name: range(steps) if full else [0] for name in names(policy)}
         build = Build(port_of(policy).program(), Schedule(steps, updates), table(policy.sampler))
         graph = build_graph(build.program, build.plan, build.sampler, {}).graph
         measured = [node.op_type for node in nodes(graph)].count("ReduceL2")
-        assert measured == 2 * (1 if full or steps == 1 else -(-steps // MEASURED_STEPS))
+        assert measured == (4 if full or steps == 1 else steps + 2)
 
 
 def test_a_watch_holds_little_and_forgets_nothing(monkeypatch):

@@ -78,6 +78,8 @@ def files(name: str, seed: int, cases: int, bar: Any) -> dict[str, Any]:
         outcome = runner.run(Plan(name, seed, 0, cases), bar.update)
     bar.write(f"{name}: {outcome.cases} cases, {outcome.loaded} loaded, {len(outcome.findings)} findings")
     findings = [finding.line() for finding in outcome.findings]
+    for line in findings:
+        bar.write(line)
     return {"cases": outcome.cases, "loaded": outcome.loaded, "wrong": len(findings), "findings": findings}
 
 

@@ -1,10 +1,12 @@
 """Runs cases in a process of its own, so that a crash, a hang or a flood of memory is a finding and not the end.
 
-A case is a format and a number: with the seed it is always the same damaged file. Knows nothing of formats.
+A case is a format and a number: with the seed it is always the same damaged file. Time is that of the processor: a machine
+that has other things to do, or that was stopped meanwhile, makes no finding. Knows nothing of formats.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS, MEGABYTES = 10.0, 300.0  # a case that takes more is a finding
+POLL = 0.5  # seconds between two looks at a child that gives no sign
 LONGEST, LINES = 1000, 4  # of a message
 
 
@@ -86,7 +89,7 @@ def verdict(use: Callable[[Path], Any], path: Path) -> tuple[bool, str | None]:
     """Whether the file was taken, and what is wrong with how it was refused."""
     from blockcache.errors import BlockcacheError
 
-    started = time.monotonic()
+    started = time.process_time()
     loaded, wrong = True, None
     try:
         use(path)
@@ -98,7 +101,7 @@ def verdict(use: Callable[[Path], Any], path: Path) -> tuple[bool, str | None]:
         loaded, place = False, traceback.extract_tb(error.__traceback__)[-1]
         words = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         wrong = f"{words} (at {Path(place.filename).name}:{place.lineno})"
-    took = time.monotonic() - started
+    took = time.process_time() - started
     if took > SECONDS:
         wrong = f"took {took:.0f} s"
     if took > 0.02 and (grown := _grown()) > MEGABYTES:  # to look is not cheap, and so much memory takes its time
@@ -163,6 +166,27 @@ def prepare(sample: Sample, directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
 
 
+class _Watch:
+    """How long a process has been at one thing: computing, or asleep."""
+
+    def __init__(self, process: int) -> None:
+        self._file = Path(f"/proc/{process}/stat")
+        self._thing: int | None = None
+
+    def spent(self, thing: int) -> float:
+        """Seconds since it began with this; asked every POLL seconds."""
+        with contextlib.suppress(OSError):  # it has just died, which the pipe tells
+            state, *numbers = self._file.read_text().rpartition(")")[2].split()
+            computed = (int(numbers[10]) + int(numbers[11])) / os.sysconf("SC_CLK_TCK")
+            if thing != self._thing:
+                self._thing, self._began, self._last, self._asleep = thing, computed, computed, 0.0
+            if state == "S" and computed == self._last:
+                self._asleep += POLL
+            self._last = computed
+            return max(computed - self._began, self._asleep)
+        return 0.0
+
+
 class Runner:
     """One child at a time; a new one after a crash or a hang. To be closed.
 
@@ -206,9 +230,9 @@ class Runner:
     def _piece(self, plan: Plan) -> Iterator[Finding | tuple[int, int] | int]:
         self._start()
         self._pipe.send(plan)
-        before, since = None, time.monotonic()
+        watch = _Watch(self._child.pid)
         while True:
-            if self._pipe.poll(0.5):
+            if self._pipe.poll(POLL):
                 try:
                     message = self._pipe.recv()
                 except EOFError:
@@ -219,9 +243,7 @@ class Runner:
                 yield message
                 if isinstance(message, tuple):
                     return
-            elif self._now.value != before:
-                before, since = self._now.value, time.monotonic()
-            elif time.monotonic() - since > (self._seconds if before != -1 else 60 + self._seconds):
+            elif watch.spent(case := self._now.value) > (self._seconds if case != -1 else 60 + self._seconds):
                 yield from self._lost(plan, f"still not done after {self._seconds:.0f} s")
                 return
 

@@ -15,7 +15,15 @@ import click
 from blockcache.compare.results import GENERATIONS
 from blockcache.errors import FileError, TaskError
 from blockcache.files import check_writable, exists
-from blockcache.models.places import OBSERVATIONS, SCHEDULE, check_source, in_directory, policy_directory, read_config
+from blockcache.models.places import (
+    OBSERVATIONS,
+    SCHEDULE,
+    check_source,
+    in_directory,
+    policy_directory,
+    read_config,
+    shared_file,
+)
 
 if TYPE_CHECKING:
     from blockcache.models.port import Port
@@ -93,7 +101,9 @@ class PolicySource:
         return self._arrays(path)[1].get(MOMENTS)
 
     def _arrays(self, path: str | None) -> tuple[Path, dict[str, Any]]:
-        beside = policy_directory(self.name) / OBSERVATIONS if not path and in_directory(self.name) else None
+        beside = (
+            shared_file(policy_directory(self.name), OBSERVATIONS) if not path and in_directory(self.name) else None
+        )
         file = Path(path) if path else beside
         if file is None or (file == beside and not exists(file)):
             raise FileError(

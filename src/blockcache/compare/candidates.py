@@ -149,7 +149,7 @@ class Calibrations:
         self.port, self._block_costs = port, block_costs
         self._fitting, self._effort = fitting, effort or Effort()
         self._clouds: Clouds | None = None
-        self._chosen: dict[FewerSteps | FittedSteps, SamplerConfig] = {}
+        self._chosen: dict[FewerSteps | FittedSteps, ChosenSampler] = {}
         self.observations = observations
         self.seed = seed
         self._keep = None if keep is None else Path(keep)
@@ -164,7 +164,7 @@ class Calibrations:
         if isinstance(method.sampler, SamplerFile):
             sampler = self._from_file(method.sampler.path)
         elif isinstance(method.sampler, FittedSteps) or (method.sampler is not None and method.sampler.placed):
-            sampler = self.chosen(method.sampler)
+            sampler = self.chosen(method.sampler).sampler
         elif method.sampler is not None:
             sampler = self.sampler(method.sampler.kind, method.sampler.steps)
         return Candidate(self._strategy(method, sampler), engine, sampler)
@@ -183,11 +183,16 @@ class Calibrations:
             raise MethodError(f"{self.port.untabulated} cannot be exchanged for another: it is not one that we know")
         return fewer_steps(self.port.sampler, kind, steps)
 
-    def chosen(self, wanted: FewerSteps | FittedSteps) -> SamplerConfig:
-        """A sampler that is placed or fitted for the policy, on the observations for that."""
+    def chosen(self, wanted: FewerSteps | FittedSteps) -> ChosenSampler:
+        """A sampler that is placed or fitted for the policy, on the observations for that, with the evidence."""
         if wanted not in self._chosen:
-            self._chosen[wanted] = self._choose(wanted).sampler
+            self._chosen[wanted] = self._choose(wanted)
         return self._chosen[wanted]
+
+    def with_evidence(self, sampler: SamplerConfig) -> ChosenSampler:
+        """A candidate's sampler bound to the policy, with what is known of it where it was placed or fitted here."""
+        made = (chosen for chosen in self._chosen.values() if chosen.sampler == sampler)
+        return next(made, ChosenSampler(sampler, self.port.fingerprint))
 
     def _choose(self, wanted: FewerSteps | FittedSteps) -> ChosenSampler:
         if self._fitting is None:
@@ -205,7 +210,7 @@ class Calibrations:
                 return ChosenSampler.load(file)
         self._clouds = self._clouds or Clouds(self.port, self._fitting, seed=self.seed, progress=self._progress)
         if isinstance(wanted, FittedSteps):
-            start = self.chosen(FewerSteps("ddpm", wanted.steps, placed=True))
+            start = self.chosen(FewerSteps("ddpm", wanted.steps, placed=True)).sampler
             made = fit(self._clouds, wanted.steps, wanted.spread, start, effort=self._effort)
         else:
             made = place(self._clouds, wanted.steps, wanted.kind)

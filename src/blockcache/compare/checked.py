@@ -120,7 +120,7 @@ def predicted_loss(found: Distances, features: int) -> float:
     """What a method is likely to cost, of a score up to 1: along straight lines through the losses that the limits stand
     for, by the worse of centre shift and energy beyond spread. A prediction; its order can be trusted more than its size."""
     pairs = ((found.centre_shift.mean, shift_limits(features)), (found.beyond_spread.mean, ENERGIES))
-    return max(_along(value, *limits) for value, limits in pairs)
+    return min(1.0, max(_along(value, *limits) for value, limits in pairs))
 
 
 def _along(value: float, first: float, second: float) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -115,28 +116,38 @@ class Looks:
             )
 
     def timed(self, points: Sequence[Point]) -> tuple[float, list[Point]]:
-        """The plain policy's milliseconds, and the points with theirs, with one thread and with all: interleaved in one
-        run. Of the two numbers of threads the faster one is kept."""
+        """The plain policy's milliseconds, and the points with theirs, in every engine that runs the whole loop, with one
+        thread and with all: interleaved in one run. The fastest way of each point is kept."""
         if not points:
             raise TuningError(f"no method could be looked at: {'; '.join(self.notes)}")
+        ways = {point.method: tuple(product(self._engines(point), sorted({1, cores()}))) for point in points}
         asked: dict[Any, tuple[Candidate, int]] = {PLAIN: (Candidate(), cores())}
-        for point in points:
-            for threads in {1, cores()}:
-                asked[point.method, threads] = (self.candidates[point.method], threads)
+        for method, own in ways.items():
+            for engine, threads in own:
+                asked[method, engine, threads] = replace(self.candidates[method], engine=engine), threads
         times = self._milliseconds(asked, TIMED_CALLS)
         found = []
         for point in points:
-            threads = min({1, cores()}, key=lambda count: times[point.method, count])
-            p50, p95 = times[point.method, threads]
-            found.append(replace(point, threads=threads, p50_ms=p50, p95_ms=p95))
+            engine, threads = min(ways[point.method], key=lambda way: times[(point.method, *way)])
+            p50, p95 = times[point.method, engine, threads]
+            found.append(replace(point, engine=engine, threads=threads, p50_ms=p50, p95_ms=p95))
         return times[PLAIN][0], found
+
+    def _engines(self, point: Point) -> tuple[str, ...]:
+        """Those that are worth timing: what onnx runs the loop engine runs too. The actions are the same in all of them."""
+        return ("onnx", "loop") if (self.engine, point.engine) == ("auto", "onnx") else (point.engine,)
+
+    def sampler_of(self, method: str) -> ChosenSampler | None:
+        """The sampler of a method that was looked at, with its evidence; None is the policy's own."""
+        sampler = self.candidates[method].sampler
+        return None if sampler is None else self._calibrations.with_evidence(sampler)
 
     def as_files(self, method: str) -> str:
         """The same method by the files of what was made for it, so that nobody makes it anew from other observations."""
         candidate, parts = self.candidates[method], []
         stem = self.state / digest({"method": method})[:8]
-        if candidate.sampler is not None:
-            ChosenSampler(candidate.sampler, self.port.fingerprint).save(path := f"{stem}-sampler.json")
+        if (sampler := self.sampler_of(method)) is not None:
+            sampler.save(path := f"{stem}-sampler.json")
             parts.append(f"sampler:{path}")
         if isinstance(candidate.strategy, Schedule):
             candidate.strategy.save(path := f"{stem}-schedule.json")

@@ -17,7 +17,7 @@ from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.looks import GLANCE, LONG, Clock, Looks
 from blockcache.compare.results import FRESH_SEEDS, GENERATIONS
 from blockcache.compare.summary import summarise
-from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, front, promising
+from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, choose, front, promising
 from blockcache.files import Count, Format, PathLike, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
@@ -49,13 +49,18 @@ TUNING_SEEDS = -10_000
 class Tuned:
     """What `tune` gives back: the sampler and schedule that were chosen, and the evidence.
 
-    sampler   for `policy.with_sampler`; None is the policy's own
+    chosen    the sampler with its evidence; None is the policy's own
     schedule  for `accelerate`; None computes every block at every step
     """
 
     tuning: Tuning
-    sampler: SamplerConfig | None
+    chosen: ChosenSampler | None
     schedule: Schedule | None
+
+    @property
+    def sampler(self) -> SamplerConfig | None:
+        """For `policy.with_sampler`; None is the policy's own."""
+        return None if self.chosen is None else self.chosen.sampler
 
 
 def tune(
@@ -139,11 +144,10 @@ def tune(
         best = [point.method for point in promising(long_looked(points), goal, ROLLED_OUT)]
         rolled = differences(best, first + TUNING_SEEDS)
         points = [replace(point, rollouts=rolled.get(point.method)) for point in points]
-        chosen = min((point for point in points if point.rollouts is not None), key=goal.order)
+        chosen = choose([point for point in points if point.rollouts is not None], goal)
         fresh = differences([chosen.method], first + FRESH_SEEDS)[chosen.method]
     else:
-        chosen = min(long_looked(points), key=goal.order)
-    candidate = looks.candidates[chosen.method]
+        chosen = choose(long_looked(points), goal)
     tuning = Tuning(
         policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
         goal=goal,
@@ -163,8 +167,8 @@ def tune(
         fresh=fresh,
         notes=tuple(looks.notes),
     )
-    strategy = candidate.strategy
-    return Tuned(tuning, candidate.sampler, strategy if isinstance(strategy, Schedule) else None)
+    strategy = looks.candidates[chosen.method].strategy
+    return Tuned(tuning, looks.sampler_of(chosen.method), strategy if isinstance(strategy, Schedule) else None)
 
 
 def long_looked(points: list[Point]) -> list[Point]:
@@ -247,8 +251,8 @@ def save_tuned(policy: Any, tuned: Tuned, directory: PathLike) -> bool:
     whole = (port if tuned.sampler is None else port.with_sampler(tuned.sampler)).save(place)
     if not whole:
         make_directory(place)
-    if tuned.sampler is not None:
-        ChosenSampler(tuned.sampler, port.fingerprint).save(place / SAMPLER)
+    if tuned.chosen is not None:
+        tuned.chosen.save(place / SAMPLER)
     if tuned.schedule is not None:
         tuned.schedule.save(place / SCHEDULE)
     tuned.tuning.save(place / TUNING)

@@ -18,6 +18,8 @@ from blockcache.measure.statistics import Estimate
 
 MARGIN = 0.5
 """A prediction scatters, so that half of the loss that a user allows is kept in hand."""
+NEAR = 1.1
+"""Times within this factor are not told apart on a machine that has other things to do as well."""
 
 
 class TuningError(BlockcacheError):
@@ -59,13 +61,16 @@ class Goal:
         return (miss, point.p50_ms, point.expected_loss)
 
     def miss(self, point: Point) -> float:
-        """By how much a point misses the goal, in milliseconds or in score; 0 if it meets it."""
+        """By how much a point misses the goal, in milliseconds or in score; 0 if it meets it. Where it was rolled out, what
+        counts is the loss that its interval does not rule out."""
         if self.spread is not None and not self.spread[0] <= point.distances.spread.mean <= self.spread[1]:
             return math.inf
         if self.deadline_ms is not None:
             return max(0.0, point.p95_ms - self.deadline_ms)
         assert self.loss is not None
-        return max(0.0, point.expected_loss - MARGIN * self.loss)
+        if point.rollouts is not None:
+            return max(0.0, -point.rollouts.low - self.loss)
+        return max(0.0, point.loss - MARGIN * self.loss)
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,16 @@ def promising(points: Sequence[Point], goal: Goal, count: int) -> tuple[Point, .
     on_front = sorted(front(points), key=goal.order)
     rest = sorted((point for point in points if point not in on_front), key=goal.order)
     return tuple((on_front + rest)[:count])
+
+
+def choose(points: Sequence[Point], goal: Goal) -> Point:
+    """What the goal wants most. For a loss to allow, that is the fastest, or what loses less of those that are as good as
+    equally fast."""
+    first = min(points, key=goal.order)
+    if goal.deadline_ms is not None:
+        return first
+    near = [point for point in points if goal.miss(point) <= goal.miss(first) and point.p50_ms <= NEAR * first.p50_ms]
+    return min(near, key=lambda point: (point.expected_loss, point.p50_ms))
 
 
 FORMAT = Format(

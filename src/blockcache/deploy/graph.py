@@ -42,7 +42,7 @@ OPERATORS = {
     "Concat": Operator((1, MANY), ("axis",)),
     "Conv": Operator((2, 2), ("kernel_shape", "strides", "pads")),
     "Gelu": Operator((1, 1), ("approximate",)),
-    "Gemm": Operator((3, 3)),
+    "Gemm": Operator((3, 3), ("alpha", "beta")),
     "Identity": Operator((1, 1)),
     "InstanceNormalization": Operator((3, 3), ("epsilon",)),
     "LayerNormalization": Operator((2, 2), ("axis", "epsilon")),
@@ -51,7 +51,7 @@ OPERATORS = {
     "Mish": Operator((1, 1)),
     "Mul": Operator((2, 2)),
     "Pad": Operator((2, 2)),
-    "ReduceL2": Operator((2, 2), ("keepdims",)),
+    "ReduceL2": Operator((1, 1)),
     "Relu": Operator((1, 1)),
     "Reshape": Operator((2, 2)),
     "Scan": Operator((3, MANY), ("body", "num_scan_inputs"), (2, MANY)),  # ends with the rows of its inputs

@@ -19,7 +19,6 @@ from blockcache.models.program import Activation, Program, Table
 from blockcache.samplers import Coefficients, SamplerTable
 
 HIDDEN = -1e30  # a score that no softmax sees; finite, since -inf - -inf is not
-MEASURED_STEPS = 25  # whose rows are measured by one node: few nodes, and not the rows of all steps in memory
 _ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "gelu": ("Gelu", {}),
     "gelu_tanh": ("Gelu", {"approximate": "tanh"}),
@@ -36,8 +35,8 @@ class OnnxBackend:
         self._writer = writer
         self._unrolled = unrolled
         self._rows_like = ""  # the start of the sample: a value with one row for each token of the batch
-        self._seen: tuple[list[str], list[str]] = ([], [])  # streams and outputs that are still to be measured
-        self._norms: list[str] = []
+        self._outputs: list[str] = []  # of the denoiser, to be measured in the end
+        self._norms: list[str] = []  # (n, 1) each
 
     def weight(self, name: str) -> str:
         if name not in self._writer.initializers:
@@ -132,12 +131,12 @@ class OnnxBackend:
         return self._writer.node("MaxPool", x, **_window(size, stride, padding))
 
     def mix(self, *terms: tuple[str, Any]) -> str:
-        return self._writer.add([self._times(value, factor) for value, factor in terms])
-
-    def _times(self, value: str, factor: Any) -> str:
-        return (
-            self._writer.node("Mul", value, factor) if isinstance(factor, str) else self._writer.scaled(value, factor)
-        )
+        """A Gemm with the identity is a x + b y in one node, where Mul and Add take three."""
+        w, (total, scale), *others = self._writer, *terms
+        for value, factor in others:
+            same = w.constant(np.eye(self._program.chunk[1]), "identity")
+            total, scale = w.node("Gemm", value, same, total, alpha=factor, beta=scale), 1.0
+        return w.scaled(total, scale)
 
     def clip(self, value: str, limit: float) -> str:
         low, high = self._writer.constant(-limit, "clip_low"), self._writer.constant(limit, "clip_high")
@@ -175,51 +174,47 @@ class OnnxBackend:
         at = Coefficients(**named, s=1.0, clip=sampler.clip)
         step = _ScanBackend(self._program, inner, outer, rows)
         x, x0 = body(step, None, at, "x", "x0_prev", "noise_row")
-        step._measure()
-        for name, value in (("x_next", x), ("x0_next", x0)):
+        for name, value in (("x_next", x), ("x0_next", x0), ("step_norm", step.norms())):
             inner.nodes.append(helper.make_node("Identity", [value], [name]))
         graph = helper.make_graph(
             inner.nodes,
             "step",
             [value_info(name, None) for name in ("x", "x0_prev", *rows)],
-            [value_info(name, None) for name in ("x_next", "x0_next", *step._norms)],
+            [value_info(name, None) for name in ("x_next", "x0_next", "step_norm")],
         )
-        clean, _, *norms = outer.nodes_out(
-            "Scan", 2 + len(step._norms), start, blank, *rows.values(), body=graph, num_scan_inputs=len(rows)
+        clean, _, norms = outer.nodes_out(
+            "Scan", 3, start, blank, *rows.values(), body=graph, num_scan_inputs=len(rows)
         )
-        self._norms += [outer.reshape(item, -1) for item in norms]  # (K, rows) each
+        self._norms.append(norms)  # (K, 1)
         return clean
 
     def watch(self, stream: str, output: str) -> None:
-        for seen, value in zip(self._seen, (stream, output), strict=True):
-            seen.append(value)
-        if len(self._seen[0]) == MEASURED_STEPS:
-            self._measure()
+        self._norms.append(self._norm(stream))  # at once, since streams of all steps would take much memory
+        self._outputs.append(output)
 
     def norms(self) -> str:
-        self._measure()
-        return self._joined(self._norms)
+        outputs = [self._norm(self._joined(self._outputs))] if self._outputs else []
+        return self._writer.reshape(self._norm(self._joined([*self._norms, *outputs])), -1)
 
-    def _measure(self) -> None:
-        """ReduceL2, since NaN shows in it: ONNX Runtime's ReduceMax passes over NaN."""
-        for seen in self._seen:
-            if seen:
-                self._norms.append(
-                    self._writer.node("ReduceL2", self._joined(seen), self._writer.constant([-1]), keepdims=0)
-                )
-            seen.clear()
+    def _norm(self, rows: str) -> str:
+        """Of all rows as one, (1, 1), which is faster than row by row. NaN shows in it; ReduceMax passes over NaN."""
+        return self._writer.node("ReduceL2", rows)
 
     def _joined(self, values: Sequence[str]) -> str:
         return values[0] if len(values) == 1 else self._writer.node("Concat", *values, axis=0)
 
 
 class _ScanBackend(OnnxBackend):
-    """Inside a Scan: rows of tables are inputs of the step, with their zeros filled in there."""
+    """Inside a Scan: rows of tables are inputs of the step, with most of their zeros filled in there."""
 
     def __init__(self, program: Program, writer: Writer, outer: Writer, rows: dict[str, str]) -> None:
         super().__init__(program, writer)
         self._outer, self._rows = outer, rows
         self._parts: dict[str, list[str]] = {}
+
+    def mix(self, *terms: tuple[str, Any]) -> str:
+        """Factors are rows of the sampler's table too, but for that of the noise, which is scaled already."""
+        return self._writer.add([v if f == 1.0 else self._writer.node("Mul", v, f) for v, f in terms])
 
     def row(self, table: str, step: Any, part: int = 0) -> str:
         if table not in self._parts:
@@ -227,11 +222,14 @@ class _ScanBackend(OnnxBackend):
         return self._parts[table][part]
 
     def _enter(self, name: str, table: Table) -> list[str]:
+        """Zeros behind the last axis are in the file: for those alone Pad would take longer than a block."""
         w, (_, parts, *_) = self._writer, table.values.shape
-        self._rows[f"{name}_row"] = self._outer.constant(_finite(table.values), name)
+        *outer, last = table.pads or (0,)
+        values = np.pad(_finite(table.values), [(0, 0)] * (table.values.ndim - 1) + [(0, last)])
         value = f"{name}_row"
-        if any(table.pads):
-            value = w.node("Pad", value, w.constant([0] * (1 + len(table.pads)) + [0, *table.pads]))
+        self._rows[value] = self._outer.constant(values, name)
+        if any(outer):
+            value = w.node("Pad", value, w.constant([0] * (1 + len(table.pads)) + [0, *outer, 0]))
         return w.split(w.reshape(value, parts, *table.shape[1:]), parts)
 
 

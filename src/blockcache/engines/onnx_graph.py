@@ -24,7 +24,7 @@ OPSET, IR_VERSION = 23, 11
 
 def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: bool = False) -> onnx.ModelProto:
     """A model with the program's inputs and `noise`, and the outputs `action`, for a whole chunk `action_pred`, and `norms`,
-    which tell whether something on the way was not finite (see `walk.generate`).
+    which tells whether something on the way was not finite (see `walk.generate`).
 
     With cameras it takes frames by moment, and as `kept_features` what the moments before them showed, which need not be
     looked at again: none of them, or all but one. It gives the `features` of all moments back.
@@ -37,7 +37,7 @@ def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: b
     found = generate(backend, program, plan, sampler, {name: name for name in inputs}, "noise")
     start, stop = program.executed
     sizes = {"action": stop - start, "action_pred": program.tokens}
-    shapes = {name: ["batch", size, program.action_dim] for name, size in sizes.items()} | {"norms": ["rows"]}
+    shapes = {name: ["batch", size, program.action_dim] for name, size in sizes.items()} | {"norms": [1]}
     if program.cameras:
         shapes["features"] = [program.inputs[program.cameras[0]][0], "batch", program.features]
     for name, value in found.items():

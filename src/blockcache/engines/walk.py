@@ -32,7 +32,7 @@ class Backend(Ops, Arithmetic[Value], Protocol):
         """Remember a step's stream before it leaves, (rows, d), and the denoiser's output, (rows, D)."""
 
     def norms(self) -> Value:
-        """Of all rows that were remembered, or the largest of them: who hands out the action looks at this first."""
+        """Of all that was remembered, as one or of its largest row: who hands out the action looks at this first."""
 
 
 def generate(

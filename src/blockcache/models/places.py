@@ -19,7 +19,7 @@ from blockcache.files import Format, Name, PathLike, exists, opened, read_bytes
 CONFIG, WEIGHTS, OBSERVATIONS = "config.json", "model.safetensors", "observations.npz"
 SAMPLER, SCHEDULE, TUNING = "sampler.json", "schedule.json", "tuning.json"  # what `tune` writes
 CHECKPOINT = ".ckpt"  # how the public code's files end
-TUNED = "tuned"  # the directory with these beside a shipped policy
+TUNED = "tuned"  # the directory with these inside a policy's own
 # others: the family's config checks them; no header: directories made by hand from public weights have none
 FORMAT = Format(
     "blockcache.policy",
@@ -36,7 +36,8 @@ _ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 def shipped_policies() -> tuple[str, ...]:
     """Names that `load_policy` knows without a path."""
-    return tuple(sorted(item.name for item in _shipped().iterdir() if item.joinpath(CONFIG).is_file()))
+    places = [place for item in sorted(_shipped().iterdir()) for place in (item, item / TUNED)]
+    return tuple(place.relative_to(_shipped()).as_posix() for place in places if place.joinpath(CONFIG).is_file())
 
 
 def policy_directory(source: PathLike) -> Path:
@@ -54,6 +55,13 @@ def policy_directory(source: PathLike) -> Path:
             f"({', '.join(shipped_policies())}) nor a checkpoint FILE.ckpt nor a Python entry module:function"
         )
     return _shipped() / name
+
+
+def shared_file(directory: Path, name: str) -> Path:
+    """A file of a policy's directory. What was tuned for a policy may lie in that policy's directory, under `tuned`, and
+    has its weights and observations from there."""
+    own, above = directory / name, directory.parent
+    return above / name if directory.name == TUNED and not own.exists() and (above / CONFIG).is_file() else own
 
 
 def read_config(source: PathLike) -> dict[str, Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from blockcache.compare.tuning import Point, Tuning
 from blockcache.files import PathLike
+from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
 from blockcache.report.figures import new_figure, save_figure
 
+_FRONT, _BEATEN, _CHOSEN = "#0072B2", "#777777", "#D55E00"  # Okabe and Ito's, for every eye
 _COLUMNS = ["place", "method", "engine, threads", "p50 ms", "p95 ms", "over plain", "GFLOP", "predicted loss", "centre shift",
             "beyond spread", "spread", "rollouts: difference, 95 %"]  # fmt: skip
 
@@ -53,9 +57,10 @@ def _answer(found: Tuning) -> str:
         return f"Nothing was found {goal.text()}; nearest is {what} It misses by {miss:.3g} {unit}."
     proof = "Not rolled out: the loss is a prediction; `--task` measures it."
     if found.fresh is not None:
+        allowed = -LOSSLESS if goal.loss is None else goal.loss
         proof = (
             f"On {found.fresh.n} fresh pairs of rollouts its score differs by {found.fresh.text('{:+.3f}')}: "
-            f"{'lossless' if found.fresh.lossless else 'a loss of 0.03 is not ruled out'}."
+            f"a loss of {allowed:g} is {'' if found.fresh.low > -allowed else 'not '}ruled out."
         )
     return f"The best {goal.text()} is {what} {proof}"
 
@@ -74,22 +79,56 @@ def _sampler_note(chosen: Point) -> list[str]:
 
 
 def draw_front(found: Tuning, path: PathLike) -> None:
-    """Loss against milliseconds, the front as a line, the chosen point marked."""
-    figure = new_figure(7.0, 4.5)
+    """Loss against milliseconds, the front as a line, the chosen point marked. What loses hopelessly stands at the upper edge."""
+    figure = new_figure(8.0, 5.0)
     axes = figure.add_subplot()
+    allowed = -LOSSLESS if found.goal.loss is None else found.goal.loss
+    top = 4 * allowed
     axes.plot(
-        [p.p50_ms for p in found.front], [p.expected_loss for p in found.front], color="#0072B2", lw=1.5, label="front"
-    )
+        [point.p50_ms for point in found.front],
+        [min(top, point.expected_loss) for point in found.front],
+        color=_FRONT, lw=1.0, zorder=1, label="front",
+    )  # fmt: skip
     for point in found.points:
-        axes.plot(point.p50_ms, point.expected_loss, "o", color="#0072B2" if point in found.front else "#999999", ms=5)
-        axes.annotate(
-            point.method, (point.p50_ms, point.expected_loss), xytext=(4, 4), textcoords="offset points", fontsize=7
-        )
-    axes.plot(found.chosen.p50_ms, found.chosen.expected_loss, "*", color="#D55E00", ms=16, label="chosen")
+        _draw_point(axes, point, top, _FRONT if point in found.front else _BEATEN)
+    chosen = found.chosen
+    axes.plot(chosen.p50_ms, min(top, chosen.expected_loss), "*", color=_CHOSEN, ms=17, zorder=4, label="chosen")
+    axes.axhline(0.0, color="black", lw=0.6)
+    axes.axhline(allowed, color="black", lw=0.8, ls=":", label=f"a loss of {allowed:g}")
     if found.goal.deadline_ms is not None:
-        axes.axvline(found.goal.deadline_ms, color="#D55E00", ls=":", label="deadline")
+        axes.axvline(found.goal.deadline_ms, color=_CHOSEN, ls=":", label="deadline")
+    for kind, marker, fill in (
+        ("rolled out, 95 %", "o", _FRONT),
+        ("predicted", "o", "white"),
+        (f"more than {top:g}", "^", "white"),
+    ):
+        axes.plot([], [], marker, color=_FRONT, mfc=fill, label=kind)
+    times = [point.p50_ms for point in found.points]
+    axes.set_xlim(0.85 * min(times), 1.6 * max(times))  # room for the names
+    axes.set_ylim(top=1.25 * top)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="x", which="both", labelsize=8)
     axes.set_xlabel("milliseconds a chunk (p50)")
-    axes.set_ylabel("loss of score, predicted or rolled out")
-    axes.legend(frameon=False)
+    axes.set_ylabel("loss of score")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
+
+
+def _draw_point(axes: Any, point: Point, top: float, colour: str) -> None:
+    loss, rolled = min(top, point.expected_loss), point.rollouts
+    if rolled is not None:
+        axes.plot([point.p50_ms] * 2, [-rolled.high, -rolled.low], color=colour, lw=0.8, zorder=2)
+    marker = "^" if point.expected_loss > top else "o"
+    axes.plot(point.p50_ms, loss, marker, color=colour, mfc="white" if rolled is None else colour, ms=6, zorder=3)
+    axes.annotate(
+        point.method,
+        (point.p50_ms, loss),
+        xytext=(5, 5),
+        textcoords="offset points",
+        fontsize=7,
+        rotation=35,
+        color=colour,
+    )

@@ -32,14 +32,23 @@ from blockcache.files import (
     writing,
 )
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
-from blockcache.models.places import CONFIG, FORMAT, PENDING, WEIGHTS, config_file, pending_config, policy_directory
+from blockcache.models.places import (
+    CONFIG,
+    FORMAT,
+    PENDING,
+    WEIGHTS,
+    config_file,
+    pending_config,
+    policy_directory,
+    shared_file,
+)
 from blockcache.models.weight_checks import check_action_scale, check_mask, check_weight
 
 
 def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
     """A shipped policy by name, or a policy directory. It comes in eval mode, float32, on the CPU."""
     directory = policy_directory(source)
-    place = directory / WEIGHTS
+    place = shared_file(directory, WEIGHTS)
     with no_writer(directory):
         with FORMAT.reading(directory / CONFIG):
             config = DPTConfig.from_dict(FORMAT.load(config_file(directory)))

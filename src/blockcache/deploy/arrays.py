@@ -22,8 +22,9 @@ def read_array(value: Any, what: str) -> Array:
         raise ObservationError(f"{what} is not an array of numbers: {reason}") from error
     if array.dtype.kind not in "fiub":
         raise ObservationError(f"{what} is not an array of numbers: its type is {array.dtype}")
-    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
-        array = np.asarray(array, dtype=np.float32, order="C")
+    if array.dtype != np.float32 or not array.flags.c_contiguous:
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
+            array = np.asarray(array, dtype=np.float32, order="C")
     check_input(largest(array), what)
     return array
 

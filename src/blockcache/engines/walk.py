@@ -30,8 +30,9 @@ class Backend(Ops, Arithmetic[Value], Protocol):
     def watch(self, stream: Value, output: Value) -> None:
         """Remember a step's stream before it leaves, (rows, d), and the denoiser's output, (rows, D)."""
 
-    def norms(self) -> Value:
-        """Of all that was remembered, as one or of its largest row: who hands out the action looks at this first."""
+    def norms(self, actions: Value) -> Value:
+        """Of all that was remembered and of the actions (B, tokens, A), as one or of the largest row: who hands out the
+        actions looks at this first."""
 
 
 def generate(
@@ -48,7 +49,7 @@ def generate(
     scaled = backend.scaled_noise(noise, [1.0, *scales], program.tokens)
     sample = denoise(backend, program, plan, sampler, program.conditions(backend, obs), scaled)
     actions = program.finish(backend, sample)
-    found = {"action": backend.slice(actions, 1, *program.executed), "norms": backend.norms()}
+    found = {"action": backend.slice(actions, 1, *program.executed), "norms": backend.norms(actions)}
     return {**found, "action_pred": actions} if program.whole else found
 
 

@@ -114,7 +114,9 @@ def test_a_double_precision_policy_can_be_exported(make_policy, observe, tmp_pat
     policy = make_policy().double()
     bc.export_policy(policy, None, tmp_path / "policy.onnx")
     noise = policy.draw_noise(2, torch.Generator().manual_seed(2))
-    found = bc.open_export(tmp_path / "policy.onnx", threads=1)(observe(2), noise.float())["action"]
+    found = bc.open_export(tmp_path / "policy.onnx", threads=1).predict_action(observe(2), noise=noise.float())[
+        "action"
+    ]
     torch.testing.assert_close(
         found.double(), policy.predict_action(observe(2), noise=noise)["action"], atol=1e-5, rtol=0
     )
@@ -129,21 +131,22 @@ def test_round_trip(policy, schedule, observe, exported):
     noise = policy.draw_noise(2)
     with bc.accelerate(policy, schedule, engine="onnx", threads=1) as fast:
         expected = fast.predict_action(observe(2), noise=noise)
-    found = runner(observe(2), noise)
+    found = runner.predict_action(observe(2), noise=noise)
     assert all(torch.equal(found[name], expected[name]) for name in ("action", "action_pred"))
     assert bc.open_export(exported, threads=1).fingerprint == runner.fingerprint
 
 
 def test_a_runner_refuses_what_the_policy_would(policy, observe, exported):
     runner, noise = bc.open_export(exported, threads=1), policy.draw_noise(1)
-    expected = runner(observe(), noise)["action"]
-    assert torch.equal(runner({"obs": observe().double().numpy()}, noise.double())["action"], expected)
+    expected = runner.predict_action(observe(), noise=noise)["action"]
+    doubled = runner.predict_action({"obs": observe().double().numpy()}, noise=noise.double())
+    assert torch.equal(doubled["action"], expected)
     for wrong in (torch.zeros(1, 3, 5), torch.zeros(1, 2, 4), torch.full((1, 2, 5), torch.nan)):
         with pytest.raises(ObservationError, match="the observation"):
-            runner(wrong, noise)
+            runner.predict_action(wrong, noise=noise)
     for wrong in (noise[:-1], policy.draw_noise(2)):
         with pytest.raises(ObservationError, match=r"noise has shape .*, expected \(6, 1, 6, 3\)"):
-            runner(observe(), wrong)
+            runner.predict_action(observe(), noise=wrong)
 
 
 @pytest.mark.parametrize(

@@ -149,15 +149,15 @@ def names(policy):
 
 @pytest.mark.parametrize("steps", [1, 26])
 def test_few_nodes_watch(make_policy, steps):
-    """One for every stream of a schedule and one for all outputs, or both in the step that full precision repeats; and one
-    for all that they found."""
+    """One for every stream of a schedule, one for all outputs, one for the actions and one for what these found; the step
+    that full precision repeats has three of its own."""
     policy = make_policy(sampler=DDPM(num_inference_steps=steps))
     for full in (False, True):
         updates = {name: range(steps) if full else [0] for name in names(policy)}
         build = Build(port_of(policy).program(), Schedule(steps, updates), table(policy.sampler))
         graph = build_graph(build.program, build.plan, build.sampler, {}).graph
         measured = [node.op_type for node in nodes(graph)].count("ReduceL2")
-        assert measured == (4 if full or steps == 1 else steps + 2)
+        assert measured == (5 if full or steps == 1 else steps + 3)
 
 
 def test_a_watch_holds_little_and_forgets_nothing(monkeypatch):

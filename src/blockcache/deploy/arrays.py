@@ -20,8 +20,9 @@ Array: TypeAlias = npt.NDArray[np.float32]
 def read_array(value: Any, what: str) -> Array:
     """`value` as float32, contiguous. `what` names it in an error: an observation, or "noise"."""
     array = _numbers(value, what)
-    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
-        array = np.asarray(array, dtype=np.float32, order="C")
+    if array.dtype != np.float32 or not array.flags.c_contiguous:
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
+            array = np.asarray(array, dtype=np.float32, order="C")
     check_input(largest(array), what)
     return array
 

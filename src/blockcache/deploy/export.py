@@ -156,15 +156,19 @@ class ExportedPolicy:
         expected = self._noise_shape(_batch(observed))
         if drawn.shape != expected:
             raise ObservationError(f"noise has shape {drawn.shape}, expected {expected}; draw_noise makes it")
+        return self.run_checked(observed, drawn)
+
+    def run_checked(self, observed: Mapping[str, Array], noise: Array) -> dict[str, Array]:
+        """The same for noise that was checked too."""
         frames = self._by_moment(observed)
         known = None if self._sight is None else self._sight.known(frames)
-        feed = {**observed, **self._unseen(frames, known), "noise": drawn}
+        feed = {**observed, **self._unseen(frames, known), "noise": noise}
         found = dict(zip(self._outputs, run_session(self._session, [*self._outputs], feed), strict=True))
-        # of the actions, and of rows on their way (`norms`): no clip hides an overflow from us
-        reached = float(np.max([largest(array) for array in found.values()]))
+        # of the actions, and of rows on their way: no clip hides an overflow from us
+        reached, features = float(found.pop("norms")[0]), found.pop("features", None)
+        if features is not None:
+            reached = float(np.maximum(reached, largest(features)))
         check_generation(reached, lambda: max(map(largest, observed.values())))
-        del found["norms"]
-        features = found.pop("features", None)
         if self._sight is not None and features is not None:
             self._sight.keep(frames, features)
         return found

@@ -28,9 +28,8 @@ class Loop:
     def __call__(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]:
         """obs by name, each (B, ...), in robot units; noise (1 + draws, B, T, D)."""
         found = self.unchecked(obs, noise)
-        found.pop("features", None)
-        norms, actions = found.pop("norms"), found.get("action_pred", found["action"])
-        check_generation(largest([norms, actions]), lambda: largest(obs))
+        seen = [found.pop(name) for name in ("norms", "features") if name in found]
+        check_generation(largest(seen), lambda: largest(obs))
         return found
 
     @torch.no_grad()

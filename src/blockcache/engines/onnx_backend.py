@@ -192,9 +192,13 @@ class OnnxBackend:
         self._norms.append(self._norm(stream))  # at once, since streams of all steps would take much memory
         self._outputs.append(output)
 
-    def norms(self) -> str:
-        outputs = [self._norm(self._joined(self._outputs))] if self._outputs else []
-        return self._writer.reshape(self._norm(self._joined([*self._norms, *outputs])), -1)
+    def norms(self, actions: str | None = None) -> str:
+        """(1,)"""
+        small = [self._joined(self._outputs)] if self._outputs else []
+        if actions is not None:
+            small.append(self._writer.reshape(actions, -1, self._program.action_dim))
+        found = self._joined([*self._norms, *map(self._norm, small)])
+        return self._writer.reshape(self._norm(found), -1)
 
     def _norm(self, rows: str) -> str:
         """Of all rows as one, (1, 1), which is faster than row by row. NaN shows in it; ReduceMax passes over NaN."""

@@ -19,7 +19,7 @@ _SINGLE = torch.empty(0, dtype=torch.float32)
 
 
 class OnnxRunner:
-    """`runner(obs, noise)` -> actions in robot units. Several threads may call it at once.
+    """`runner.predict_action(obs)` -> actions in robot units. Several threads may call it at once.
 
     obs (B, n_obs, obs) in robot units, noise (1 + draws, B, horizon, D): `sizes` gives the sizes, B is "batch".
     """
@@ -31,8 +31,10 @@ class OnnxRunner:
         self.path, self.threads, self.sizes = self._export.path, self._export.threads, self._export.sizes
         self.header, self.fingerprint = self._export.header, self._export.fingerprint
 
-    def __call__(self, obs: Observation, noise: Tensor) -> dict[str, Tensor]:
-        return self.predict_action(obs, noise=noise)
+    def __call__(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]:
+        """One generation of float32 tensors that were checked already."""
+        observed = {name: value.detach().numpy() for name, value in obs.items()}
+        return _to_torch(self._export.run_checked(observed, noise.detach().numpy()))
 
     def predict_action(
         self, obs: Observation, *, generator: torch.Generator | None = None, noise: Tensor | None = None
@@ -41,8 +43,7 @@ class OnnxRunner:
         observed = self._export.check_observation(_to_numpy(obs))
         if noise is None:
             noise = self.draw_noise(len(next(iter(observed.values()))), generator)
-        arrays = self._export.run(observed, _to_numpy(noise, "noise"))
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return _to_torch(self._export.run(observed, _to_numpy(noise, "noise")))
 
     def look(self, obs: Observation) -> Any:
         """The encoder alone, of an export with cameras: (n_obs_steps, B, features)."""
@@ -64,6 +65,10 @@ class OnnxRunner:
                 f"{self.path} was made for another policy, this one has {'; '.join(differences)}; export it again with "
                 "'blockcache export'"
             )
+
+
+def _to_torch(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _to_numpy(value: Any, what: str = "the observation") -> Any:

@@ -31,8 +31,9 @@ class Backend(Ops, Arithmetic[Value], Protocol):
     def watch(self, stream: Value, output: Value) -> None:
         """Remember a step's stream before it leaves, (rows, d), and the denoiser's output, (rows, D)."""
 
-    def norms(self) -> Value:
-        """Of all that was remembered, as one or of its largest row: who hands out the action looks at this first."""
+    def norms(self, actions: Value) -> Value:
+        """Of all that was remembered and of the actions (B, tokens, A), as one or of the largest row: who hands out the
+        actions looks at this first."""
 
 
 def generate(
@@ -51,7 +52,8 @@ def generate(
     shown, features = perceive(backend, program, obs)
     sample = denoise(backend, program, plan, sampler, program.conditions(backend, shown), scaled)
     actions = program.finish(backend, sample)
-    found = {"action": backend.slice(actions, 1, *program.executed), **features, "norms": backend.norms()}
+    norms = backend.norms(actions)
+    found = {"action": backend.slice(actions, 1, *program.executed), **features, "norms": norms}
     return {**found, "action_pred": actions} if program.whole else found
 
 

@@ -16,6 +16,17 @@ def synthetic(bench_result):
         "format": "blockcache.performance",
         "version": 1,
         "bench": bench_result,
+        "limits": [
+            {
+                "threads": threads,
+                "peak_gflops": 80.0 * threads,
+                "kinds": [
+                    {"kind": "everything", "nodes": 30, "ms": 12.0 / threads, "gflops": None},
+                    {"kind": "products", "nodes": 10, "ms": 8.0 / threads, "gflops": 60.0 * threads},
+                ],
+            }
+            for threads in (1, 2)
+        ],
         "shapes": [{"name": "T = 16", "ms": dict.fromkeys(engines, 5.0), "difference": dict.fromkeys(engines, 2e-6)}],
         "growth": {"steps": points, "updates": points},
         "footprint": {"8 x 256, T = 10": foot},

@@ -297,6 +297,16 @@ def write_performance(directory: Path) -> Path:
     )
     content = {
         "bench": RUN,
+        "limits": [
+            {
+                "threads": 1,
+                "peak_gflops": 90.0,
+                "kinds": [
+                    {"kind": "everything", "nodes": 12, "ms": 9.0, "gflops": None},
+                    {"kind": "products", "nodes": 5, "ms": 6.0, "gflops": 60.0},
+                ],
+            }
+        ],
         "shapes": [{"name": "wide", "ms": times, "difference": times}],
         "growth": {"steps": points, "updates": points},
         "footprint": {"8 x 256": {**foot, "calls": 3, "generations": 4}},

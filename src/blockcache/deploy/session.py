@@ -203,17 +203,18 @@ def _fits(shape: Sequence[Any]) -> bool:
 
 
 def _load(data: bytes, path: Path, threads: int) -> Any:
-    import onnxruntime as ort
-
     try:
-        session = ort.InferenceSession(
-            data,
-            _options(threads),
-            providers=["CPUExecutionProvider"],
-            enable_fallback=0,  # else it prints, and tries again without the options
-        )
+        return new_session(data, threads)
     except Exception as error:  # ONNX Runtime's own errors share no base class
         raise FileError(f"cannot load the ONNX file {path} ({in_one_line(error)}); export it again") from error
+
+
+def new_session(data: bytes, threads: int) -> Any:
+    """A session for a serialised model, set up as all ours are."""
+    import onnxruntime as ort
+
+    # without enable_fallback=0 it prints, and tries again without the options
+    session = ort.InferenceSession(data, _options(threads), providers=["CPUExecutionProvider"], enable_fallback=0)
     session._model_bytes = None  # it would keep the file's bytes for as long as it lives
     return session
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from blockcache.schedule import Schedule
 from blockcache.schedule.presets import stretched_schedule
 from blockcache.solvers import uniform
 
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 SHAPES: dict[str, Shape] = {
     "width 128": Shape(width=128),
     "width 768, T = 16": Shape(width=768, horizon=16),
@@ -109,24 +111,41 @@ def _grow(cases: dict[int, tuple[Shape, int]], repeats: int) -> list[dict[str, f
     return [{"x": key, "computed": computed[key], "ms": latency[str(key)].p50 * 1e3} for key in cases]
 
 
-def footprint(shape: Shape, calls: int, generations: int) -> dict[str, Any]:
-    """Export, then load and run in a process without torch, as on a robot: seconds, megabytes, steadiness, growth."""
+def exported(shape: Shape) -> bytes:
+    """The export of a shape under the (stretched) printed schedule."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "policy.onnx"
+        export_policy(shape.policy(), printed_for(shape), path)
+        return path.read_bytes()
+
+
+def footprint(shape: Shape, calls: int, generations: int, large_pages: bool = False) -> dict[str, Any]:
+    """Export, then load and run in a process without torch, as on a robot: seconds, megabytes, steadiness, growth.
+
+    `large_pages`: on Linux the process asks for them for all that it allocates.
+    """
     policy, schedule = shape.policy(), printed_for(shape)
     weights = sum(parameter.numel() * 4 for parameter in policy.parameters())
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "policy.onnx"
         started = time.perf_counter()
         export_policy(policy, schedule, path)
-        exported = time.perf_counter() - started
+        export_s = time.perf_counter() - started
         size = path.stat().st_size
         arguments = [str(path), str(calls), str(generations)]
-        done = subprocess.run([sys.executable, "-c", _PROBE, *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, **(LARGE_PAGES if large_pages else {})},
+        )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     milliseconds = found.pop("ms")
     return {
         "weights_mb": weights / 1e6,
         "file_mb": size / 1e6,
-        "export_s": exported,
+        "export_s": export_s,
         "calls": calls,
         "generations": generations,
         "p50_ms": float(np.percentile(milliseconds, 50)),

@@ -9,28 +9,33 @@ import time
 
 import numpy as np
 
-from blockcache.deploy import History, open_export
+from blockcache.deploy import ExportedPolicy, History, open_export
 
 
 class Robot:
-    """Put yours here. This one sees a ramp, whatever it does."""
+    """Put yours here. This one sees a ramp, and frames that brighten, whatever it does."""
 
-    def __init__(self, obs_dim: int) -> None:
-        self.seen = np.zeros(obs_dim)
+    def __init__(self, policy: ExportedPolicy) -> None:
+        self.shapes = {name: shape[2:] for name, shape in policy.sizes.items() if name != "noise"}
+        self.cameras = policy.cameras
+        self.moved = 0
 
-    def observe(self) -> np.ndarray:
-        return self.seen
+    def observe(self) -> dict[str, np.ndarray]:
+        return {
+            name: np.full(shape, self.moved, np.uint8) if name in self.cameras else np.full(shape, 0.1 * self.moved)
+            for name, shape in self.shapes.items()
+        }
 
     def execute(self, action: np.ndarray) -> None:
-        self.seen += 0.1
+        self.moved += 1
 
 
 def main() -> None:
     policy = open_export(sys.argv[1] if len(sys.argv) > 1 else "policy.onnx")
-    robot, history = Robot(policy.sizes["obs"][2]), History(policy.n_obs_steps)
+    robot, history = Robot(policy), History(policy.n_obs_steps)
     generator = np.random.default_rng(0)
 
-    seen = history.push(robot.observe())  # (1, n_obs_steps, obs_dim)
+    seen = history.push(robot.observe())  # by name, each (1, n_obs_steps, ...)
     for chunk in range(5):
         started = time.perf_counter()
         actions = policy.predict_action(seen, generator=generator)["action"][0]  # (n_action_steps, action_dim)
@@ -39,6 +44,7 @@ def main() -> None:
         for action in actions:
             robot.execute(action)
             seen = history.push(robot.observe())
+            policy.look(seen)  # encodes a camera's new frame meanwhile; without cameras it does nothing
 
 
 if __name__ == "__main__":

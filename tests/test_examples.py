@@ -11,6 +11,7 @@ import torch
 
 import blockcache as bc
 from blockcache.samplers import DDPM
+from image_policies import image_policy
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "deploy_onnx.py"
 
@@ -64,6 +65,22 @@ def test_deployment_needs_numpy_and_onnxruntime_only(exported, named, tmp_path):
             expected = policy.predict_action(seen[None, :, None].expand(1, 2, 5), noise=noise)["action"][0, 0]
             printed = [float(number) for number in re.findall(r"-?\d+\.\d*", line.split("the first is")[1])]
             np.testing.assert_allclose(printed, expected, atol=0.006)
+
+
+def test_it_runs_a_camera_policy_too(tmp_path):
+    policy = image_policy()
+    bc.export_policy(policy, None, tmp_path / "policy.onnx")
+    done = run([str(tmp_path / "policy.onnx")], REFUSED, tmp_path)
+    assert done.returncode == 0, done.stderr
+    rng = np.random.default_rng(0)
+    for chunk, line in enumerate(done.stdout.splitlines()):
+        noise = torch.from_numpy(rng.standard_normal((6, 1, 6, 3), dtype=np.float32))
+        moved = torch.tensor([max(0, 4 * chunk - 1), 4 * chunk])
+        frames = moved.to(torch.uint8)[None, :, None, None, None].expand(1, 2, 3, 44, 76)
+        seen = {"image": frames, "hand": 0.1 * moved[None, :, None].expand(1, 2, 2)}
+        expected = policy.predict_action(seen, noise=noise)["action"][0, 0]
+        printed = [float(number) for number in re.findall(r"-?\d+\.\d*", line.split("the first is")[1])]
+        np.testing.assert_allclose(printed, expected, atol=0.006)
 
 
 def test_the_refusal_works(exported, tmp_path):

@@ -127,6 +127,11 @@ def _nodes(graph: Any) -> Iterator[Any]:
             yield from _nodes(attribute.g)
 
 
+def _widen_a_frame(model: Any) -> None:
+    node = next(node for node in model.graph.node if node.op_type == "Conv")
+    next(item for item in node.attribute if item.name == "pads").ints[:] = [10**5] * 4
+
+
 def _negate_a_weight(model: Any) -> None:
     tensor = max(model.graph.initializer, key=lambda item: len(item.raw_data))
     tensor.raw_data = tensor.raw_data[:3] + bytes([tensor.raw_data[3] ^ 0x80]) + tensor.raw_data[4:]
@@ -214,4 +219,5 @@ OFFENDERS = (
     Offender("forged-export", "full.onnx", "the same, with a hash that fits", rewire(_loop_for_ever)),
     Offender("forged-export", "full.onnx", "padding that takes 4 GB at the first call", rewire(_pad_by_millions)),
     Offender("forged-export", "full.onnx", "a node without its input, with a hash that fits", rewire(_empty_an_input)),
+    Offender("camera-export", "cameras.onnx", "a border that makes 160 GB of a frame", rewire(_widen_a_frame)),
 )  # fmt: skip

@@ -102,7 +102,10 @@ class KnownCameraPort(CameraPort):
         return self.n_obs_steps * self.parts.flops
 
     def settings(self) -> list[Any]:
-        crops = {name: getattr(part, "crop_height", None) for name, part in _randomizers(self.policy).items()}
+        crops = [
+            (name, *(getattr(part, side, None) for side in ("crop_height", "crop_width")))
+            for name, part in _randomizers(self.policy).items()
+        ]
         return [*super().settings(), dict(self.inputs), crops]
 
 

@@ -89,7 +89,7 @@ FORMAT = Format(
         "growth": Fields(dict.fromkeys(("steps", "updates"), _POINTS)),
         "footprint": dict_of(_FEET),
     },
-    optional=("made_by",),
+    optional=("made_by", "limits"),
 )
 
 
@@ -202,23 +202,7 @@ def page(results: Mapping[str, Any]) -> Document:
                     ),
                 ),
             ),
-            Section(
-                "The limit, and what is still lost",
-                (
-                    Bullets(_limits(bench)),
-                    Paragraph(
-                        "What lies between, for the same export, in a run of its own: every kind of node by itself, with its own weights and given all\n"
-                        "else that it reads, and all of them interleaved with the whole. Milliseconds:"
-                    ),
-                    _kinds(results["limits"]),
-                    Bullets(tuple(map(_products, results["limits"]))),
-                    Paragraph(
-                        "So the products are the limit, and memory is theirs: at batch 1 a weight serves ten rows and must come back for the next step,\n"
-                        "and the weights of all layers do not stay in the caches. A second thread halves neither that wait nor the other nodes, most\n"
-                        "of which take a microsecond or two and are not worth a second thread. Norms, softmax and GELU are not counted as FLOPs."
-                    ),
-                ),
-            ),
+            _lost(results),
         ),
     )
 
@@ -288,12 +272,37 @@ def _shape_row(row: Mapping[str, Any]) -> list[str]:
     return [row["name"], *times, f"{max(row['difference'].values()):.0e}"]
 
 
+def _lost(results: Mapping[str, Any]) -> Section:
+    """How far the fastest candidates are from the machine's peak and, where that was measured, by which nodes."""
+    title, far = "The limit, and what is still lost", Bullets(_limits(results["bench"]))
+    limits = results.get("limits")
+    if not limits:
+        return Section(title, (far,))
+    return Section(
+        title,
+        (
+            far,
+            Paragraph(
+                "What lies between, for the same export, in a run of its own: every kind of node by itself, with its own weights and given all\n"
+                "else that it reads, and all of them interleaved with the whole. Milliseconds:"
+            ),
+            _kinds(limits),
+            Bullets(tuple(map(_products, limits))),
+            Paragraph(
+                "So the products are the limit, and memory is theirs: at batch 1 a weight serves ten rows and must come back for the next step,\n"
+                "and the weights of all layers do not stay in the caches. A second thread halves neither that wait nor the other nodes, most\n"
+                "of which take a microsecond or two and are not worth a second thread. Norms, softmax and GELU are not counted as FLOPs."
+            ),
+        ),
+    )
+
+
 def _kinds(limits: Sequence[Mapping[str, Any]]) -> Table:
     """One row for each kind of node, one column for each number of threads."""
     columns = [{kind["kind"]: kind for kind in limit["kinds"]} for limit in limits]
     rows = [
         [name, str(columns[0][name]["nodes"]), *(f"{column[name]['ms']:.2f}" for column in columns)]
-        for name in (columns[0] if columns else ())
+        for name in columns[0]
         if all(name in column for column in columns)
     ]
     return table(["kind", "nodes", *(_threads(limit["threads"]) for limit in limits)], rows)

@@ -48,8 +48,17 @@ def test_a_group_lists_its_verbs_with_a_line_each(blockcache, group, words):
 
 def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
     assert list(cli.cli.verbs) == ["demo", "calibrate", "solve", "show", "export", "bench", "tune", "check", "eval"]
-    assert list(cli.policy.verbs) == ["demonstrate", "train", "observe", "place", "fit"]
-    assert list(cli.paper.verbs) == ["suite", "timing", "results", "performance", "errors", "flops"]
+    assert list(cli.policy.verbs) == ["demonstrate", "train", "convert", "observe", "place", "fit"]
+    assert list(cli.paper.verbs) == [
+        "suite",
+        "timing",
+        "results",
+        "distances",
+        "frontier",
+        "performance",
+        "errors",
+        "flops",
+    ]
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if " " in verb])

@@ -8,7 +8,7 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.engines.build import build
-from blockcache.errors import EngineError, ObservationError, StaleError
+from blockcache.errors import EngineError, ObservationError, StaleError, StaleWeightsError
 from blockcache.models.dpt.encoder_parts import parts_of
 from blockcache.models.program import UnsupportedError
 from blockcache.models.registry import port_of
@@ -141,6 +141,17 @@ def test_a_live_policy_of_the_public_code_is_accelerated_in_place(engine):
             fast.verify()
             act(policy, frames)  # what its networks wrote down meanwhile is no change
         assert torch.equal(act(policy, frames), plain)
+
+
+@pytest.mark.parametrize("make", [image_policy, lambda: PublicImagePolicy(image_policy())], ids=["ours", "public"])
+def test_changed_weights_of_an_encoder_are_noticed(make, engine):
+    policy, frames = make(), observed(dtype=torch.float32)
+    with bc.accelerate(policy, engine=engine, threads=1):
+        act(policy, frames)
+        with torch.no_grad():
+            policy.obs_encoder.obs_nets["image"].backbone.nets[4][0].bn1.bias.add_(0.1)
+        with pytest.raises(StaleWeightsError):
+            act(policy, frames)
 
 
 def test_a_change_of_a_live_policy_s_encoder_is_noticed(engine):

@@ -340,7 +340,7 @@ def _spoiled(obs: Any, value: float) -> Any:
     if isinstance(obs, Mapping):
         first = next(iter(obs))
         return {**obs, first: _spoiled(obs[first], value)}
-    spoiled = obs.clone()
+    spoiled = obs.clone() if obs.is_floating_point() else obs.float()  # a camera's bytes hold no such value
     spoiled.view(-1)[0] = value
     return spoiled
 

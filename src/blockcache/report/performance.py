@@ -44,6 +44,11 @@ _FOOTPRINT = {
     "memory growth MB": ("growth_mb", "{:.1f}"),
 }
 
+_LARGE_PAGES = (
+    "\nWith *large pages* the process was started with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, which has Linux keep the weights\n"
+    "in pages of 2 MB."
+)
+
 _TIME = Annotated[float, Limit(1e-9)]
 _ROW = Fields(
     {
@@ -197,8 +202,7 @@ def page(results: Mapping[str, Any]) -> Document:
                     table_of(_FOOTPRINT, footprints),
                     Paragraph(
                         "Each in a process of its own, one thread; *p99 / p50* over the stated calls, growth of memory over the stated generations:\n"
-                        f"{stated}. With *large pages* the process was started with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, which has Linux keep\n"
-                        "the weights in pages of 2 MB."
+                        f"{stated}.{_LARGE_PAGES if any('large pages' in name for name in feet) else ''}"
                     ),
                 ),
             ),

@@ -13,7 +13,6 @@ from blockcache.report import caching, performance
 from blockcache.report.stored import Stored
 from blockcache.report.suites import Timings
 from blockcache.samplers import ChosenSampler
-from blockcache.schedule import Schedule
 from blockcache.studies.frontier import FrontierDistances
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +24,6 @@ LOADERS = {
     "blockcache.policy": lambda path: load_policy(path.parent),
     "blockcache.results": Results.load,
     "blockcache.sampler": ChosenSampler.load,
-    "blockcache.schedule": Schedule.load,
     "blockcache.stored": Stored.load,
     "blockcache.timings": Timings.load,
     "blockcache.tuning": Tuning.load,

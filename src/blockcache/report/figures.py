@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from blockcache.errors import FileError
@@ -21,6 +23,44 @@ def new_figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+@dataclass(frozen=True)
+class Label:
+    """A name beside a point, in data coordinates."""
+
+    text: str
+    x: float
+    y: float
+    colour: str = "black"
+
+
+def write_labels(axes: Any, labels: Sequence[Label], size: float = 7.0) -> None:
+    """Names beside their points, none upon another or upon a point: each takes the nearest free place, with a thin line back
+    to its point where that is further away. Called last, when the axes have their final limits."""
+    axes.figure.draw_without_rendering()  # places are known once the layout is
+    points = [tuple(axes.transData.transform((label.x, label.y)) * 72 / axes.figure.dpi) for label in labels]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
+    for label, (x, y) in zip(labels, points, strict=True):
+        wide, high = 0.55 * size * len(label.text), 1.1 * size
+        places = (
+            (right * reach if right > 0 else right * reach - wide * (right < 0), up * reach - high / 2)
+            for reach in (7, 12, 18, 26, 36, 48, 62, 78)
+            for right, up in ((1, 0), (1, 1), (1, -1), (-1, 0), (-1, 1), (-1, -1), (0, 1.3), (0, -1.3))
+        )
+        boxes = ((dx, dy, (x + dx, y + dy, x + dx + wide, y + dy + high)) for dx, dy in places)
+        free = (place for place in boxes if not any(_overlap(place[2], other) for other in taken))
+        dx, dy, box = next(free, (7.0, -high / 2, (x, y, x, y)))
+        taken.append(box)
+        far = abs(dx) > 14 or abs(dy + high / 2) > 14
+        axes.annotate(
+            label.text, (label.x, label.y), xytext=(dx, dy), textcoords="offset points", fontsize=size,
+            color=label.colour, arrowprops={"arrowstyle": "-", "lw": 0.4, "color": label.colour} if far else None,
+        )  # fmt: skip
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def save_figure(figure: Any, path: PathLike) -> None:

@@ -19,7 +19,7 @@ from blockcache.files import PathLike, exists
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.statistics import LOSSLESS, rank_correlation
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
-from blockcache.report.figures import new_figure, save_figure
+from blockcache.report.figures import Label, new_figure, save_figure, write_labels
 from blockcache.report.methods import DIFFERENCE, SCORE, suite_tables
 from blockcache.report.suites import Collection, SuiteResults, Timings, family, label
 from blockcache.report.verdicts import who_wins
@@ -39,6 +39,8 @@ _KINDS = {
     "reuse on few steps": ("#000000", "d"),
     "tuned": ("#000000", "*"),
 }
+LOWEST_DRAWN = 0.25
+"""What loses more stands at the edge of the pictures with its loss beside it: the interesting ones lie close together."""
 _MEASURES: dict[str, Callable[[MethodDistances], float]] = {
     "centre shift": lambda found: found.distances.centre_shift.mean,
     "energy distance": lambda found: found.distances.energy.mean,
@@ -243,8 +245,10 @@ def kind_of(name: str) -> str:
 
 
 def _draw_losses(found: Found, timings: Timings, path: PathLike) -> None:
-    figure = new_figure(9.0, 5.6)
+    figure = new_figure(10.0, 6.4)
     axes = figure.add_subplot()
+    labels = []
+    lowest = -LOWEST_DRAWN
     axes.axhline(0, color="black", lw=0.8)
     axes.axhline(LOSSLESS, color="black", lw=0.8, ls=":")
     for kind, (colour, marker) in _KINDS.items():
@@ -252,15 +256,16 @@ def _draw_losses(found: Found, timings: Timings, path: PathLike) -> None:
         for place, name in enumerate(own):
             difference, ms = found.compared[name].difference, timings.ms(name)
             assert difference is not None
+            assert ms is not None
             bars = [[difference.mean - difference.low], [difference.high - difference.mean]]
             size = 13 if kind == "tuned" else 6
+            shown = max(lowest, difference.mean)
             axes.errorbar(
-                ms, difference.mean, yerr=bars, fmt=marker, color=colour, ms=size, elinewidth=0.8, capsize=2,
-                label=kind if place == 0 else None,
+                ms, shown, yerr=bars if shown == difference.mean else None, fmt=marker, color=colour, ms=size,
+                elinewidth=0.8, capsize=2, label=kind if place == 0 else None,
             )  # fmt: skip
-            axes.annotate(
-                _short(name), (ms, difference.mean), xytext=(5, 4), textcoords="offset points", fontsize=7, color=colour
-            )
+            lost = "" if shown == difference.mean else f" ({difference.mean:+.2f})"
+            labels.append(Label(_short(name) + lost, ms, shown, colour))
     full = timings.ms(BASELINE)
     if full is not None:
         axes.plot(full, 0, "*", color="black", ms=11, mfc="white", label="full precision, this engine")
@@ -268,26 +273,34 @@ def _draw_losses(found: Found, timings: Timings, path: PathLike) -> None:
     axes.set_xlabel("milliseconds per action chunk (measured, one CPU thread)")
     axes.set_ylabel("score: paired difference to full precision")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.margins(x=0.1)
+    axes.set_ylim(bottom=lowest - 0.02)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.spines[["top", "right"]].set_visible(False)
+    write_labels(axes, labels)
     save_figure(figure, path)
 
 
 def _draw_distances(found: Found, measured: FrontierDistances, path: PathLike) -> None:
     losses, ranks = found.losses(), found.correlations()
-    figure = new_figure(11.0, 4.6)
+    figure = new_figure(15.0, 7.0)
     shown = ("centre shift", "energy distance", "energy beyond spread")
     for panel, title in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
+        labels = []
         for name, value in losses.items():
             if name in measured.methods:
                 colour, marker = _KINDS.get(kind_of(name), ("#999999", "o"))
-                x = _MEASURES[title](measured.methods[name])
-                panel.plot(x, value, marker, color=colour, ms=6)
-                panel.annotate(_short(name), (x, value), xytext=(4, 3), textcoords="offset points", fontsize=6)
+                x, y = _MEASURES[title](measured.methods[name]), min(value, LOWEST_DRAWN)
+                panel.plot(x, y, marker, color=colour, ms=6)
+                labels.append(Label(_short(name) + (f" ({value:.2f})" if value > y else ""), x, y, colour))
         panel.set_xlabel(title)
+        panel.margins(x=0.25)
         panel.set_title(f"rank correlation {ranks[title]:.2f}", fontsize=9)
         panel.spines[["top", "right"]].set_visible(False)
         if title == shown[0]:
             panel.set_ylabel("loss of score in closed loop")
+        write_labels(panel, labels, 6.0)
     save_figure(figure, path)
 
 

@@ -43,8 +43,9 @@ def write_labels(axes: Any, labels: Sequence[Label], size: float = 7.0) -> None:
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
     for label, (x, y) in zip(labels, points, strict=True):
         wide, high = 0.55 * size * len(label.text), 1.1 * size
+        left_of = {1: 0.0, 0: wide / 2, -1: wide}  # how much of the text stands left of where it is anchored
         places = (
-            (right * reach if right > 0 else right * reach - wide * (right < 0), up * reach - high / 2)
+            (right * reach - left_of[right], up * reach - high / 2)
             for reach in (7, 12, 18, 26, 36, 48, 62, 78)
             for right, up in ((1, 0), (1, 1), (1, -1), (-1, 0), (-1, 1), (-1, -1), (0, 1.3), (0, -1.3))
         )

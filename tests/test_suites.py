@@ -233,11 +233,10 @@ def test_timing_covers_every_method_of_every_suite(policy, main):
     assert set(speed) == methods | {"full", "plain policy"}
 
 
-def test_timing_another_schedule_than_the_suites_ran_is_refused(policy, main, monkeypatch):
-    monkeypatch.setattr("blockcache.studies.suite_runs.SUITES", ("metrics", "main"))
+def test_timing_another_schedule_than_the_suites_ran_is_refused(policy, main):
     other = RolloutCounts(rollouts=2, main_rollouts=4, group=2, generations=1)  # another calibration
     with pytest.raises(EvaluationError, match=r"another schedule, sampler or engine under the name bac:S=10,n=5"):
-        time_suites(ground(policy, main / "state", other), main, repeats=1)
+        time_suites(ground(policy, main / "state", other), main, repeats=1, names=("metrics", "main"))
 
 
 def test_a_file_that_is_no_suite_is_refused(main, tmp_path):

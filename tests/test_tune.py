@@ -336,7 +336,7 @@ def test_the_directory_is_a_policy_that_export_takes(policy, run, tmp_path, bloc
     exported = bc.open_export(tmp_path / "fast.onnx")
     with bc.accelerate(loaded, schedule, engine="patched") as fast:
         expected = fast.predict_action(obs, noise=noise)["action"]
-    torch.testing.assert_close(torch.as_tensor(exported(obs, noise)["action"]), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(exported.predict_action(obs, noise=noise)["action"], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_foreign_policy_gets_its_sampler_and_schedule(run, tmp_path):

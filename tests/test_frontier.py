@@ -1,5 +1,8 @@
 """Suite frontier: what is in it, tuned directories as methods, distances beside rollouts, modes, and the page of it all."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -175,3 +178,11 @@ def test_distances_need_observations_of_their_own(policy, tmp_path, few_methods)
 def test_a_page_needs_a_suite(tmp_path):
     with pytest.raises(FileError, match="run 'blockcache paper suite frontier POLICY"):
         Found.load(tmp_path)
+
+
+def test_the_published_page_is_what_the_code_makes_of_the_published_records(monkeypatch):
+    root = Path(__file__).parents[1]
+    text = (root / "docs/frontier.md").read_text()
+    (directories,) = re.findall(r"`blockcache paper frontier (.*) -o docs`", text)
+    monkeypatch.chdir(root)  # the page names its directories as they were given
+    assert render(page([Found.load(directory) for directory in directories.split()])) == text

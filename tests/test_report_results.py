@@ -25,7 +25,7 @@ from blockcache.report.results import page as document
 from blockcache.report.stored import Stored, shipped, summarise_suite
 from blockcache.report.suites import Collection, SuiteResults, family, label
 from blockcache.report.tradeoff import plot_tradeoff, points
-from blockcache.studies.suites import SUITES, TIMINGS, Cell, suite_by_name, suite_of
+from blockcache.studies.suites import FRONTIER, SUITES, TIMINGS, Cell, suite_by_name, suite_of
 
 STEPS = 100
 OWN = {"type": "ddpm", "num_train_timesteps": 100, "num_inference_steps": STEPS, "beta_schedule": "squaredcos_cap_v2"}
@@ -458,4 +458,4 @@ def test_the_published_page_is_what_the_code_makes_of_the_published_records():
 def test_the_stored_result_is_of_the_published_records():
     docs = Path(__file__).parents[1] / "docs"
     assert shipped().of("bac:S=10,n=5").difference.n >= 250
-    assert shipped() == summarise_suite(Collection.load(docs / "results" / "pusht"), "main")
+    assert shipped() == summarise_suite(Collection.load(docs / "results" / "frontier-pusht", (FRONTIER,)))

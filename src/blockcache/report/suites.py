@@ -52,7 +52,7 @@ class SuiteResults:
     def command(self, directory: str) -> str:
         """What made the suite's file in that directory."""
         least, *_, most = [self.rollouts[0], *self.rollouts]
-        main = f" --main-rollouts {most}" if self.suite.name == "main" else ""
+        main = f" --main-rollouts {most}" if any(cell.main for cell in self.suite.cells) else ""
         amount = " --quick" if self.suite.quick else f" --rollouts {least}{main}{self._unusual}"
         return f"blockcache paper suite {self.suite.name} {self.results.policy['source']} -o {directory}{amount}"
 

@@ -10,7 +10,7 @@ from blockcache.compare.candidates import Calibrations
 from blockcache.compare.methods import MethodError, TunedFiles, parse_method
 from blockcache.errors import FileError, ObservationError
 from blockcache.measure.modes import fork, modes
-from blockcache.measure.statistics import rank_correlation
+from blockcache.measure.statistics import rank_correlation, split_half
 from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.frontier import Found, kind_of, page
@@ -108,6 +108,13 @@ def test_rank_correlation_knows_order_only():
     assert rank_correlation([1, 2, 3], [10, 200, 201]) == pytest.approx(1)
     assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
     assert rank_correlation([1, 1, 2], [5, 5, 9]) == pytest.approx(1)
+
+
+def test_losses_agree_with_themselves_as_far_as_they_are_more_than_chance():
+    draw = np.random.default_rng(0)
+    clear = np.arange(8.0)[:, None] + 0.01 * draw.normal(size=(8, 40))
+    assert split_half(clear) == pytest.approx(1)
+    assert abs(split_half(draw.normal(size=(200, 40)))) < 0.2  # nothing but chance
 
 
 # ---- rollouts, distances and the page, on the toy task

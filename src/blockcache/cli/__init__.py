@@ -52,6 +52,7 @@ paper = LazyGroup(
         "bench": ("engines:bench", "Time every engine beside what users run today."),
         "tune": ("tune:tune", "The best that fits a deadline or a loss, and why it may be trusted."),
         "check": ("check:check", "One schedule or method judged without a simulator: how far its actions are off."),
+        "report": ("report:report", "One page that opens offline: what is gained, what it costs, and why."),
         "eval": ("evaluate:evaluate", "Does the robot still do its job? Paired rollouts of several methods."),
     },
 )

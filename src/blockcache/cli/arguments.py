@@ -134,7 +134,7 @@ def typed() -> str:
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if isinstance(option, click.Argument):
-            words.append(str(value))
+            words += map(str, value) if isinstance(value, tuple) else [str(value)]
         elif given([option.name or ""]):
             words += [option.opts[0], str(value)]
     return f"{context.command_path} {shlex.join(words)}"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import blockcache as bc
-from blockcache.analysis.caching_error import _residuals, caching_error
+from blockcache.analysis.caching import _residuals, caching_error
 from blockcache.errors import ObservationError
 from blockcache.models.registry import port_of
 from blockcache.report.caching import FORMAT

@@ -130,7 +130,7 @@ def load_schedule(source: str) -> Schedule:
 def typed() -> str:
     """The running verb with what was given to it, as one would type it again."""
     context = click.get_current_context()
-    words = []
+    words: list[str] = []
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if isinstance(option, click.Argument):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 
 from blockcache.compare.results import BASELINE, PLAIN
@@ -10,7 +11,7 @@ from blockcache.compare.tuning import Tuning
 from blockcache.measure.statistics import LOSSLESS, Estimate
 from blockcache.report.document import Block, Fact, Facts, Paragraph, plain
 from blockcache.report.overview.sources import Source, Sources
-from blockcache.report.overview.words import method_label, named
+from blockcache.report.overview.words import code, method_label
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def answer_blocks(sources: Sources) -> tuple[Block, ...]:
         Facts(tuple(facts)),
         Paragraph(f"**{plain(found.what)}.** {found.why} {_verdict(found)}"),
         Paragraph(f"What was run: {_run(sources)}"),
-        Paragraph("What to type next: " + ", or ".join(f"`{line}`" for line in found.next) + "."),
+        Paragraph("What to type next: " + ", or ".join(map(code, found.next)) + "."),
     )
 
 
@@ -106,17 +107,17 @@ def _run(sources: Sources) -> str:
         results = source.value
         parts.append(
             f"{len(results.records)} rollouts of {len(results.methods)} methods on {plain(results.task['name'])}, the same episodes for "
-            f"all, from seed {results.setting['first_seed']} ({named(source.path)})"
+            f"all, from seed {results.setting['first_seed']} ({code(source.path)})"
         )
-    for source in sources.timings:
-        machine = source.value.machine
+    for timed in sources.timings:
+        machine = timed.value.machine
         parts.append(
-            f"times on {plain(machine['processor'])} with {machine['cores']} cores: {plain(source.value.setting)} ({named(source.path)})"
+            f"times on {plain(machine['processor'])} with {machine['cores']} cores: {plain(timed.value.setting)} ({code(timed.path)})"
         )
     for tuned in sources.tunings:
         looked = tuned.value.setting.get("seconds")
         spent = f" in {looked / 60:.0f} minutes" if isinstance(looked, int | float) else ""
-        parts.append(f"a tuning {plain(tuned.value.goal.text())}{spent} ({named(tuned.path)})")
+        parts.append(f"a tuning {plain(tuned.value.goal.text())}{spent} ({code(tuned.path)})")
     return "; ".join(parts) + "."
 
 
@@ -131,7 +132,7 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
     full = rows[BASELINE].method.flops if BASELINE in rows else None
     looked = f"Of {len(tuning.points)} points that tuning looked at"
     met = "this is the best" if tuning.met else "this comes nearest to what was asked for, which was missed,"
-    directory = source.path.removesuffix("tuning.json").rstrip("/") or "."
+    directory = shlex.quote(source.path.removesuffix("tuning.json").rstrip("/") or ".")
     return Answer(
         name=name,
         what=f"{method_label(chosen.method)}, {chosen.engine} engine",
@@ -148,19 +149,19 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
 
 def _best(sources: Sources) -> Answer:
     rows, timed = sources.rows, sources.timed()
-    full, source = rows[BASELINE].method.flops, sources.results[0].value.policy["source"]
-    compared = {name: row for name, row in rows.items() if row.difference is not None}
+    full = rows[BASELINE].method.flops
+    compared = {name: row.difference for name, row in rows.items() if row.difference is not None}
 
     def cost(name: str) -> float:
         ms = timed.ms(name) if timed else None
         return rows[name].method.flops / 1e12 if ms is None else ms
 
-    good = [name for name in compared if (d := compared[name].difference) is not None and d.lossless]
+    good = [name for name, difference in compared.items() if difference.lossless]
     if good:
         name = min(good, key=cost)
         why = f"The {'fastest' if timed else 'cheapest'} of {len(good)} lossless ones among {len(compared)} methods."
     else:
-        name = max(compared, key=lambda key: d.low if (d := compared[key].difference) else -math.inf, default=BASELINE)
+        name = max(compared, key=lambda name: compared[name].low, default=BASELINE)
         why = f"None of {len(compared)} methods is shown to be lossless; this one comes nearest."
     fresh = name.startswith("tuned:")
     return Answer(
@@ -171,7 +172,7 @@ def _best(sources: Sources) -> Answer:
         share=rows[name].method.flops / full,
         difference=rows[name].difference,
         why=why,
-        next=(f"blockcache tune {source} --loss {-LOSSLESS:g}",)
+        next=(f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}",)
         if not fresh
         else (f"blockcache export {name.removeprefix('tuned:')} -o policy.onnx",),
     )
@@ -181,7 +182,7 @@ def _without_results(sources: Sources) -> tuple[Block, ...]:
     facts = []
     for source in sources.schedules[:1]:
         facts.append(
-            Fact(f"{source.value.reused_share:.0%}", "of block computations reused", f"by {named(source.path)}")
+            Fact(f"{source.value.reused_share:.0%}", "of block computations reused", f"by {code(source.path)}")
         )
     for bench in sources.benches[:1]:
         best = max(bench.value["rows"], key=lambda row: row["speedup"])
@@ -192,9 +193,8 @@ def _without_results(sources: Sources) -> tuple[Block, ...]:
                 f"{plain(best['name'])}, {best['p50_ms']:.1f} ms a chunk",
             )
         )
-    policy = sources.name if sources.name != "a policy" else "POLICY"
     text = (
-        f"These files do not say what the policy gains or loses: no rollouts and no tuning. `blockcache tune {policy} --loss {-LOSSLESS:g}` looks "
-        f"for the fastest without a loss, `blockcache eval {policy}` compares methods in the simulator."
+        f"These files do not say what the policy gains or loses: no rollouts and no tuning. {code(f'blockcache tune {sources.typed} --loss {-LOSSLESS:g}')} looks "
+        f"for the fastest without a loss, {code(f'blockcache eval {sources.typed}')} compares methods in the simulator."
     )
     return (*([Facts(tuple(facts))] if facts else []), Paragraph(text))

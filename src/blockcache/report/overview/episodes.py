@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from blockcache.report.chart import Axis, Bars, HeatMap, Panel, Series
+from blockcache.analysis.file import Analysis
+from blockcache.analysis.sections import Homogeneity, Stability, WeakerPolicy
+from blockcache.report.chart import Axis, Bars, Colour, HeatMap, Marker, Panel, Series
 from blockcache.report.document import Chart, plain, table
-
-if TYPE_CHECKING:
-    from blockcache.analysis.file import Analysis
 
 PAPER = {"AvgMean": "0.93", "MinMean": "0.29"}  # of its row for Push-T
 TAIL = 0.05  # of the steps, the last
@@ -19,16 +18,17 @@ TAIL = 0.05  # of the steps, the last
 
 def episode_charts(analysis: Analysis) -> Iterator[Chart]:
     """Of each section that is there."""
-    makers = {"homogeneity": _homogeneity, "stability": _stability, "weaker": _weaker}
-    for name, make in makers.items():
-        section = analysis.sections.get(name)
-        if section is not None:
-            yield from make(section, analysis)
+    if (homogeneity := analysis.get(Homogeneity)) is not None:
+        yield _homogeneity(homogeneity, analysis.block_names)
+        yield _two(homogeneity)
+    if (stability := analysis.get(Stability)) is not None:
+        yield _stability(stability)
+    if (weaker := analysis.get(WeakerPolicy)) is not None:
+        yield _weaker(weaker)
 
 
-def _homogeneity(section: Any, analysis: Analysis) -> Iterator[Chart]:
-    names = analysis.block_names
-    of = "episodes" if section.separate else "observations"
+def _homogeneity(section: Homogeneity, names: tuple[str, ...]) -> Chart:
+    of = _of(section)
     every_step = np.asarray(section.every_step, np.float64)
     low = float(max(-1.0, np.floor(10 * np.quantile(every_step, 0.01)) / 10))
     statistics = section.statistics
@@ -40,7 +40,7 @@ def _homogeneity(section: Any, analysis: Analysis) -> Iterator[Chart]:
     apart = section.divergence
     tail = max(1, round(TAIL * len(apart)))
     share = float(apart[-tail:].sum() / apart.sum()) if apart.sum() > 0 else 0.0
-    yield Chart(
+    return Chart(
         "homogeneity",
         f"How alike {section.episodes} {of} are",
         f"Mean cosine {statistics['AvgMean']:.3f}, lowest block and step {statistics['MinMean']:.3f}; {share:.0%} of the divergence lies in the last {tail / len(apart):.0%} of the steps.",
@@ -58,10 +58,14 @@ def _homogeneity(section: Any, analysis: Analysis) -> Iterator[Chart]:
         f"{statistics['MinMean']:.2f} (paper, Push-T: {PAPER['AvgMean']} and {PAPER['MinMean']}). The last {tail / len(apart):.0%} of the steps hold {share:.0%} of the divergence.",
         columns=2,
     )  # fmt: skip
-    yield _two(section, of)
 
 
-def _two(section: Any, of: str) -> Chart:
+def _of(section: Homogeneity) -> str:
+    return "episodes" if section.separate else "observations"
+
+
+def _two(section: Homogeneity) -> Chart:
+    of = _of(section)
     two = np.asarray(section.two, np.float64)
     every = -(-two.shape[-1] // 50)
     low = float(np.floor(10 * np.quantile(two, 0.02)) / 10)
@@ -92,38 +96,37 @@ def _two(section: Any, of: str) -> Chart:
     )
 
 
-def _stability(section: Any, analysis: Analysis) -> Iterator[Chart]:
+def _stability(section: Stability) -> Chart:
     counts = tuple(map(float, section.counts))
 
-    def series(name: str, found: Any, colour: Any, marker: Any) -> Series:
+    def series(name: str, found: Any, colour: Colour, marker: Marker) -> Series:
+        """(counts, draws)."""
         ends = {at: tuple(map(float, getattr(found, at)(axis=1))) for at in ("mean", "min", "max")}
         return Series(name, counts, ends["mean"], colour, marker, line=True, low=ends["min"], high=ends["max"])
 
-    kept, shared = (
-        series("similarity kept", section.kept, "green", "diamond"),
-        series("updates in common", section.shared, "blue", "circle"),
-    )
+    shared = series("updates in common", section.shared, "blue", "circle")
+    excess = series("more dissimilar than need be", section.excess, "orange", "diamond")
     rows = [
         [
             str(count),
-            f"{kept.y[place]:.4f}",
-            f"{kept.low[place]:.4f}",
-            f"{shared.y[place]:.3f}",
-            f"{shared.low[place]:.3f}",
+            *(f"{value[place]:.4f}" for found in (shared, excess) for value in (found.y, found.low, found.high)),
         ]
         for place, count in enumerate(section.counts)
     ]
-    yield Chart(
+    x = Axis("generations calibrated on")
+    return Chart(
         "stability",
         "How many generations a schedule needs",
-        f"With {section.counts[0]} generations {kept.y[0]:.2%} of the possible similarity is kept, and {shared.y[0]:.0%} of the updates are in common.",
-        (Panel(Axis("generations calibrated on"), Axis("share"), (kept, shared)),),
-        table(["generations", "similarity kept, mean", "lowest", "updates in common, mean", "lowest"], rows),
-        f"Schedules of few generations beside that of all {section.generations}; bars reach from the lowest to the highest of several draws.",
-    )
+        f"With {section.counts[0]} generations {shared.y[0]:.0%} of the updates are those of all {section.generations}, and what is reused is {excess.y[0]:.1%} less like what it stands for than it could be.",
+        (Panel(x, Axis("share"), (shared,), "Updates in common"), Panel(x, Axis("share"), (excess,), "More dissimilar than need be")),
+        table(["generations", "updates in common", "lowest", "highest", "more dissimilar than need be", "lowest", "highest"], rows),
+        f"Schedules of few generations beside that of all {section.generations}; bars reach from the lowest to the highest of several draws. Right: by how much what is reused is less "
+        "like what would be computed, over all generations, than under the best schedule.",
+        columns=2,
+    )  # fmt: skip
 
 
-def _weaker(section: Any, analysis: Analysis) -> Iterator[Chart]:
+def _weaker(section: WeakerPolicy) -> Chart:
     names = tuple(section.policies)
     relative = tuple(map(float, section.relative))
     notes = tuple(
@@ -134,7 +137,7 @@ def _weaker(section: Any, analysis: Analysis) -> Iterator[Chart]:
         [plain(name), f"{section.errors[i]:.4f}", f"{section.floors[i]:.4f}", f"{relative[i]:.3f}"]
         for i, name in enumerate(names)
     ]
-    yield Chart(
+    return Chart(
         "weaker",
         "A good policy and a weak one",
         f"Under {section.method} the action error is {relative[0]:.2f} of the noise floor for {names[0]} and {relative[1]:.2f} for {names[1]}.",

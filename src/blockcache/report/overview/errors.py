@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from blockcache.analysis.file import Analysis
+from blockcache.analysis.sections import Caching, Correlation, FeatureMaps, Response, SubLayers, WeightNorms
+from blockcache.analysis.surge import error_surge
 from blockcache.report.chart import Axis, Bars, HeatMap, Marks, Panel, Series
 from blockcache.report.document import Chart, plain, table
 from blockcache.report.overview.similarity import LINES, evenly
 from blockcache.schedule.block import FEED_FORWARD
-
-if TYPE_CHECKING:
-    from blockcache.analysis.file import Analysis
 
 SCHEDULES = {
     "bac": "with the union (BAC)",
@@ -26,24 +26,22 @@ SCHEDULES = {
 
 def error_charts(analysis: Analysis) -> Iterator[Chart]:
     """Of each section that is there."""
-    makers = {
-        "caching": _surge,
-        "sublayers": _sublayers,
-        "correlation": _correlation,
-        "response": _response,
-        "weights": _weights,
-        "features": _features,
-    }
-    for name, make in makers.items():
-        section = analysis.sections.get(name)
-        if section is not None:
-            yield from make(section, analysis)
+    if (caching := analysis.get(Caching)) is not None:
+        yield from _surge(caching, analysis)
+    if (sublayers := analysis.get(SubLayers)) is not None:
+        yield _sublayers(sublayers)
+    if (correlation := analysis.get(Correlation)) is not None:
+        yield _correlation(correlation)
+    if (response := analysis.get(Response)) is not None:
+        yield _response(response)
+    if (weights := analysis.get(WeightNorms)) is not None:
+        yield _weights(weights)
+    if (features := analysis.get(FeatureMaps)) is not None:
+        yield _features(features)
 
 
-def _surge(section: Any, analysis: Analysis) -> Iterator[Chart]:
+def _surge(section: Caching, analysis: Analysis) -> Iterator[Chart]:
     """Each FFN's caching error under the schedules, and how far it jumps where the FFN is computed anew."""
-    from blockcache.analysis.surge import error_surge
-
     if not any(block.kind == FEED_FORWARD for block in analysis.blocks):
         return
     found = error_surge(section, analysis.blocks)
@@ -85,7 +83,7 @@ def _surge(section: Any, analysis: Analysis) -> Iterator[Chart]:
 _SHAPES: tuple[Any, ...] = ("circle", "square", "diamond", "up")
 
 
-def _sublayers(section: Any, analysis: Analysis) -> Iterator[Chart]:
+def _sublayers(section: SubLayers) -> Chart:
     stages = tuple(section.stages)
     panels = tuple(
         Panel(
@@ -95,7 +93,7 @@ def _sublayers(section: Any, analysis: Analysis) -> Iterator[Chart]:
                 Bars(
                     "relative error",
                     tuple(map(float, row)),
-                    ("blue",) * len(stages),
+                    tuple("blue" for _ in stages),
                     tuple(f"behind the {stage} at step {step}" for stage in stages),
                     "{:.3f}",
                 ),
@@ -105,7 +103,7 @@ def _sublayers(section: Any, analysis: Analysis) -> Iterator[Chart]:
         for step, row in zip(section.at, section.errors, strict=True)
     )
     rows = [[stage, *(f"{value:.4f}" for value in section.errors[:, place])] for place, stage in enumerate(stages)]
-    yield Chart(
+    return Chart(
         "sublayers",
         f"Inside {plain(section.block)} at its updates",
         f"Relative error behind each stage of {section.block} at {len(section.at)} of its update steps.",
@@ -116,7 +114,7 @@ def _sublayers(section: Any, analysis: Analysis) -> Iterator[Chart]:
     )  # fmt: skip
 
 
-def _correlation(section: Any, analysis: Analysis) -> Iterator[Chart]:
+def _correlation(section: Correlation) -> Chart:
     x, y = Axis(f"error of {section.upstream}"), Axis(f"error of {section.downstream}")
     steps = tuple(f"step {place}" for place in range(1, len(section.upstream_errors) + 1))
     first = Series(
@@ -135,7 +133,7 @@ def _correlation(section: Any, analysis: Analysis) -> Iterator[Chart]:
     rows = [[step, f"{one:.4f}", f"{two:.4f}"] for step, one, two in zip(steps, first.x, first.y, strict=True)]
     rows += [[beta, f"{one:.4f}", f"{two:.4f}"] for beta, one, two in zip(betas, second.x, second.y, strict=True)]
     r, beta_r = ("none" if value is None else f"{value:.4f}" for value in (section.r, section.beta_r))
-    yield Chart(
+    return Chart(
         "correlation",
         "An error upstream, and what arrives downstream",
         f"Errors of {section.upstream} and {section.downstream}: Pearson's r is {r} over the steps, {beta_r} over the betas.",
@@ -146,14 +144,14 @@ def _correlation(section: Any, analysis: Analysis) -> Iterator[Chart]:
     )  # fmt: skip
 
 
-def _response(section: Any, analysis: Analysis) -> Iterator[Chart]:
+def _response(section: Response) -> Chart:
     tiny = float(np.finfo(np.float32).tiny)
     scales, true, left = (
         tuple(max(tiny, float(value)) for value in found)
         for found in (section.scales, section.differences, section.remainders)
     )
     rows = [[f"{a:.3g}", f"{b:.3g}", f"{c:.3g}"] for a, b, c in zip(scales, true, left, strict=True)]
-    yield Chart(
+    return Chart(
         "response",
         "The linear response of an FFN",
         f"For {section.block} at step {section.step}: the remainder falls with the power {section.order:.2f} of the input error.",
@@ -169,7 +167,7 @@ def _response(section: Any, analysis: Analysis) -> Iterator[Chart]:
     )  # fmt: skip
 
 
-def _weights(section: Any, analysis: Analysis) -> Iterator[Chart]:
+def _weights(section: WeightNorms) -> Chart:
     layers = tuple(section.layers)
     places = tuple(map(float, range(len(layers))))
 
@@ -190,7 +188,7 @@ def _weights(section: Any, analysis: Analysis) -> Iterator[Chart]:
         for place, layer in enumerate(layers)
     ]
     columns = ["layer", *map(plain, section.matrices), *(f"{plain(name)}, per element" for name in section.matrices)]
-    yield Chart(
+    return Chart(
         "weights",
         "How large the weights are",
         f"Norms of {', '.join(section.matrices)} in {len(layers)} layers, in total and per element.",
@@ -201,7 +199,7 @@ def _weights(section: Any, analysis: Analysis) -> Iterator[Chart]:
     )
 
 
-def _features(section: Any, analysis: Analysis) -> Iterator[Chart]:
+def _features(section: FeatureMaps) -> Chart:
     panels = []
     steps, channels = section.truth.shape[1:]
     every = max(1, -(-channels // 64))
@@ -227,7 +225,7 @@ def _features(section: Any, analysis: Analysis) -> Iterator[Chart]:
         for place, name in enumerate(section.maps)
     ]  # fmt: skip
     shown = f" One row is {every} channels." if every > 1 else ""
-    yield Chart(
+    return Chart(
         "features",
         "Features of one sample",
         f"What {' and '.join(section.maps[:2])} add over {steps} steps: in full, under the schedule, and the difference.",

@@ -13,7 +13,7 @@ from blockcache.report.document import Block, Chart, Section, plain, table
 from blockcache.report.methods import estimate, lossless
 from blockcache.report.overview.answer import Answer
 from blockcache.report.overview.sources import Source, Sources
-from blockcache.report.overview.words import KINDS, OTHERS, method_kind, method_label, missing, named
+from blockcache.report.overview.words import KINDS, OTHERS, code, method_kind, method_label, missing
 from blockcache.report.suites import Timings
 
 LOWEST = -0.25
@@ -30,13 +30,13 @@ def front_section(sources: Sources, answer: Answer | None) -> Section:
     elif sources.rows:
         blocks += [
             _by_flops(sources, answer),
-            missing("milliseconds", f"blockcache paper timing {sources.name} -o DIRECTORY"),
+            missing("milliseconds", f"blockcache paper timing {sources.typed} -o DIRECTORY"),
         ]
     blocks += [_tuning(number, source) for number, source in enumerate(sources.tunings, 1)]
     if not sources.rows:
-        blocks.append(missing("rollouts", f"blockcache eval {sources.name} -o results.json"))
+        blocks.append(missing("rollouts", f"blockcache eval {sources.typed} -o results.json"))
     if not sources.tunings:
-        blocks.append(missing("a tuning", f"blockcache tune {sources.name} --loss 0.03 -o tuned"))
+        blocks.append(missing("a tuning", f"blockcache tune {sources.typed} --loss 0.03 -o tuned"))
     return Section("The front", tuple(blocks))
 
 
@@ -227,5 +227,5 @@ def _tuning(number: int, source: Source[Tuning]) -> Chart:
         f"{len(points)} points; chosen is {method_label(chosen.method)} with {chosen.p50_ms:.2f} ms and a loss of {chosen.expected_loss:.3f}.",
         (Panel(_MS, Axis("loss of score"), tuple(layers), "", tuple(rules)),),
         table(columns, rows),
-        f"Left is faster, lower is better; what loses more than {top:.2g} stands at the upper edge. The plain policy takes {tuning.plain_ms:.0f} ms. From {named(source.path)}.",
+        f"Left is faster, lower is better; what loses more than {top:.2g} stands at the upper edge. The plain policy takes {tuning.plain_ms:.0f} ms. From {code(source.path)}.",
     )  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from blockcache.analysis.claims import claims
+from blockcache.analysis.file import Analysis
+from blockcache.analysis.sections import SECTIONS
 from blockcache.report.document import Block, Bullets, Paragraph, Section, plain, table
 from blockcache.report.overview.episodes import episode_charts
 from blockcache.report.overview.errors import error_charts
@@ -12,21 +14,18 @@ from blockcache.report.overview.similarity import action_charts, similarity_char
 from blockcache.report.overview.sources import Sources
 from blockcache.report.overview.words import missing
 
-if TYPE_CHECKING:
-    from blockcache.analysis.file import Analysis
-
 _NOTHING = "similarities, errors by block and step, episodes beside one another, and whether the paper's claims hold for this policy"
 
 
 def insight_sections(sources: Sources) -> tuple[Section, ...]:
     """All that an analysis has; of a recording the similarities alone."""
-    analysis: Analysis | None = sources.analyses[0].value if sources.analyses else None
+    analysis = sources.analyses[0].value if sources.analyses else None
     recording = sources.recordings[0].value if sources.recordings else None
     found: dict[str, Iterable[Block]] = {
         "How alike outputs are from step to step": similarity_charts(analysis, recording)
     }
     if analysis is None:
-        command = f"blockcache analyse {sources.name} -o analysis.safetensors"
+        command = f"blockcache analyse {sources.typed} -o analysis.safetensors"
         found["Why it works"] = [missing(_NOTHING, command)]
     else:
         found = {
@@ -42,9 +41,6 @@ def insight_sections(sources: Sources) -> tuple[Section, ...]:
 
 def _claims(analysis: Analysis) -> tuple[Block, ...]:
     """Each claim of the paper beside what was found here, and what there is not."""
-    from blockcache.analysis.claims import claims
-    from blockcache.analysis.sections import SECTIONS
-
     found = claims(analysis)
     verdicts = {True: "**holds**", False: "**does not hold**", None: "not told"}
     rows = [

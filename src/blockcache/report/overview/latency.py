@@ -9,7 +9,7 @@ from blockcache.compare.results import EAGER, PLAIN
 from blockcache.report.chart import Axis, Bars, Colour, Panel
 from blockcache.report.document import Block, Chart, Section, plain, table
 from blockcache.report.overview.sources import Source, Sources
-from blockcache.report.overview.words import KINDS, OTHERS, method_kind, method_label, missing, named
+from blockcache.report.overview.words import KINDS, OTHERS, code, method_kind, method_label, missing
 from blockcache.report.performance import bench_table
 from blockcache.report.suites import Timings
 
@@ -20,7 +20,7 @@ def latency_section(sources: Sources) -> Section:
     blocks: list[Block] = [_timings(number, one) for number, one in enumerate(sources.timings, 1)]
     blocks += [_bench(number, one) for number, one in enumerate(sources.benches, 1)]
     if not sources.benches:
-        blocks.append(missing("engines beside plain torch", f"blockcache bench {sources.name} --json bench.json"))
+        blocks.append(missing("engines beside plain torch", f"blockcache bench {sources.typed} --json bench.json"))
     return Section("Milliseconds", tuple(blocks))
 
 
@@ -42,7 +42,7 @@ def _timings(number: int, source: Source[Timings]) -> Chart:
         words,
         Bars("ms", tuple(ms[name] for name in names), colours, notes),
         table(["method", "p50 ms", "p95 ms", "over the plain policy"], rows),
-        f"{plain(timed.setting).capitalize()}; {plain(timed.machine['processor'])}. Colours as in the front. From {named(source.path)}.",
+        f"{plain(timed.setting).capitalize()}; {plain(timed.machine['processor'])}. Colours as in the front. From {code(source.path)}.",
     )
 
 
@@ -68,7 +68,7 @@ def _bench(number: int, source: Source[Mapping[str, Any]]) -> Chart:
         Bars("ms", tuple(row["p50_ms"] for row in rows), tuple(_ENGINES.get(row["engine"], "ink") for row in rows), notes),
         bench_table(rows),
         f"A policy of this shape with random weights or your own: {plain(sizes)}; {bench['repeats']} interleaved rounds on "
-        f"{plain(bench['machine']['processor'])}. Grey: plain torch; light blue: patched; green: loop; orange: onnx. From {named(source.path)}.",
+        f"{plain(bench['machine']['processor'])}. Grey: plain torch; light blue: patched; green: loop; orange: onnx. From {code(source.path)}.",
     )  # fmt: skip
 
 

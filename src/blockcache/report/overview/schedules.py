@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from blockcache.analysis.sections import Caching
 from blockcache.errors import BlockcacheError
 from blockcache.report.chart import Axis, HeatMap, Marks, Panel
 from blockcache.report.document import Block, Chart, Paragraph, Section, plain, table
 from blockcache.report.overview.sources import Sources
-from blockcache.report.overview.words import method_label, missing, named
+from blockcache.report.overview.words import code, method_label, missing
 from blockcache.schedule.block import FEED_FORWARD, kind_from_name
 from blockcache.schedule.schedule import Schedule
 from blockcache.solvers import solve
@@ -58,7 +59,7 @@ def schedules_section(sources: Sources) -> Section:
     blocks += [_chart(number, one) for number, one in enumerate(found[:MOST], 1)]
     if all(one.errors is None for one in found[:MOST]):
         blocks.append(
-            missing("the errors behind the dots", f"blockcache analyse {sources.name} -o analysis.safetensors")
+            missing("the errors behind the dots", f"blockcache analyse {sources.typed} -o analysis.safetensors")
         )
     if len(found) > MOST:
         left = ", ".join(plain(one.title) for one in found[MOST:])
@@ -84,7 +85,7 @@ def _analysed(sources: Sources) -> list[Shown]:
     """The schedules of the analyses with their caching errors: the paper's first, as it is repaired by the union."""
     shown = []
     for source in sources.analyses:
-        analysis, caching = source.value, source.value.sections.get("caching")
+        analysis, caching = source.value, source.value.get(Caching)
         known = {} if caching is None else {name: caching.of(name) for name in caching.schedules}
         updates = {
             name: dict(zip(analysis.block_names, map(_steps, marks), strict=True)) for name, (_, marks) in known.items()
@@ -94,6 +95,8 @@ def _analysed(sources: Sources) -> list[Shown]:
                 origin = analysis.schedules.get(name, {}).get("origin", {})
                 made = Schedule(analysis.steps, updates[name], analysis.fingerprint, origin)
                 own = updates.get("blockwise") if name == "bac" else None
+                if own is not None and not all(set(own[block]) <= set(made.updates[block]) for block in own):
+                    own = None  # of another calibration
                 errors = np.asarray(known[name][0], np.float64)
                 shown.append(Shown(_NAMES[name], source.path, made, errors, "caching error", own))
     return shown
@@ -163,11 +166,11 @@ def _own_steps(schedule: Schedule, recording: Recording) -> Mapping[str, Sequenc
     origin = schedule.origin
     if "union_blocks" not in origin:
         return None
-    asked = {key: origin.get(key) for key in ("metric", "objective")}
+    metric, objective = str(origin.get("metric")), str(origin.get("objective"))
     try:
         return solve(
-            recording, origin.get("updates"), 0, method="blockwise", last=bool(origin.get("last")), **asked
-        ).updates  # type: ignore[arg-type]
+            recording, origin.get("updates"), 0, metric, "blockwise", objective, bool(origin.get("last"))
+        ).updates
     except BlockcacheError:  # the recording lacks the metric, or the origin was written by other code
         return None
 
@@ -221,7 +224,7 @@ def _chart(number: int, one: Shown) -> Chart:
         for name, found in schedule.updates.items()
     ]
     columns = ["block", "updates", "of the union", "mean error", "largest", "update steps (+: of the union)"]
-    where = "" if one.origin == "results" else f" From {named(one.origin)}."
+    where = "" if one.origin == "results" else f" From {code(one.origin)}."
     error = "" if one.errors is None else f" The colour is the {one.what}, up to its 99th percentile."
     worst = "" if one.errors is None else f" The mean error is {errors.mean():.3f}, the largest {errors.max():.3f}."
     return Chart(

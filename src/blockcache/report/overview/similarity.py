@@ -6,17 +6,15 @@ From an analysis, or the matrices of a recording. Knows nothing of torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockcache.analysis.file import Analysis
+from blockcache.analysis.sections import ActionCosts, Similarity
 from blockcache.report.chart import Axis, Colour, HeatMap, Panel, Series
 from blockcache.report.document import Chart, plain, table
-
-if TYPE_CHECKING:
-    from blockcache.analysis.file import Analysis
-    from blockcache.solvers.recording import Recording
+from blockcache.solvers.recording import Recording
 
 LAGS = (1, 5, 10, 15, 20)
 MOST_MATRICES, FINEST = 24, 50
@@ -26,10 +24,9 @@ LINES: tuple[Colour, ...] = ("blue", "orange", "green", "pink", "amber", "sky", 
 
 def similarity_charts(analysis: Analysis | None, recording: Recording | None) -> Iterator[Chart]:
     """Of the analysis where it has similarities, else of the recording."""
-    section = None if analysis is None else analysis.sections.get("similarity")
+    section = None if analysis is None else analysis.get(Similarity)
     if analysis is not None and section is not None:
-        cosine = np.asarray(section.cosine, np.float64)  # type: ignore[attr-defined]
-        yield from _matrices(analysis.block_names, cosine)
+        yield from _matrices(analysis.block_names, np.asarray(section.cosine, np.float64))
     elif recording is not None and "cosine" in recording.matrices:
         yield from _matrices([block.name for block in recording.blocks], recording.matrices["cosine"])
 
@@ -117,10 +114,10 @@ def _curves(names: Sequence[str], curves: dict[int, NDArray[np.float64]], steps:
 
 def action_charts(analysis: Analysis) -> Iterator[Chart]:
     """Where the executed action feels it if a block is reused, beside how alike the outputs are."""
-    section = analysis.sections.get("action-costs")
+    section = analysis.get(ActionCosts)
     if section is None:
         return
-    lags, costs, cosine = section.lags, section.costs, section.cosine  # type: ignore[attr-defined]
+    lags, costs, cosine = section.lags, section.costs, section.cosine
     names, last = analysis.block_names, len(lags) - 1
     cost, unlike = np.asarray(costs[last], np.float64), 1 - np.asarray(cosine[last], np.float64)
     axes = Axis("step"), Axis("block", names=names)

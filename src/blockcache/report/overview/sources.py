@@ -6,12 +6,15 @@ A directory stands for the files of these kinds in it and in its `tuned`. Knows 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from blockcache.analysis.file import FORMAT as ANALYSIS
+from blockcache.analysis.file import Analysis
 from blockcache.compare.results import FORMAT as RESULTS
 from blockcache.compare.results import TIMINGS_FORMAT, Results
 from blockcache.compare.summary import MethodSummary, summarise
@@ -29,7 +32,7 @@ from blockcache.solvers.recording import Recording
 
 T = TypeVar("T")
 
-POLICY = "blockcache.policy"
+POLICY, NAMELESS = "blockcache.policy", "a policy"
 SAMPLER_FREE = ("sampler", "steps")
 """Of a fingerprint: the same weights may be run with another sampler, and are the same policy."""
 
@@ -52,7 +55,7 @@ class Sources:
     timings: tuple[Source[Timings], ...] = ()
     distances: tuple[Source[Any], ...] = ()  # FrontierDistances
     tunings: tuple[Source[Tuning], ...] = ()
-    analyses: tuple[Source[Any], ...] = ()  # Analysis
+    analyses: tuple[Source[Analysis], ...] = ()
     benches: tuple[Source[Mapping[str, Any]], ...] = ()  # of no policy but of a shape
     policies: tuple[Source[Mapping[str, Any]], ...] = ()  # configs
     command: str = "blockcache report"
@@ -70,13 +73,13 @@ class Sources:
     @cached_property
     def fingerprints(self) -> list[tuple[str, Fingerprint]]:
         """What each file is bound to; benchmarks and configs say nothing of weights."""
-        bound = [
-            (one.path, Fingerprint.from_dict(one.value.policy["fingerprint"])) for one in (*self.results, *self.tunings)
-        ]
-        bound += [(one.path, one.value.policy) for one in (*self.timings, *self.distances)]
-        return bound + [
-            (one.path, one.value.fingerprint) for one in (*self.recordings, *self.schedules, *self.analyses)
-        ]
+        bound = [(one.path, Fingerprint.from_dict(one.value.policy["fingerprint"])) for one in self.results]
+        bound += [(one.path, Fingerprint.from_dict(one.value.policy["fingerprint"])) for one in self.tunings]
+        bound += [(one.path, one.value.policy) for one in self.timings]
+        bound += [(one.path, one.value.policy) for one in self.distances]
+        bound += [(one.path, one.value.fingerprint) for one in self.recordings]
+        bound += [(one.path, one.value.fingerprint) for one in self.schedules]
+        return bound + [(one.path, one.value.fingerprint) for one in self.analyses]
 
     @cached_property
     def rows(self) -> dict[str, MethodSummary]:
@@ -92,10 +95,16 @@ class Sources:
     @property
     def name(self) -> str:
         """The policy as somebody called it."""
-        named = [one.value.policy["source"] for one in (*self.results, *self.tunings)]
+        named = [one.value.policy["source"] for one in self.results]
+        named += [one.value.policy["source"] for one in self.tunings]
         named += [one.value.source for one in self.analyses]
         named += [one.value.get("task") or Path(one.path).parent.name for one in self.policies]
-        return next((name for name in named if name), "a policy")
+        return next((name for name in named if name), NAMELESS)
+
+    @property
+    def typed(self) -> str:
+        """The policy in a command."""
+        return "POLICY" if self.name == NAMELESS else shlex.quote(self.name)
 
     @property
     def task(self) -> str | None:
@@ -118,12 +127,6 @@ def _distances(path: str) -> Any:
     from blockcache.studies.frontier import FrontierDistances
 
     return FrontierDistances.load(path)
-
-
-def _analysis(path: str) -> Any:
-    from blockcache.analysis.file import Analysis
-
-    return Analysis.load(path)
 
 
 def _bench(path: str) -> Any:
@@ -152,7 +155,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     TIMINGS_FORMAT.name: ("timings", Timings.load),
     "blockcache.frontier-distances": ("distances", _distances),
     TUNING.name: ("tunings", Tuning.load),
-    "blockcache.analysis": ("analyses", _analysis),
+    ANALYSIS.name: ("analyses", Analysis.load),
     "blockcache.bench": ("benches", _bench),
     "blockcache.performance": ("benches", _performance),
     POLICY: ("policies", _policy),
@@ -172,13 +175,14 @@ def load_sources(places: Mapping[str, PathLike], command: str = "blockcache repo
     for given, place in places.items():
         if os.path.isdir(place):
             files = {str(Path(given) / inner): str(Path(place) / inner) for inner in _inside(Path(place))}
-            known = {shown: (file, kind) for shown, file in files.items() if (kind := _format(file)) in _READERS}
+            kinds = {shown: (file, _format(file)) for shown, file in files.items()}
+            known = {shown: found_kind for shown, found_kind in kinds.items() if found_kind[1] in _READERS}
             if not known:
                 raise FileError(f"nothing in the directory {given} can be reported on; expected {_EXPECTED}")
         else:
             known = {given: (os.fspath(place), _format(place))}
         for shown, (file, kind) in known.items():
-            if kind not in _READERS:
+            if kind is None or kind not in _READERS:
                 raise FileError(f"{shown} cannot be reported on: its format is {short(kind)}, expected {_EXPECTED}")
             name, load = _READERS[kind]
             found[name].append(Source(shown, load(file)))

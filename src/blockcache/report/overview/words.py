@@ -40,13 +40,13 @@ def method_kind(name: str) -> str:
         return "another method"
 
 
+def code(text: str) -> str:
+    """A command or a file in a sentence."""
+    return plain(text) if "`" in text or not text.strip() else f"`{' '.join(text.split())}`"
+
+
 def missing(what: str, command: str) -> Paragraph:
     """A section that has nothing to show says what would fill it."""
     return Paragraph(
-        f"Not in these files: {what}. To have it here: `{command}`, and give its file to `blockcache report`."
+        f"Not in these files: {what}. To have it here: {code(command)}, and give its file to `blockcache report`."
     )
-
-
-def named(path: str) -> str:
-    """A file in a sentence."""
-    return f"`{path}`" if "`" not in path else plain(path)

@@ -94,7 +94,7 @@ def sections():
             between,
             np.stack([found.cosine[5], found.cosine[4]]),
         ),
-        Stability(8, 4, (1, 4, 8), np.array([[0.5, 0.6], [0.8, 0.9], [1.0, 1.0]]), np.array([[0.98, 0.99]] * 3)),
+        Stability(8, 4, (1, 4), np.array([[0.5, 0.6], [0.8, 0.9]]), np.array([[0.1, 0.2], [0.04, 0.02]])),
         ActionCosts((1, 5), rng.random((2, len(NAMES), STEPS)), rng.random((2, len(NAMES), STEPS))),
         WeakerPolicy("bac:S=10,n=5", ("good", "weak"), np.array([0.1, 0.3]), np.array([0.2, 0.3])),
     )

@@ -6,23 +6,22 @@ from upstream (update-induced), elsewhere from reuse as well (reuse-induced).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from blockcache.attach.generation import Generation, LayerCall, attach
+from blockcache.analysis.residuals import everything, relative, residuals, update_marks
+from blockcache.analysis.section import AnalysisError
+from blockcache.analysis.sections import Caching
 from blockcache.engines.accelerate import check_fit
 from blockcache.errors import ObservationError
-from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
-from blockcache.schedule import Reuse, Schedule, compile_plan
+from blockcache.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,51 +45,52 @@ class CachingError:
         return float(self.errors[~self.updates].mean()) if (~self.updates).any() else 0.0
 
 
+def caching_errors(
+    policy: Any,
+    schedules: Mapping[str, Schedule],
+    observations: Sequence[Any],
+    seed: int = 0,
+    progress: str | None = None,
+) -> Caching:
+    """Run each batch of observations in full and by every schedule, and compare what each block added.
+
+    policy        the policy object, ours or foreign (or its port)
+    schedules     by the names that the result knows them by
+    observations  batches as the policy takes them; all samples count alike
+    seed          the noise depends on it and the batch's place alone
+    progress      the words before a bar, if there is to be one
+    """
+    if not schedules:
+        raise AnalysisError("a caching error is that of a schedule, and there is none")
+    errors = _errors(port_of(policy), list(schedules.values()), observations, seed, progress)
+    updates = np.array([update_marks(schedule) for schedule in schedules.values()])
+    return Caching(tuple(schedules), errors, updates)
+
+
 def caching_error(
     policy: Any, schedule: Schedule, observations: Sequence[Any], seed: int = 0, progress: str | None = None
 ) -> CachingError:
-    """Run each batch of observations twice, in full and by the schedule, and compare what each block added."""
-    port = port_of(policy)
-    check_fit(schedule.fingerprint, port)
-    full = Schedule.every_step(schedule.steps, schedule.blocks)
-    total, samples = np.zeros((len(schedule.blocks), schedule.steps)), 0
+    """The same for one schedule."""
+    (errors,) = _errors(port_of(policy), [schedule], observations, seed, progress)
+    return CachingError(schedule.blocks, errors, np.array(update_marks(schedule)))
+
+
+def _errors(
+    port: Port, schedules: Sequence[Schedule], observations: Sequence[Any], seed: int, progress: str | None
+) -> NDArray[np.float64]:
+    """(schedules, blocks, K), means over samples."""
+    for schedule in schedules:
+        check_fit(schedule.fingerprint, port)
+    full = everything(port)
+    total, samples = np.zeros((len(schedules), len(full.blocks), full.steps)), 0
     batches = progress_bar(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
     for index, batch in enumerate(batches):
-        true = _residuals(port, full, batch, seed + index)
-        used = _residuals(port, schedule, batch, seed + index)
-        for row, name in enumerate(schedule.blocks):
-            difference = (used[name] - true[name]).flatten(2).norm(dim=2)  # (K, B)
-            norm = true[name].flatten(2).norm(dim=2).clamp_min(torch.finfo(torch.float32).tiny)
-            total[row] += (difference / norm).sum(dim=1).cpu().numpy()
-        samples += true[schedule.blocks[0]].shape[1]
+        true = residuals(port, full, batch, seed + index)
+        for place, schedule in enumerate(schedules):
+            used = residuals(port, schedule, batch, seed + index)
+            for row, name in enumerate(full.blocks):
+                total[place, row] += relative(used[name], true[name]).sum(dim=1).cpu().numpy()
+        samples += true[full.blocks[0]].shape[1]
     if not samples:
         raise ObservationError("a caching error needs at least one batch of observations, got none")
-    updates = np.array([[step in steps for step in range(schedule.steps)] for steps in schedule.update_sets.values()])
-    return CachingError(schedule.blocks, total / samples, updates)
-
-
-@torch.no_grad()  # a graph over all steps would take gigabytes
-def _residuals(port: Port, schedule: Schedule, batch: Any, seed: int) -> dict[str, Tensor]:
-    """What each block added at each step, (K, B, T, d)."""
-    noting = _NotingGeneration(schedule)
-    patches = attach(port, lambda: noting)
-    try:
-        generate(getattr(port.policy, port.entry), port.given(batch), seed)
-    finally:
-        patches.remove()
-    return {name: torch.stack(residuals) for name, residuals in noting.used.items()}
-
-
-class _NotingGeneration(Generation):
-    """Follows a schedule and notes what each block adds."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.reuse: Reuse[Tensor] = Reuse(compile_plan(schedule))
-        self.used: dict[str, list[Tensor]] = {name: [] for name in schedule.blocks}
-
-    def layer(self, call: LayerCall) -> Tensor:
-        def route(name: str, compute: Callable[[], Tensor]) -> Tensor:
-            self.used[name].append(self.reuse.block(call.step, name, compute))
-            return self.used[name][-1]
-
-        return call.routed(route)
+    return total / samples

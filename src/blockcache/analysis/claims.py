@@ -257,13 +257,13 @@ def _divergence(section: Homogeneity, analysis: Analysis) -> _Found:
 def _once(section: Stability, analysis: Analysis) -> _Found:
     if not section.counts:
         return _too_few("generations")
-    least, kept, shared = section.counts[0], float(section.kept[0].mean()), float(section.shared[0].mean())
+    least, excess, shared = section.counts[0], float(section.excess[0].mean()), float(section.shared[0].mean())
     return _Found(
-        f"{kept:.2%} kept",
-        kept >= 0.99,
-        f"A schedule of {_counted(least, 'generation')} reaches {kept:.2%} of the similarity that is possible over "
-        f"all {section.generations}, and has {shared:.0%} of its updates in common with theirs; 99 % kept was asked "
-        "for.",
+        f"{excess:.1%} worse",
+        excess <= 0.05,
+        f"A schedule of {_counted(least, 'generation')} leaves {excess:.1%} more dissimilarity over all "
+        f"{section.generations} than the best one does, and has {shared:.0%} of its updates in common with it; 5 % "
+        "more at most was asked for.",
     )
 
 

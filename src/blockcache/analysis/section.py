@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from blockcache.errors import BlockcacheError, short
 from blockcache.files import Fields
 
-Array: TypeAlias = NDArray[np.float32]
+Array: TypeAlias = NDArray[np.floating[Any]]
+"""Single precision once it is in a section."""
 Marks: TypeAlias = NDArray[np.bool_]
 Counts: TypeAlias = NDArray[np.int64]
 

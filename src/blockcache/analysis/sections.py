@@ -246,8 +246,9 @@ class Homogeneity(Section):
 class Stability(Section):
     """Schedules of few generations beside that of all `generations`, for several draws of each of `counts`.
 
-    `shared`: the share of block updates that both have (of those that either has); `kept`: the similarity that the
-    schedule of few reaches over all generations, as a share of the best that can be reached.
+    `shared`: the share of block updates that both have, of those that either has, step 0 left out; `excess`: by how much
+    the dissimilarity (one minus the cosine, of what is reused to what would be computed) over all generations is above the
+    least that can be reached, as a share of that.
     """
 
     name: ClassVar[str] = "stability"
@@ -257,7 +258,7 @@ class Stability(Section):
     updates: Count
     counts: tuple[Count, ...]
     shared: Annotated[Array, Axes("counts", "draws")]
-    kept: Annotated[Array, Axes("counts", "draws")]
+    excess: Annotated[Array, Axes("counts", "draws")]
 
 
 @dataclass(frozen=True, eq=False)

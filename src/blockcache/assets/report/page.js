@@ -96,7 +96,9 @@
     const size = Math.max(2.4, Math.min(9, 0.62 * Math.min(spots.inner / columns, spots.high / rows)));
     const found = [{
       trace: {
-        ...at, type: "heatmap", z: heat.values, zmin: heat.low, zmax: heat.high, colorscale: scale, showscale: false,
+        ...at, type: "heatmap", zmin: heat.low, zmax: heat.high, showscale: false,
+        z: blank ? heat.values.map((row) => row.map(() => 0)) : heat.values, // there, and not seen: it can be pointed at
+        colorscale: blank ? [[0, "rgba(0,0,0,0)"], [1, "rgba(0,0,0,0)"]] : scale,
         hoverongaps: true, hoverinfo: "text",
         x0: 0, dx: heat.every, y0: 0, dy: panel.y.names.length ? 1 : heat.every,
         text: heat.values.map((row, r) => row.map((_, c) => escaped(words(panel, heat, [r, c])))),
@@ -270,7 +272,9 @@
     const panel = state.panels[state.panel];
     const stop = panel.heat && !panel.stops.length ? { number: panel.heat.number, layer: panel.heat.layer, at: [state.row, state.column] } : panel.stops[state.stop];
     say(state, words(panel.panel, stop.layer, stop.at));
-    Plotly.Fx.hover(state.div, [{ curveNumber: stop.number, pointNumber: stop.at.length === 2 ? stop.at : stop.at[0] }]);
+    const trace = state.curves[stop.number].trace, [row, column] = stop.at;
+    const place = stop.layer.kind === "heat" ? { xval: column * trace.dx, yval: row * trace.dy } : { pointNumber: row };
+    Plotly.Fx.hover(state.div, [{ curveNumber: stop.number, ...place }], trace.xaxis + trace.yaxis);
   }
 
   function move(state, key) {

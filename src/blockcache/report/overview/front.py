@@ -88,11 +88,11 @@ def _methods(sources: Sources, timed: Timings, answer: Answer | None) -> Chart:
 _ZERO = (Rule("y", 0.0, ""), Rule("y", LOSSLESS, f"lossless above {LOSSLESS:g}"))
 
 
-def _seen(sources: Sources, costs: Mapping[str, float], answer: Answer | None) -> str:
+def _seen(sources: Sources, costs: Mapping[str, float], answer: Answer | None, unit: str = "ms") -> str:
     fastest = min(costs, key=lambda name: costs[name], default=None)
-    said = "" if fastest is None else f"The fastest is {method_label(fastest)} with {costs[fastest]:.1f} ms."
+    said = "" if fastest is None else f"The least has {method_label(fastest)} with {costs[fastest]:.3g} {unit}."
     if answer is not None and answer.name in costs and (d := sources.rows[answer.name].difference):
-        said += f" Chosen: {method_label(answer.name)} with {costs[answer.name]:.1f} ms and {d.text('{:+.3f}')}."
+        said += f" Chosen: {method_label(answer.name)} with {costs[answer.name]:.3g} {unit} and {d.text('{:+.3f}')}."
     return said
 
 
@@ -106,7 +106,7 @@ def _by_flops(sources: Sources, answer: Answer | None) -> Chart:
     return Chart(
         "front",
         "Loss against FLOPs",
-        f"{len(costs)} methods by GFLOP.",
+        f"{len(costs)} methods by GFLOP. {_seen(sources, costs, answer, 'GFLOP')}",
         (Panel(axis, Axis("score - full"), _losses(sources, costs, answer), "", _ZERO),),
         table(["method", "GFLOP", "score, 95 %", "difference to full, 95 %", "lossless"], rows),
         "Paired difference of the score to the full policy with its 95 % interval. Left is cheaper, higher is better.",

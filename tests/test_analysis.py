@@ -30,6 +30,11 @@ from toy_stack import SIZES, STEPS, TOKENS, WIDTH, nothing_seen, stack
 UPSTREAM, DOWNSTREAM = "layers.0.FFN", "layers.1.FFN"
 
 
+@pytest.fixture
+def port(policy):
+    return port_of(policy)
+
+
 def every(**changes):
     """All blocks at all steps, but for those that are named."""
     full = everything(stack())
@@ -98,6 +103,7 @@ def test_homogeneity_of_known_observations():
     np.testing.assert_allclose(found.mean[0], 1 / 6, atol=1e-6)  # one pair of six
     np.testing.assert_allclose(found.std[0], np.std([1, 0, 0, 0, 0, 0]), atol=1e-6)
     np.testing.assert_allclose(found.every_step[0], 1 / 6, atol=1e-6)
+    np.testing.assert_allclose(found.one_noise, found.every_step, atol=1e-6)  # the sample has no part in it
     np.testing.assert_allclose(found.mean[1], 1, atol=1e-6)  # the FFN adds the same to all
     assert found.statistics["MinMean"] == pytest.approx(1 / 6, abs=1e-6)
     assert found.statistics["AvgMean"] == pytest.approx(float(found.mean.mean()))
@@ -112,6 +118,17 @@ def test_homogeneity_of_known_observations():
         homogeneity(stack(), [nothing_seen(1)])
     with pytest.raises(AnalysisError, match="no block 'nothing'"):
         homogeneity(stack(), [seen], block="nothing")
+
+
+@pytest.mark.parametrize("takes_noise", [True, False])
+def test_with_one_noise_the_same_observation_gives_the_same_features(port, observe, takes_noise, monkeypatch):
+    monkeypatch.setattr(type(port), "takes_noise", takes_noise)
+    same = observe(1).repeat(3, 1, 1)
+    found = homogeneity(port, [same[:2], same[2:]])
+    np.testing.assert_allclose(found.one_noise, 1, atol=1e-6)
+    assert found.every_step.mean() < 0.99
+    different = homogeneity(port, [observe(3)])
+    assert found.one_noise.mean() > different.one_noise.mean()
 
 
 def test_homogeneity_is_the_same_however_few_blocks_are_held_at_once(monkeypatch):
@@ -152,11 +169,6 @@ def test_batches_are_cut_to_what_fits(monkeypatch):
     one = 3 * STEPS * TOKENS * WIDTH * 4  # bytes of a sample's residuals
     monkeypatch.setattr("blockcache.analysis.residuals.HELD_BYTES", 2 * one)
     assert [batch_size(batch) for batch in in_parts(stack(), nothing_seen(5))] == [2, 2, 1]
-
-
-@pytest.fixture
-def port(policy):
-    return port_of(policy)
 
 
 def test_the_response_operator_is_the_derivative(port, observe):

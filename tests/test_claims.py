@@ -71,7 +71,7 @@ EVEN = np.exp(-0.01 * np.abs(np.subtract.outer(np.arange(STEPS), np.arange(STEPS
         ("block-specific", Similarity, {"cosine": np.stack([toy_analysis().get(Similarity).cosine[2]] * 6)}),
         ("surge", Caching, {"errors": np.stack([caching().errors[0]] * 4)}),
         ("update-induced", Caching, {"errors": np.where(caching().updates, 0.0, 1.0)}),
-        ("union", Caching, {"errors": np.stack([caching().errors[1]] * 4), "updates": caching().updates[[1] * 4]}),
+        ("union", Caching, {"errors": caching().errors[[1, 1, 2, 3]], "updates": caching().updates[[1, 1, 2, 3]]}),
         ("correlation", Correlation, {"downstream_errors": np.arange(STEPS - 1) % 2}),
         ("beta", Correlation, {"beta_downstream": np.array([0, 1, 0, 1, 0])}),
         ("proposition", Response, {"remainders": toy_analysis().get(Response).scales}),
@@ -118,3 +118,4 @@ def test_a_surge_is_a_rise_at_an_update():
     jumps, surges = surge.of("one")
     np.testing.assert_allclose(jumps, [0.4, 0, 0], atol=1e-6)
     assert surges.tolist() == [1, 0, 0]
+    np.testing.assert_allclose(surge.updated("one"), [0.5, 0.1, 0], atol=1e-6)

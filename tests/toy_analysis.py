@@ -89,6 +89,7 @@ def sections():
             mean - 0.1,
             mean,
             np.broadcast_to(1 - spread, (len(NAMES), STEPS)),
+            np.broadcast_to(1 - spread**2, (len(NAMES), STEPS)),
             "layers.2.FFN",
             STEPS - 1,
             between,

@@ -7,6 +7,7 @@ Knows nothing of tasks: who has observations of different episodes says so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from blockcache.analysis.residuals import HELD_BYTES, everything, residuals
 from blockcache.analysis.section import AnalysisError
 from blockcache.analysis.sections import Homogeneity, Stability
 from blockcache.models.port import Port
-from blockcache.observations import batch_size, rows
+from blockcache.observations import batch_size, parts, rows
 from blockcache.progress import progress_bar
 from blockcache.solvers.acs import adaptive
 from blockcache.solvers.metrics import cosine
@@ -36,7 +37,8 @@ def homogeneity(
     block: str | None = None,
     progress: str | None = None,
 ) -> Homogeneity:
-    """Cosine between the features of all pairs of samples, at 10 evenly spaced steps, and its mean at every step.
+    """Cosine between the features of all pairs of samples, at 10 evenly spaced steps, and its mean at every step; the latter
+    once more with the same noise for all.
 
     port          the policy
     observations  batches of samples, each of another episode
@@ -55,7 +57,7 @@ def homogeneity(
         raise AnalysisError(f"homogeneity compares episodes, and there is {episodes}; give more observations")
     found, pair = _cosines(port, observations, seed, at, block, progress)
     pairs = np.triu_indices(episodes, 1)
-    values = np.stack([[matrix[pairs] for matrix in found[name][0]] for name in names])  # (blocks, at, pairs)
+    values = np.stack([[matrix[pairs] for matrix in found[name].between] for name in names])  # (blocks, at, pairs)
     return Homogeneity(
         separate,
         tuple(at.tolist()),
@@ -63,51 +65,84 @@ def homogeneity(
         values.std(axis=2),
         np.percentile(values, 5, axis=2),
         np.percentile(values, 95, axis=2),
-        np.stack([found[name][1] for name in names]),
+        np.stack([found[name].mean for name in names]),
+        np.stack([found[name].one_noise for name in names]),
         block,
         int(at[-1]),
-        found[block][0][-1],
+        found[block].between[-1],
         pair,
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Between samples at some steps, (at, N, N), and the mean over pairs at all, (K,), with own noise and with one."""
+
+    between: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    one_noise: NDArray[np.float64]
+
+
+class _Pairs:
+    """The mean cosine over all pairs, from the sum of the unit vectors: |sum|^2 adds up all pairs, and each with itself."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | float = 0.0
+        self._count = 0
+
+    def add(self, unit: Tensor) -> None:
+        """(K, B, F), of length 1 each."""
+        self._sum = self._sum + unit.sum(dim=1)
+        self._count += unit.shape[1]
+
+    def mean(self) -> NDArray[np.float64]:
+        assert isinstance(self._sum, Tensor)
+        whole, count = self._sum.square().sum(dim=1), self._count
+        mean: NDArray[np.float64] = ((whole - count) / (count * (count - 1))).clamp(-1, 1).numpy()
+        return mean
+
+
 def _cosines(
     port: Port, observations: Sequence[Any], seed: int, at: NDArray[np.intp], block: str, progress: str | None
-) -> tuple[dict[str, tuple[NDArray[Any], NDArray[Any]]], NDArray[Any]]:
-    """By block the matrices between samples at some steps and the mean over pairs at all; two samples' own matrices."""
+) -> tuple[dict[str, _Block], NDArray[np.float64]]:
+    """By block what there is between samples, and two samples' own similarity matrices of one block."""
     names, full = [item.name for item in port.adapter.blocks], everything(port)
     one = residuals(port, full, rows(observations[0], 0, 1), seed, names[:1])[names[0]]
-    held = 4 * len(at) * sum(map(batch_size, observations)) * one[0].numel()  # bytes for each block
-    groups = [
-        names[start : start + max(1, HELD_BYTES // held)] for start in range(0, len(names), max(1, HELD_BYTES // held))
-    ]
-    found, pair = {}, list[NDArray[Any]]()
-    bar = progress_bar(
-        desc=progress,
-        total=len(groups) * len(observations),
-        unit="batch",
-        disable=progress is None,
-        delay=1.0,
-        leave=False,
-    )
+    samples = sum(map(batch_size, observations))
+    held = one[0].numel() * (4 * len(at) * samples + 2 * 8 * full.steps)  # bytes for each block
+    size = max(1, HELD_BYTES // held)
+    groups = [names[start : start + size] for start in range(0, len(names), size)]
+    alone = [item for batch in observations for item in parts(batch, 1)]
+    again = observations if port.takes_noise else alone
+    total = len(groups) * (len(observations) + len(again))
+    found, pair = {}, list[NDArray[np.float64]]()
+    bar = progress_bar(desc=progress, total=total, unit="batch", disable=progress is None, delay=1.0, leave=False)
     with bar:
         for group in groups:
-            features, sums = {name: list[Tensor]() for name in group}, dict[str, Tensor]()
+            features = {name: list[Tensor]() for name in group}
+            own, shared = ({name: _Pairs() for name in group} for _ in range(2))
             for index, batch in enumerate(observations):
                 for name, added in residuals(port, full, batch, seed + index, group).items():
-                    unit = torch.nn.functional.normalize(added.flatten(2).cpu().double(), dim=2)  # (K, B, F)
+                    unit = _unit(added)
+                    own[name].add(unit)
                     features[name].append(unit[at].float())
-                    sums[name] = sums.get(name, torch.zeros_like(unit[:, 0])) + unit.sum(dim=1)
                     if name == block and len(pair) < 2:
                         pair += [cosine(item.numpy()) for item in unit.unbind(dim=1)[: 2 - len(pair)]]
                 bar.update()
+            for batch in again:
+                for name, added in residuals(port, full, batch, seed, group, one_noise=True).items():
+                    shared[name].add(_unit(added))
+                bar.update()
             for name in group:
                 vectors = torch.cat(features.pop(name), dim=1).double()  # (at, N, F)
-                count = vectors.shape[1]
-                mean = (sums[name].square().sum(dim=1) - count) / max(1, count * (count - 1))
-                between = torch.bmm(vectors, vectors.transpose(1, 2)).clamp(-1, 1)
-                found[name] = between.numpy(), mean.clamp(-1, 1).numpy()
+                between = torch.bmm(vectors, vectors.transpose(1, 2)).clamp(-1, 1).numpy()
+                found[name] = _Block(between, own[name].mean(), shared[name].mean())
     return found, np.stack(pair)
+
+
+def _unit(added: Tensor) -> Tensor:
+    """(K, B, T, d) -> (K, B, F), each of length 1."""
+    return torch.nn.functional.normalize(added.flatten(2).cpu().double(), dim=2)
 
 
 def sample_matrices(

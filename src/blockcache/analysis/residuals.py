@@ -27,20 +27,33 @@ def everything(port: Port) -> Schedule:
 
 
 def residuals(
-    port: Port, schedule: Schedule, batch: Any, seed: int, blocks: Sequence[str] | None = None
+    port: Port,
+    schedule: Schedule,
+    batch: Any,
+    seed: int,
+    blocks: Sequence[str] | None = None,
+    *,
+    one_noise: bool = False,
 ) -> dict[str, Tensor]:
     """What each of the blocks (all, unless some are named) added at each step, (K, B, T, d), of a batch as files have it."""
     noting = _NotingGeneration(schedule, schedule.blocks if blocks is None else blocks)
-    run(port, noting, batch, seed)
+    run(port, noting, batch, seed, one_noise=one_noise)
     return {name: torch.stack(found) for name, found in noting.used.items()}
 
 
 @torch.no_grad()  # a graph over all steps would take gigabytes
-def run(port: Port, generation: Generation, batch: Any, seed: int) -> Any:
-    """One generation of the policy as `generation` decides it; noise depends on the seed alone."""
+def run(port: Port, generation: Generation, batch: Any, seed: int, *, one_noise: bool = False) -> Any:
+    """One generation of the policy as `generation` decides it; noise depends on the seed alone.
+
+    With `one_noise` all samples have the same, if the policy takes any; to others samples are given one at a time.
+    """
     patches = attach(port, lambda: generation)
     try:
-        return generate(getattr(port.policy, port.entry), port.given(batch), seed)
+        entry, given = getattr(port.policy, port.entry), port.given(batch)
+        if not (one_noise and port.takes_noise):
+            return generate(entry, given, seed)
+        noise = port.draw_noise(1, torch.Generator().manual_seed(seed))  # (1 + draws, 1, T, D)
+        return entry(given, noise=noise.repeat(1, batch_size(batch), 1, 1))
     finally:
         patches.remove()
 

@@ -191,6 +191,7 @@ class Homogeneity(Section):
     separate    whether the samples are known to be of different episodes
     at          evenly spaced steps, for `mean`, `std`, `p05` and `p95` over the pairs
     every_step  the mean over the pairs at all steps
+    one_noise   the same with one noise for all episodes, so that they differ by what was observed alone
     block, step where `between` holds the cosine of every pair; `two` are two episodes' own similarity matrices of that block
     """
 
@@ -204,6 +205,7 @@ class Homogeneity(Section):
     p05: Annotated[Array, Axes("blocks", "at")]
     p95: Annotated[Array, Axes("blocks", "at")]
     every_step: Annotated[Array, Axes("blocks", "steps")]
+    one_noise: Annotated[Array, Axes("blocks", "steps")]
     block: Name
     step: Count
     between: Annotated[Array, Axes("episodes", "episodes")]
@@ -239,6 +241,12 @@ class Homogeneity(Section):
     def divergence(self) -> Array:
         """(K,): one minus the mean over blocks and pairs, at every step."""
         found: Array = 1 - self.every_step.mean(axis=0)
+        return found
+
+    @property
+    def one_noise_divergence(self) -> Array:
+        """The same with one noise for all."""
+        found: Array = 1 - self.one_noise.mean(axis=0)
         return found
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockcache.analysis.section import AnalysisError, Array, Counts, Marks
+from blockcache.analysis.section import AnalysisError, Array, Counts, Marks, one_of
 from blockcache.analysis.sections import Caching
 from blockcache.schedule.block import FEED_FORWARD, Block
 
@@ -23,6 +23,7 @@ class ErrorSurge:
     updates  (schedules, ffns, K) marks
     jumps    (schedules, ffns) the largest rise of the error from one step to an update step, 0 if it always falls
     surges   (schedules, ffns) at how many update steps, the first left out, the error rose
+    at_updates  (schedules, ffns) the mean error at the update steps, the first left out; 0 if there are no others
     """
 
     schedules: tuple[str, ...]
@@ -31,11 +32,17 @@ class ErrorSurge:
     updates: Marks
     jumps: Array
     surges: Counts
+    at_updates: Array
 
     def of(self, schedule: str) -> tuple[Array, Counts]:
         """Jumps and surges of each FFN under one schedule."""
-        place = self.schedules.index(schedule)
+        place = one_of("schedule", schedule, self.schedules)
         return self.jumps[place], self.surges[place]
+
+    def updated(self, schedule: str) -> Array:
+        """The mean error of each FFN at its updates under one schedule."""
+        errors: Array = self.at_updates[one_of("schedule", schedule, self.schedules)]
+        return errors
 
 
 def error_surge(caching: Caching, blocks: Sequence[Block]) -> ErrorSurge:
@@ -44,7 +51,8 @@ def error_surge(caching: Caching, blocks: Sequence[Block]) -> ErrorSurge:
     if not rows:
         raise AnalysisError("error surges are those of FFNs, and this policy has no block of kind FFN")
     errors, updates = caching.errors[:, rows], caching.updates[:, rows]
-    rises = np.where(updates[:, :, 1:], np.diff(errors, axis=2), 0.0).clip(min=0.0)
+    later = updates[:, :, 1:]  # the first step has no error
+    rises = np.where(later, np.diff(errors, axis=2), 0.0).clip(min=0.0)
     return ErrorSurge(
         caching.schedules,
         tuple(blocks[place].name for place in rows),
@@ -52,4 +60,5 @@ def error_surge(caching: Caching, blocks: Sequence[Block]) -> ErrorSurge:
         updates,
         rises.max(axis=2, initial=0.0).astype(np.float32),
         (rises > 0).sum(axis=2),
+        np.where(later, errors[:, :, 1:], 0.0).sum(axis=2) / np.maximum(later.sum(axis=2), 1),
     )

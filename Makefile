@@ -3,12 +3,15 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint bench fuzz pins clean
+BROWSER := $(VENV)/.browser
+
+.PHONY: help demo test test-browser lint bench fuzz pins clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   the main job on the shipped policy (sets everything up first)"
 	@echo "make test   ruff, mypy, the layer test and pytest (sets everything up first)"
+	@echo "make test-browser  the page of 'blockcache report' in headless Chromium, which is installed if it is missing"
 	@echo "make fuzz   100,000 damaged files a format and 2,000 random policies, summary in out/fuzz.json; hours"
 	@echo "make bench  engines beside what users run today, into out/; leave the machine alone while it runs"
 
@@ -19,7 +22,8 @@ $(READY): requirements.txt pyproject.toml
 	@touch $@
 
 demo: $(READY)
-	$(VENV)/bin/blockcache demo
+	mkdir -p out
+	$(VENV)/bin/blockcache demo --report out/demo.html
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
@@ -29,6 +33,14 @@ lint: $(READY)
 test: lint
 	$(PYTHON) -m pytest
 
+$(BROWSER): tests/browser/requirements.txt $(READY)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement tests/browser/requirements.txt
+	@touch $@
+
+test-browser: $(BROWSER)
+	sh tests/browser/install_chromium.sh
+	$(PYTHON) -m pytest tests/browser
+
 bench: $(READY)
 	mkdir -p out
 	$(VENV)/bin/blockcache bench --json out/bench.json --plot out/bench.png
@@ -37,7 +49,7 @@ fuzz: $(READY)
 	$(PYTHON) -m tests.fuzz --output out/fuzz.json
 
 pins: $(READY)
-	{ sed -n '/^#/p' requirements.txt; $(PYTHON) -m pip freeze --exclude blockcache | sed 's/+cpu//'; } > requirements.new
+	{ sed -n '/^#/p' requirements.txt; $(PYTHON) -m pip freeze --exclude blockcache --exclude playwright --exclude greenlet --exclude pyee | sed 's/+cpu//'; } > requirements.new
 	mv requirements.new requirements.txt
 
 clean:

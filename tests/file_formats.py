@@ -17,6 +17,8 @@ import torch
 
 import blockcache as bc
 from blockcache import Block, Fingerprint, Recording, Schedule
+from blockcache.analysis.claims import claims
+from blockcache.analysis.file import Analysis
 from blockcache.cli.arguments import PolicySource
 from blockcache.compare.candidates import Candidate
 from blockcache.compare.checked import Check, Roughness
@@ -48,6 +50,7 @@ from blockcache.tasks import task_spec
 from blockcache.training.data import read_demonstrations
 from blockcache.training.state import Progress, read_state, write_state
 from public_policy import config, write_checkpoint
+from toy_analysis import toy_analysis
 
 NAMES = ("layers.0.SA", "layers.0.FFN")
 FINGERPRINT = Fingerprint("dp-t", NAMES, {"width": 16}, 5, {"type": "ddpm"}, "ab" * 32)
@@ -125,6 +128,17 @@ def write_recording(directory: Path) -> Path:
         origin={"seed": 0},
     ).save(path)
     return path
+
+
+def write_analysis(directory: Path) -> Path:
+    toy_analysis().save(directory / "analysis.safetensors")
+    return directory / "analysis.safetensors"
+
+
+def load_analysis(path: Path) -> Any:
+    found = Analysis.load(path)
+    found.save(path.with_name("again.safetensors"))
+    return claims(found)
 
 
 def write_sampler(directory: Path) -> Path:
@@ -380,6 +394,7 @@ def write_export(directory: Path) -> Path:
 EXAMPLES = [
     Example("schedule", write_schedule, Schedule.load, ("blockcache.schedule",)),
     Example("recording", write_recording, Recording.load, ("blockcache.recording",)),
+    Example("analysis", write_analysis, load_analysis, ("blockcache.analysis",)),
     Example("sampler", write_sampler, lambda path: sampler_table(SamplerConfig.load(path)), ("blockcache.sampler",)),
     Example("results", write_results, load_results, ("blockcache.results",)),
     Example("timings", write_timings, load_timings, ("blockcache.timings",)),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import blockcache as bc
-from blockcache.analysis.caching_error import _residuals, caching_error
+from blockcache.analysis.caching import caching_error
+from blockcache.analysis.residuals import residuals
 from blockcache.errors import ObservationError
 from blockcache.models.registry import port_of
 from blockcache.report.caching import FORMAT
@@ -35,7 +36,7 @@ def test_one_block_reused_once(policy, blocks, observe):
     schedule = bc.Schedule(steps(policy), {name: [s for s in every if (name, s) != (last, 1)] for name in blocks})
     batch = observe(3)
     found = caching_error(policy, schedule, [batch], seed=5)
-    true = _residuals(port_of(policy), bc.Schedule.every_step(steps(policy), blocks), batch, 5)[last]  # (K, B, T, d)
+    true = residuals(port_of(policy), bc.Schedule.every_step(steps(policy), blocks), batch, 5)[last]  # (K, B, T, d)
     expected = (true[0] - true[1]).flatten(1).norm(dim=1) / true[1].flatten(1).norm(dim=1)
     assert found.errors[-1, 1] == pytest.approx(expected.mean().item(), rel=1e-5)
     assert found.reuse_induced == found.errors[-1, 1]
@@ -54,8 +55,8 @@ def test_samples_count_alike_however_they_are_batched(policy, blocks, observe, r
 
 def test_no_gradients_are_kept_and_the_policy_comes_back(policy, blocks, observe):
     every = bc.Schedule.every_step(steps(policy), blocks)
-    for residuals in _residuals(port_of(policy), every, observe(), 0).values():
-        assert not residuals.requires_grad
+    for found in residuals(port_of(policy), every, observe(), 0).values():
+        assert not found.requires_grad
     assert "predict_action" not in vars(policy)
     with pytest.raises(ObservationError, match="at least one batch"):
         caching_error(policy, every, [])

@@ -47,7 +47,18 @@ def test_a_group_lists_its_verbs_with_a_line_each(blockcache, group, words):
 
 
 def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
-    assert list(cli.cli.verbs) == ["demo", "calibrate", "solve", "show", "export", "bench", "tune", "check", "eval"]
+    assert list(cli.cli.verbs) == [
+        "demo",
+        "calibrate",
+        "solve",
+        "show",
+        "export",
+        "bench",
+        "analyse",
+        "tune",
+        "check",
+        "eval",
+    ]
     assert list(cli.policy.verbs) == ["demonstrate", "train", "convert", "observe", "place", "fit"]
     assert list(cli.paper.verbs) == [
         "suite",
@@ -77,7 +88,15 @@ def test_one_word_means_one_thing_in_every_verb():
             seen.setdefault(parameter.name, {})[verb] = parameter
     assert {type(parameter.type) for parameter in seen["policy"].values()} == {type(POLICY)}
     assert {verb for verb, found in seen["policy"].items() if isinstance(found, click.Option)} == {"paper flops"}
-    assert set(seen["seed"]) == {"calibrate", "check", "tune", "policy train", "policy place", "policy fit"}
+    assert set(seen["seed"]) == {
+        "calibrate",
+        "check",
+        "analyse",
+        "tune",
+        "policy train",
+        "policy place",
+        "policy fit",
+    }
     assert set(seen["first_seed"]) == {"eval", "policy demonstrate", "policy observe"}
     assert not any("docs" in str(found.default) for found in seen["output"].values())
 

@@ -24,6 +24,7 @@ COUNTED = [
     "demo --seconds", "policy observe pusht --episodes", "policy observe pusht --count", "policy place pusht --steps",
     "policy train pusht --data x.npz -o y --width", "policy train pusht --data x.npz -o y --layers",
     "policy train pusht --data x.npz -o y --epochs", "check pusht --count", "check pusht --samples",
+    "analyse pusht --compared", "analyse pusht --episodes",
 ]  # fmt: skip
 PARALLEL = ["calibrate pusht --threads", "eval pusht --workers", "bench --threads", "policy fit pusht --threads"]
 

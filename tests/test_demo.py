@@ -115,8 +115,23 @@ def test_what_was_tuned_for_the_policy_is_among_the_methods(shell, tmp_path, mon
     monkeypatch.setattr(demo, "_open_loop", lambda *given: None)
     code, out, _ = shell("--seconds", 1)
     assert code == 0
+    assert "one page" not in out
     assert "tuned" in closed_loop(out)
     assert "Tuned: what" in out
+
+
+def test_the_demo_ends_by_naming_its_page(shell, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "_open_loop", lambda *given: None)
+    code, out, _ = shell("--seconds", 1, "--report", "demo.html")
+    assert code == 0
+    assert out.endswith("All of it as one page, to be opened in a browser: demo.html\n")
+    text = (tmp_path / "demo.html").read_text()
+    for name in ("schedule-1", "front", "timings-1", "similarity"):
+        assert f'id="figure-{name}"' in text
+    assert "blockcache demo policy --generations 3 --repeats 1 --report demo.html --seconds 1" in text
+    code, out, _ = shell("--seconds", 0, "--report", "demo.html")
+    assert code == 0
+    assert 'id="figure-front"' not in (tmp_path / "demo.html").read_text()  # no rollouts, and the old page is gone
 
 
 def test_without_time_or_simulator_the_demo_still_ends_well(shell, tmp_path, monkeypatch):

@@ -179,6 +179,7 @@ OFFENDERS = (
     Offender("schedule", ".json", "half of a letter, which cannot be written back", put(raw('"\\ud800"'), "origin", "x")),
     Offender("sampler", "dpmsolver.json", "a whole number of 400 digits: OverflowError", put(10**400, "sampler", "timesteps", 0)),
     Offender("recording", ".safetensors", "a block's name that is a list: TypeError in solve", put_header([], "blocks", 0, "name")),
+    Offender("analysis", ".safetensors", "a lag beyond the steps: a curve of nothing", put_header([10**9], "sections", "similarity", "lags")),
     Offender("policy", "config.json", "a network of 10^12 inputs was built before the weights were looked at", put(10**12, "obs_dim")),
     Offender("policy", "config.json", "100 million layers took all memory", put(10**8, "n_layer")),
     Offender("policy", "config.json", "a width of 400 digits: TypeError of torch", put(10**400, "n_emb")),

@@ -294,6 +294,7 @@ SAMPLES = {
     **{
         name: _example(name)
         for name in (
+            "analysis",
             "check",
             "tuning",
             "tuning state",

@@ -50,8 +50,10 @@ paper = LazyGroup(
         "show": ("schedules:show", "Draw a schedule in the terminal."),
         "export": ("engines:export", "Write a policy under a schedule as one ONNX file, for the robot."),
         "bench": ("engines:bench", "Time every engine beside what users run today."),
+        "analyse": ("analyse:analyse", "Why caching works for a policy and where it hurts: the paper's analyses."),
         "tune": ("tune:tune", "The best that fits a deadline or a loss, and why it may be trusted."),
         "check": ("check:check", "One schedule or method judged without a simulator: how far its actions are off."),
+        "report": ("report:report", "One page that opens offline: what is gained, what it costs, and why."),
         "eval": ("evaluate:evaluate", "Does the robot still do its job? Paired rollouts of several methods."),
     },
 )

@@ -130,11 +130,11 @@ def load_schedule(source: str) -> Schedule:
 def typed() -> str:
     """The running verb with what was given to it, as one would type it again."""
     context = click.get_current_context()
-    words = []
+    words: list[str] = []
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if isinstance(option, click.Argument):
-            words.append(str(value))
+            words += map(str, value) if isinstance(value, tuple) else [str(value)]
         elif given([option.name or ""]):
             words += [option.opts[0], str(value)]
     return f"{context.command_path} {shlex.join(words)}"

@@ -12,6 +12,7 @@ from blockcache.errors import ObservationError, TaskError
 
 if TYPE_CHECKING:
     from blockcache.compare.candidates import Calibrations
+    from blockcache.studies.showcase import Showcase
 
 
 @click.command()
@@ -20,11 +21,18 @@ if TYPE_CHECKING:
 @arg.generations_option
 @click.option("--repeats", type=arg.COUNT, default=7, help="Timed calls per method.")
 @arg.threads_option
+@click.option("--report", type=arg.OUTPUT, help="A page of what came out, such as demo.html.")
 @click.option(
     "--seconds", type=click.IntRange(0, arg.MOST), default=150, help="For rollouts in the simulator; 0 leaves them out."
 )
 def demo(
-    policy: arg.PolicySource, observations: str | None, generations: int, repeats: int, threads: int, seconds: int
+    policy: arg.PolicySource,
+    observations: str | None,
+    generations: int,
+    repeats: int,
+    threads: int,
+    report: str | None,
+    seconds: int,
 ) -> None:
     """Calibrate, solve and accelerate POLICY (default: the shipped Push-T policy), and compare what comes out.
 
@@ -36,8 +44,12 @@ def demo(
       blockcache demo
       blockcache demo --seconds 600
       blockcache demo --seconds 0
-      blockcache demo my_policy/ --generations 32
+      blockcache demo my_policy/ --generations 32 --report demo.html
     """
+    if report is not None:
+        from blockcache.report.html import require_plotly
+
+        require_plotly()
     seen = policy.observations(observations)
 
     import torch
@@ -57,8 +69,9 @@ def demo(
     with tempfile.TemporaryDirectory() as kept:  # one calibration for both comparisons
         calibrations = Calibrations(port, rows(seen, 0, generations), keep=kept)
         _open_loop(calibrations, rows(seen, generations, generations + 32), repeats)
-        if seconds:
-            _closed_loop(policy, seen, generations, seconds, kept)
+        found = _closed_loop(policy, seen, generations, seconds, kept) if seconds else None
+        if report is not None:
+            _write_page(policy, calibrations, found, report)
 
 
 def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> None:
@@ -93,7 +106,40 @@ def _tuned(policy: arg.PolicySource) -> list[str]:
     return [f"tuned:{directory}"] if directory is not None and (directory / TUNING).is_file() else []
 
 
-def _closed_loop(policy: arg.PolicySource, observations: Any, generations: int, seconds: int, kept: str) -> None:
+def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: Showcase | None, path: str) -> None:
+    """One page of what was just calibrated, solved and rolled out, and of what lies beside the policy."""
+    from blockcache.compare.tuning import Tuning
+    from blockcache.files import write_bytes
+    from blockcache.measure.machine import describe
+    from blockcache.models.places import TUNING
+    from blockcache.report.html import render
+    from blockcache.report.overview.page import page
+    from blockcache.report.overview.sources import Source, Sources
+    from blockcache.report.suites import Timings
+    from blockcache.solvers import solve
+
+    command, recording = arg.typed(), calibrations.recording(action_costs=True)
+    tuned = {name: Tuning.load(f"{name.removeprefix('tuned:')}/{TUNING}") for name in _tuned(policy)}
+    results, timings = [], []
+    if found is not None:
+        speed = f"seconds per chunk, batch 1, one torch thread, {found.repeats} interleaved rounds"
+        results = [Source(command, found.results)]
+        timings = [Source(command, Timings(recording.fingerprint, describe(), speed, found.speed))]
+    made = Sources(
+        recordings=(Source(command, recording),),
+        schedules=(Source(command, solve(recording)),),
+        results=tuple(results),
+        timings=tuple(timings),
+        tunings=tuple(Source(f"{policy}/tuned/{TUNING}", tuning) for tuning in tuned.values()),
+        command=command,
+    )
+    write_bytes(path, render(page(made)).encode())
+    click.echo(f"\nAll of it as one page, to be opened in a browser: {path}")
+
+
+def _closed_loop(
+    policy: arg.PolicySource, observations: Any, generations: int, seconds: int, kept: str
+) -> Showcase | None:
     from blockcache.compare.jobs import local_workers
     from blockcache.report.evaluation import closed_loop_blocks
     from blockcache.report.stored import shipped
@@ -120,9 +166,10 @@ def _closed_loop(policy: arg.PolicySource, observations: Any, generations: int, 
         )
     except TaskError as error:
         click.echo(f"\nNo rollouts here: {error}.")
-        return
+        return None
     stored = shipped()
     weights = found.results.policy["fingerprint"]["weights"]
     fits = stored is not None and (stored.task, stored.weights) == (found.results.task["name"], weights)
     click.echo()
     display(*closed_loop_blocks(found.results, found.speed, stored if fits else None))
+    return found

@@ -6,7 +6,7 @@ An adapter is found by the shape of the denoiser, never by importing the code it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -19,16 +19,30 @@ Route: TypeAlias = Callable[[str, Callable[[], Tensor]], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
+class FeedForward:
+    """The parts of an FFN block that adds W2 phi(W1 norm(x) + b1) + b2, for who looks inside it; `norm` takes x alone."""
+
+    block: str
+    norm: nn.LayerNorm
+    first: nn.Linear
+    activation: Callable[[Tensor], Tensor]
+    second: nn.Linear
+
+
+@dataclass(frozen=True, eq=False)
 class Layer:
     """One layer of the stack. `forward(route, *args, **kwargs)` is the module's own forward, except that the residual
     of each block is whatever `route` returns for it; `stream` is the name of its first argument, the residual stream.
-    `first_input` gives the first block's normalised input."""
+    `first_input` gives the first block's normalised input. Analyses look inside where a layer says how: `feed_forward` are
+    the parts of its FFN, `values` give the W_V of its attention blocks by name."""
 
     module: nn.Module
     blocks: tuple[str, ...]
     forward: Callable[..., Tensor]
     first_input: Callable[[Tensor], Tensor]
     stream: str
+    feed_forward: FeedForward | None = None
+    values: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

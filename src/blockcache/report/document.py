@@ -1,4 +1,4 @@
-"""What a report says, as values: a document of sections, paragraphs, bullets, tables and figures.
+"""What a report says, as values: a document of sections, paragraphs, bullets, facts, tables, figures and charts.
 
 Text has light inline markup, a part of Markdown's: `code`, **strong**, *emphasis* and [words](address), not inside one
 another. A backslash takes its meaning from the mark behind it, and `plain` does that to words from elsewhere. A line break
@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+
+from blockcache.report.chart import Panel
 
 Kind: TypeAlias = Literal["plain", "code", "strong", "emphasis", "link"]
 Align: TypeAlias = Literal["left", "right"]
@@ -139,6 +141,56 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Fact:
+    """One figure that is read before all others: how much, of what, and how that is known."""
+
+    value: str
+    what: str
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _check_line("a fact", self.value)
+        _check_line("what a fact is of", self.what)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The few figures that answer the reader's question."""
+
+    items: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """A picture that is drawn from values, with the same values as a table behind it.
+
+    name     of its file or its place in the page: small letters, digits and hyphens
+    title    what it shows, in a few words
+    alt      what is to be seen, for those who cannot see it
+    panels   what is drawn
+    table    the figures
+    caption  how to read it
+    columns  panels side by side, where there is room
+    """
+
+    name: str
+    title: str
+    alt: str
+    panels: tuple[Panel, ...]
+    table: Table
+    caption: str = ""
+    columns: int = 1
+
+    def __post_init__(self) -> None:
+        _check_line("the title of a chart", self.title)
+        _check_line("what a chart shows", self.alt)
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", self.name):
+            raise ValueError(f"the name of a chart has small letters, digits and hyphens, got {self.name!r}")
+        if not self.panels or self.columns < 1:
+            raise ValueError(f"the chart {self.name} needs at least one panel and one column")
+
+
+@dataclass(frozen=True)
 class Folded:
     """Blocks that most readers pass over, under a title that is always seen."""
 
@@ -171,9 +223,20 @@ class Document:
         _check_line("the title of a document", self.title)
 
 
-Block: TypeAlias = Paragraph | Bullets | Table | Figure | Folded | Section
+Block: TypeAlias = Paragraph | Bullets | Facts | Table | Figure | Chart | Folded | Section
 
 
 def _check_line(what: str, text: str) -> None:
     if not text.strip() or "\n" in text:
         raise ValueError(f"{what} is one line of text, got {text!r}")
+
+
+def charts(blocks: Iterable[Block]) -> tuple[Chart, ...]:
+    """All charts of a document, in the order in which they are read."""
+    found: list[Chart] = []
+    for block in blocks:
+        if isinstance(block, Chart):
+            found.append(block)
+        elif isinstance(block, Section | Folded):
+            found += charts(block.blocks)
+    return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,8 +65,16 @@ def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
+_UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""The same figure gives the same file, whenever it is drawn."""
+
+
 def save_figure(figure: Any, path: PathLike) -> None:
-    """As a PNG file, all of it or none of it."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
+    """As an SVG or a PDF file if it is called so, else as a PNG file; all of it or none of it."""
+    from matplotlib import rc_context
+
+    buffer, kind = io.BytesIO(), os.fspath(path).rpartition(".")[2].lower()
+    kind = kind if kind in _UNDATED else "png"
+    with rc_context({"svg.hashsalt": "blockcache", "svg.fonttype": "none", "pdf.fonttype": 42}):  # text stays text
+        figure.savefig(buffer, format=kind, dpi=130, metadata=_UNDATED.get(kind))
     write_bytes(path, buffer.getvalue())

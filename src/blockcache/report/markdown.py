@@ -5,7 +5,19 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-from blockcache.report.document import Block, Bullets, Document, Figure, Folded, Paragraph, Section, Table, spans
+from blockcache.report.document import (
+    Block,
+    Bullets,
+    Chart,
+    Document,
+    Facts,
+    Figure,
+    Folded,
+    Paragraph,
+    Section,
+    Table,
+    spans,
+)
 
 
 def render(document: Document) -> str:
@@ -28,6 +40,10 @@ def _lines(block: Block, level: int) -> list[str]:
             return _table(block)
         case Figure(path, alt, caption):
             return [f"![{alt}]({path})", *(["", caption] if caption else [])]
+        case Facts(items):
+            return [f"- **{fact.value}** {fact.what}" + f": {fact.note}" * bool(fact.note) for fact in items]
+        case Chart():  # Markdown draws nothing
+            return [f"**{block.title}.** {block.caption}".rstrip(), "", *_table(block.table)]
         case Folded(title, blocks):
             words = html.escape("".join(span.text for span in spans(title)), quote=False)  # HTML knows no Markdown
             return [f"<details><summary>{words}</summary>", "", *_blocks(blocks, level), "</details>"]

@@ -13,7 +13,19 @@ from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from blockcache.report.document import Block, Bullets, Document, Figure, Folded, Paragraph, Section, Table, spans
+from blockcache.report.document import (
+    Block,
+    Bullets,
+    Chart,
+    Document,
+    Facts,
+    Figure,
+    Folded,
+    Paragraph,
+    Section,
+    Table,
+    spans,
+)
 
 Part: TypeAlias = Document | Block
 _STYLES = {"plain": "", "code": "", "strong": "bold", "emphasis": "italic", "link": ""}
@@ -49,6 +61,12 @@ def _pieces(part: Part) -> Iterator[RenderableType]:
             yield Text(f"[{alt}: {path}]")
             if caption:
                 yield _text(caption)
+        case Facts(items):
+            lines = [f"- **{fact.value}** {fact.what}" + f": {fact.note}" * bool(fact.note) for fact in items]
+            yield Text("\n").join(map(_text, lines))
+        case Chart():  # its figures, and how to read them
+            yield _text(f"**{part.title}.** {part.caption}".rstrip())
+            yield _table(part.table)
         case Document(title, blocks) | Section(title, blocks) | Folded(title, blocks):
             yield _text(title, "bold")
             for block in blocks:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from blockcache.errors import PolicyError
-from blockcache.models.adapter import Adapter, Layer, Route
+from blockcache.models.adapter import Adapter, FeedForward, Layer, Route
 from blockcache.models.dpt.flops import DPTShape
 from blockcache.models.dpt.fold import fold
 from blockcache.models.weight_checks import check_mask
@@ -142,7 +142,9 @@ def _decoder_layer(layer: Any, blocks: tuple[str, ...]) -> Layer:
         )
         return x + route(ffn, lambda: _feed_forward(layer, layer.norm3(x), layer.dropout3))
 
-    return Layer(layer, blocks, forward, layer.norm1, "tgt")
+    parts = FeedForward(ffn, layer.norm3, layer.linear1, layer.activation, layer.linear2)
+    values = {sa: lambda: _value_weight(layer.self_attn), ca: lambda: _value_weight(layer.multihead_attn)}
+    return Layer(layer, blocks, forward, layer.norm1, "tgt", parts, values)
 
 
 def _encoder_layer(layer: Any, blocks: tuple[str, ...]) -> Layer:
@@ -159,7 +161,15 @@ def _encoder_layer(layer: Any, blocks: tuple[str, ...]) -> Layer:
         x = x + route(sa, lambda: _self_attention(layer, x, src_mask, src_key_padding_mask, is_causal))
         return x + route(ffn, lambda: _feed_forward(layer, layer.norm2(x), layer.dropout2))
 
-    return Layer(layer, blocks, forward, layer.norm1, "src")
+    parts = FeedForward(ffn, layer.norm2, layer.linear1, layer.activation, layer.linear2)
+    return Layer(layer, blocks, forward, layer.norm1, "src", parts, {sa: lambda: _value_weight(layer.self_attn)})
+
+
+def _value_weight(attention: nn.MultiheadAttention) -> Tensor:
+    """W_V (d, d), which torch keeps below W_Q and W_K unless keys and values have widths of their own."""
+    joint: Tensor | None = attention.in_proj_weight
+    weight: Tensor = attention.v_proj_weight if joint is None else joint[2 * attention.embed_dim :]
+    return weight
 
 
 def _self_attention(layer: Any, x: Tensor, mask: Tensor | None, padding: Tensor | None, causal: bool) -> Tensor:

@@ -1,0 +1,214 @@
+"""What a chart shows, as values: panels of heat maps with marks upon them, series of points or lines, and bars.
+
+Drawn by `drawing` for paper and by the page's own script on a screen, both with the colours and the shapes that are named
+here. Knows nothing of pages, of matplotlib or of what the figures mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Colour: TypeAlias = Literal["ink", "orange", "blue", "green", "sky", "pink", "amber", "grey"]
+Marker: TypeAlias = Literal["circle", "square", "diamond", "up", "down", "cross", "x", "star"]
+
+COLOURS: dict[str, str | None] = {  # Okabe and Ito's, for every eye; ink is that of the text, dark or light
+    "ink": None,
+    "orange": "#D55E00",
+    "blue": "#0072B2",
+    "green": "#009E73",
+    "sky": "#56B4E9",
+    "pink": "#CC79A7",
+    "amber": "#E69F00",
+    "grey": "#8A8A8A",
+}
+SCALE = ("#440154", "#472D7B", "#3B528B", "#2C728E", "#21918C", "#28AE80", "#5EC962", "#ADDC30", "#FDE725")
+"""Viridis, from low to high: rises in lightness all the way, so that it is read without colours too."""
+MARKERS = {  # for matplotlib, for the page's script, and in its legend
+    "circle": ("o", "circle", "●"),
+    "square": ("s", "square", "■"),
+    "diamond": ("D", "diamond", "◆"),
+    "up": ("^", "triangle-up", "▲"),
+    "down": ("v", "triangle-down", "▼"),
+    "cross": ("P", "cross", "✚"),
+    "x": ("X", "x", "✖"),
+    "star": ("*", "star", "★"),
+}
+MOST_CELLS = 250_000
+"""Of one heat map: a page has several, and must stay small."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`names` are those of the places 0, 1, and so on; without them the axis has numbers."""
+
+    title: str
+    log: bool = False
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Cells of a heat map, (row, column), that are something else than the rest, such as updates."""
+
+    name: str
+    cells: tuple[tuple[int, int], ...]
+    colour: Colour = "ink"
+    marker: Marker = "circle"
+
+
+@dataclass(frozen=True, eq=False)
+class HeatMap:
+    """`values` (rows, columns); NaN is a cell without a figure. Row 0 stands at the top.
+
+    what       the figure in a cell
+    low, high  ends of the colours
+    rest       what a cell is that no mark names; nothing where there are no marks
+    every      columns and rows stand for so many steps each, the first of them written down
+    """
+
+    values: NDArray[np.float64]
+    what: str
+    low: float
+    high: float
+    marks: tuple[Marks, ...] = ()
+    rest: str = ""
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2 or not 0 < self.values.size <= MOST_CELLS:
+            raise ValueError(f"a heat map has rows and columns, {MOST_CELLS:,} cells at most, got {self.values.shape}")
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            raise ValueError(f"the ends of a heat map's colours are finite, got {self.low} and {self.high}")
+        rows, columns = self.values.shape
+        for mark in self.marks:
+            if any(not (0 <= row < rows and 0 <= column < columns) for row, column in mark.cells):
+                raise ValueError(f"a mark {mark.name!r} lies outside of the {rows} x {columns} cells")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points, a line, or both. `low` and `high` are the ends of each point's interval; `notes` what else is known of it;
+    `labels` the words beside a point, which few should have."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    colour: Colour = "blue"
+    marker: Marker = "circle"
+    line: bool = False
+    points: bool = True
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    hollow: bool = False
+    large: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("y", "low", "high", "notes", "labels"):
+            found = getattr(self, name)
+            if len(found) != len(self.x) and (found or name == "y"):
+                raise ValueError(f"{self.name}: {len(found)} {name} for {len(self.x)} points")
+        if not all(map(math.isfinite, (*self.x, *self.y, *self.low, *self.high))):
+            raise ValueError(f"{self.name}: every point needs finite numbers")
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One bar for each name of the panel's y axis, from the top; `colours` and `notes` one for each."""
+
+    name: str
+    values: tuple[float, ...]
+    colours: tuple[Colour, ...]
+    notes: tuple[str, ...]
+    form: str = "{:.1f}"
+
+    def __post_init__(self) -> None:
+        if not len(self.values) == len(self.colours) == len(self.notes):
+            raise ValueError(f"{self.name}: values, colours and notes must be equally many")
+        if not all(map(math.isfinite, self.values)):
+            raise ValueError(f"{self.name}: every bar needs a finite number")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A thin line across a panel, at that place of its x or y axis."""
+
+    axis: Literal["x", "y"]
+    at: float
+    name: str
+
+
+Layer: TypeAlias = HeatMap | Series | Bars
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One pair of axes and what is drawn in it. `square` keeps both as long as one another."""
+
+    x: Axis
+    y: Axis
+    layers: tuple[Layer, ...]
+    title: str = ""
+    rules: tuple[Rule, ...] = ()
+    square: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("a panel shows something, got no layer")
+
+
+def to_json(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """The panels in JSON types, for the page's script; six digits are more than anybody sees."""
+    return [
+        {
+            "title": panel.title,
+            "x": _axis(panel.x),
+            "y": _axis(panel.y),
+            "square": panel.square,
+            "rules": [{"axis": rule.axis, "at": rule.at, "name": rule.name} for rule in panel.rules],
+            "layers": [_layer(layer) for layer in panel.layers],
+        }
+        for panel in panels
+    ]
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    return {"title": axis.title, "log": axis.log, "names": list(axis.names)}
+
+
+def _layer(layer: Layer) -> dict[str, Any]:
+    match layer:
+        case HeatMap():
+            return {
+                "kind": "heat",
+                "what": layer.what,
+                "rest": layer.rest,
+                "low": layer.low,
+                "high": layer.high,
+                "every": layer.every,
+                "values": [_numbers(row) for row in layer.values],
+                "marks": [
+                    {"name": mark.name, "cells": [list(cell) for cell in mark.cells], "colour": mark.colour, "marker": mark.marker}
+                    for mark in layer.marks
+                ],
+            }  # fmt: skip
+        case Series():
+            numbers = {name: _numbers(getattr(layer, name)) for name in ("x", "y", "low", "high")}
+            names = ("name", "colour", "marker", "line", "points", "notes", "labels", "hollow", "large")
+            return {"kind": "series", **numbers, **{name: getattr(layer, name) for name in names}}
+        case Bars():
+            shown = [layer.form.format(value) for value in layer.values]
+            same = {name: getattr(layer, name) for name in ("name", "colours", "notes")}
+            return {"kind": "bars", "values": _numbers(layer.values), "shown": shown, **same}
+
+
+def _numbers(values: Sequence[float] | NDArray[np.float64]) -> list[float | None]:
+    """Six digits, and None for what is not a number: JSON has no NaN."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

@@ -1,0 +1,149 @@
+"""A chart by matplotlib, for a paper: the same values, colours and shapes as on the page. Knows nothing of what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockcache.report.chart import COLOURS, MARKERS, SCALE, Bars, HeatMap, Panel, Series
+from blockcache.report.document import Chart
+from blockcache.report.figures import Label, new_figure, save_figure, write_labels
+
+_INK = "#000000"
+
+
+def save_charts(charts: Iterable[Chart], directory: Path, kinds: tuple[str, ...] = ("svg", "pdf")) -> list[Path]:
+    """One file for each chart and kind, called after the chart."""
+    paths = []
+    for chart in charts:
+        figure = draw(chart)
+        for kind in kinds:
+            paths.append(directory / f"{chart.name}.{kind}")
+            save_figure(figure, paths[-1])
+    return paths
+
+
+def draw(chart: Chart) -> Any:
+    """The whole chart: its panels in as many columns as it asks for, one legend beneath."""
+    columns = min(chart.columns, len(chart.panels))
+    rows = -(-len(chart.panels) // columns)
+    width = {1: 8.0, 2: 5.6, 3: 4.0}.get(columns, 1.5)
+    high = max(_height(panel, width) for panel in chart.panels)
+    figure = new_figure(columns * width, rows * high + 0.5)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid[len(chart.panels) :]:
+        axes.set_visible(False)
+    small = columns > 3
+    for axes, panel in zip(grid, chart.panels, strict=False):
+        _draw_panel(axes, panel, small)
+    handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 2 * columns + 2), frameon=False, fontsize=8)  # fmt: skip
+    return figure
+
+
+def _height(panel: Panel, width: float) -> float:
+    if panel.square:
+        return width
+    rows = len(panel.y.names)
+    return max(1.2, (0.13 if rows > 40 else 0.2) * rows) + 0.7 if rows else 0.7 * width
+
+
+def _draw_panel(axes: Any, panel: Panel, small: bool) -> None:
+    size = 6 if small else 8
+    axes.set_title(panel.title.replace("$", r"\$"), fontsize=size + 1, loc="left")
+    axes.tick_params(labelsize=size - 1)
+    if not small:
+        axes.set_xlabel(panel.x.title.replace("$", r"\$"), fontsize=size)
+        axes.set_ylabel("" if panel.y.names else panel.y.title.replace("$", r"\$"), fontsize=size)
+    labels: list[Label] = []
+    for layer in panel.layers:
+        match layer:
+            case HeatMap():
+                _draw_heat(axes, layer, bool(panel.y.names), small)
+            case Series():
+                labels += _draw_series(axes, layer)
+            case Bars():
+                _draw_bars(axes, layer)
+    for name, axis in (("x", panel.x), ("y", panel.y)):
+        if axis.log:
+            getattr(axes, f"set_{name}scale")("log")
+        if axis.names:
+            shown = [word.replace("$", r"\$") for word in axis.names]
+            getattr(axes, f"set_{name}ticks")(range(len(shown)), shown, fontsize=5 if len(shown) > 40 else size - 1)
+    for rule in panel.rules:
+        line = axes.axvline if rule.axis == "x" else axes.axhline
+        line(rule.at, color=_INK, lw=0.7, ls=":" if rule.name else "-", label=rule.name or None)
+    if not any(isinstance(layer, HeatMap) for layer in panel.layers):
+        axes.spines[["top", "right"]].set_visible(False)
+    if labels:
+        write_labels(axes, labels)
+
+
+def _draw_heat(axes: Any, heat: HeatMap, named: bool, small: bool) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    rows, columns = heat.values.shape
+    every = heat.every
+    down = 1 if named else every
+    extent = (
+        -0.5 * every,
+        (columns - 0.5) * every,
+        (rows - 0.5) * down,
+        -0.5 * down,
+    )  # the first row stands at the top
+    colours = LinearSegmentedColormap.from_list("page", list(SCALE))
+    picture = axes.imshow(
+        np.ma.masked_invalid(heat.values), cmap=colours, vmin=heat.low, vmax=heat.high, extent=extent, aspect="auto", interpolation="nearest"
+    )  # fmt: skip
+    for mark in heat.marks:
+        where = np.array(mark.cells, dtype=float).reshape(-1, 2)
+        face = "#ffffff" if mark.colour == "ink" else COLOURS[mark.colour]
+        size = max(1.2, min(4.0, 220 / columns))
+        axes.plot(
+            where[:, 1],
+            where[:, 0],
+            MARKERS[mark.marker][0],
+            color=face,
+            mec=_INK,
+            mew=0.3,
+            ms=size,
+            ls="",
+            label=mark.name,
+        )
+    if not small:
+        axes.figure.colorbar(picture, ax=axes, shrink=0.9, pad=0.01).set_label(heat.what, fontsize=7)
+
+
+def _draw_series(axes: Any, series: Series) -> list[Label]:
+    colour = COLOURS[series.colour] or _INK
+    style = {
+        "color": colour,
+        "marker": MARKERS[series.marker][0] if series.points else "",
+        "ls": ("--" if series.hollow else "-") if series.line else "",
+        "ms": 11 if series.large else 5,
+        "mfc": "white" if series.hollow else colour,
+        "lw": 1.2,
+        "label": series.name,
+    }
+    if series.low and any(high > low for low, high in zip(series.low, series.high, strict=True)):
+        y = np.array(series.y)
+        ends = np.abs(np.array([y - np.array(series.low), np.array(series.high) - y]))
+        axes.errorbar(series.x, y, yerr=ends, elinewidth=0.7, capsize=1.5, **style)
+    else:
+        axes.plot(series.x, series.y, **style)
+    return [Label(word, x, y, colour) for word, x, y in zip(series.labels, series.x, series.y, strict=False) if word]
+
+
+def _draw_bars(axes: Any, bars: Bars) -> None:
+    places = range(len(bars.values))
+    axes.barh(places, bars.values, color=[COLOURS[colour] or _INK for colour in bars.colours], height=0.7)
+    axes.invert_yaxis()
+    for place, value in zip(places, bars.values, strict=True):
+        axes.annotate(
+            bars.form.format(value), (value, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7
+        )
+    axes.margins(x=0.12)

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from blockcache.errors import PolicyError, in_one_line
-from blockcache.files import PathLike
+from blockcache.files import PathLike, no_writer
 from blockcache.models.dit import checkpoint as dit
 from blockcache.models.dit import lerobot
 from blockcache.models.dpt import checkpoint, convert
@@ -33,7 +33,8 @@ def load_policy(source: PathLike | Any) -> Any:
         return _called(str(source))
     if is_checkpoint(source):
         return convert.load_checkpoint(source)
-    config = read_config(source)
+    with no_writer(policy_directory(source)):  # a save may be putting the files in order
+        config = read_config(source)
     family = config.get("family")
     load = _LOADERS.get(family, checkpoint.load_policy) if isinstance(family, str) else checkpoint.load_policy
     policy = (lerobot.load_policy if lerobot.is_lerobot(config) else load)(source)

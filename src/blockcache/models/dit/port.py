@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from blockcache.errors import ObservationError
 from blockcache.files import PathLike
 from blockcache.models.dit.adapter import find
 from blockcache.models.dit.checkpoint import save_policy
@@ -146,6 +147,10 @@ class OwnEncodedPort(OwnPort):
 
     def handed_over(self, x: Tensor, timestep: Any, conditioning_vec: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         return {CONDITIONING: conditioning_vec.detach()}, x.detach()
+
+    def explain(self, error: Exception, obs: Any) -> ObservationError | None:
+        """The policy explains itself: what it says of an observation is what counts, whoever looks ahead with it."""
+        return ObservationError(str(error)) if isinstance(error, ObservationError) else None
 
     def typical(self, count: int) -> dict[str, Tensor]:
         found, encoder = super().typical(count), self.policy.config.encoder

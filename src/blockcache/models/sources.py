@@ -6,12 +6,21 @@ import importlib
 import os
 from typing import Any
 
-from blockcache.errors import PolicyError, in_one_line
+from blockcache.errors import PolicyError, in_one_line, short
 from blockcache.files import PathLike, no_writer
 from blockcache.models.dit import checkpoint as dit
 from blockcache.models.dit import lerobot
 from blockcache.models.dpt import checkpoint, convert
-from blockcache.models.places import is_checkpoint, is_entry, policy_directory, read_config, remember_place, split_entry
+from blockcache.models.dpt.adapter import FAMILY as DPT
+from blockcache.models.places import (
+    CONFIG,
+    is_checkpoint,
+    is_entry,
+    policy_directory,
+    read_config,
+    remember_place,
+    split_entry,
+)
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 
@@ -36,6 +45,9 @@ def load_policy(source: PathLike | Any) -> Any:
     with no_writer(policy_directory(source)):  # a save may be putting the files in order
         config = read_config(source)
     family = config.get("family")
+    if isinstance(family, str) and family not in (known := sorted((DPT, *_LOADERS))):
+        path = policy_directory(source) / CONFIG
+        raise PolicyError(f"{path}: policies of family {short(family)} are not known; known are {', '.join(known)}")
     load = _LOADERS.get(family, checkpoint.load_policy) if isinstance(family, str) else checkpoint.load_policy
     policy = (lerobot.load_policy if lerobot.is_lerobot(config) else load)(source)
     remember_place(policy, policy_directory(source))

@@ -22,7 +22,8 @@ from blockcache.models.registry import port_of
 from blockcache.observations import hash_observations, parts
 from blockcache.report.document import Table
 from blockcache.report.tuning import draw_front, tuning_blocks
-from blockcache.samplers import DDPM, ChosenSampler
+from blockcache.samplers import DDPM, ChosenSampler, Euler
+from dit_policies import tiny_dit, tiny_observation
 from engine_comparison import BLOCKS
 
 DDPM4 = DDPM(num_inference_steps=4)
@@ -256,6 +257,20 @@ def test_all_kinds_of_methods_are_looked_at_and_one_is_chosen(policy, run):
     assert found.met is (found.goal.miss(found.chosen) == 0)
     assert found.plain_ms > 0
     assert {one.threads for one in found.points} <= {1, torch.get_num_threads(), looks.cores()}
+
+
+def test_a_flow_is_tuned_too(run, monkeypatch):
+    """Fewer Euler steps, blocks reused, and both; nothing that only a diffusion has."""
+    asked, at = [], looks.Looks.at
+    monkeypatch.setattr(looks.Looks, "at", lambda self, names, *more, **named: (
+        asked.extend(names), at(self, names, *more, **named)
+    )[1])  # fmt: skip
+    found = run(tiny_dit(sampler=Euler(num_inference_steps=5)), observations=tiny_observation(30))
+    assert found.tuning.notes == ()
+    kinds = {method.partition("-")[0].partition(":")[0] for method in asked}
+    assert kinds == {"full", "euler", "action"}
+    assert {"euler-4", "euler-3", "euler-4+action:budget=0.7"} <= set(asked)
+    assert found.sampler is None or isinstance(found.sampler, Euler)
 
 
 @pytest.mark.parametrize("faster", ["onnx", "loop"])

@@ -111,6 +111,7 @@ def tune(
     points = looks.at(["full", *(fewer_steps(port) if free else ())], GLANCE)
     if free and isinstance(port.sampler, Diffusion):
         points += at_chosen_samplers(looks, goal, most=len(port.timesteps))
+    if free:
         points += looks.at(cached_methods(points, goal), GLANCE)
     budgets = OWN_BUDGETS[2:5] if free else OWN_BUDGETS
     points += looks.at([f"action:budget={budget:g}" for budget in budgets], GLANCE)

@@ -7,8 +7,9 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 
@@ -25,10 +26,12 @@ from blockcache.engines.whole_loop import InPlace, Runner, attach_runner, refuse
 from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError, in_one_line
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
+from blockcache.models.places import SCHEDULE, place_of
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule, Strategy
 
+BESIDE: Final = "beside"  # no schedule was named: the one beside the policy, if any
 ENGINES = ("auto", "onnx", "loop", "patched")
 OUTPUTS = ("chunk", "action")
 CHECKS = ("strict", "shape")
@@ -102,7 +105,7 @@ class Acceleration:
 
 def accelerate(
     policy: Any,
-    schedule: Strategy | None = None,
+    schedule: Strategy | Literal["beside"] | None = BESIDE,
     engine: str = "auto",
     output: str = "chunk",
     check: str = "strict",
@@ -111,7 +114,8 @@ def accelerate(
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
     policy    the policy object, ours or foreign (or its port)
-    schedule  a Schedule, a TeaCache Rule, or None: full precision, with the exact savings of the engine only
+    schedule  a Schedule, a TeaCache Rule, or None: full precision, with the exact savings of the engine only. Without it the
+              policy follows `schedule.json` where one lies in the directory that it was loaded from, and `stats()` says so
     engine    "onnx", "loop", "patched", or "auto": the fastest of these that supports the policy
     output    "chunk", or "action" to leave out what the robot does not execute (loop and onnx, causal policies)
     check     "strict", or "shape" to accept a schedule that was made for other weights of the same shape; `stats()`
@@ -131,6 +135,10 @@ def accelerate(
     _check_choice("engine", engine, ENGINES)
     _check_choice("output", output, OUTPUTS)
     _check_choice("check", check, CHECKS)
+    followed: Path | None = None
+    if isinstance(schedule, str) and schedule == BESIDE:
+        followed = schedule_beside(policy)
+        schedule = None if followed is None else Schedule.load(followed)
     if schedule is not None and not hasattr(schedule, "static"):
         raise ScheduleError(
             f"accelerate needs a Schedule, a TeaCache Rule or None, got {type(schedule).__name__}; "
@@ -148,6 +156,7 @@ def accelerate(
         port = port_of(policy)
         port.check_weights()
         notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
+        notes += () if followed is None else (f"the schedule is {followed}",)
         attaching = _Attaching(port, schedule or _full(port), output, threads, Counts())
         chosen, attached, passed_over = attaching.fastest() if engine == "auto" else attaching.asked_for(engine)
         handle = Acceleration(port, chosen, attached, attaching.counts, (*notes, *passed_over))
@@ -156,6 +165,12 @@ def accelerate(
             _told.add(note)
             _logger.warning("%s", note)
     return handle
+
+
+def schedule_beside(policy: Any) -> Path | None:
+    """The schedule file in the directory that a policy (or its port) was loaded from, if there is one."""
+    place = place_of(policy.policy if isinstance(policy, Port) else policy)
+    return None if place is None or not (place / SCHEDULE).is_file() else place / SCHEDULE
 
 
 def handle_of(policy: Any) -> Acceleration:

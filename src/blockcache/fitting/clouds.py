@@ -61,7 +61,7 @@ class Clouds:
     def own(self) -> Tensor:
         """The policy's own cloud at all observations, at full precision."""
         everywhere = range(batch_size(self.observations))
-        with accelerate(self.port, threads=torch.get_num_threads()):
+        with accelerate(self.port, None, threads=torch.get_num_threads()):
             cloud = self._draw(self.port, everywhere, self.samples, self.noise(0), "own cloud")
         self.generations["own"] += len(cloud) * self.samples
         return cloud

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import sys
+import weakref
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,7 @@ FORMAT = Format(
 PENDING = re.compile(r"\.config-([0-9a-f]{64})\.json")
 """The config of weights that are just being saved, by their SHA-256: as soon as they are there, it counts, and not the old
 config. So weights and config change at one moment, that of one rename, though they are two files."""
+_places: weakref.WeakKeyDictionary[Any, Path] = weakref.WeakKeyDictionary()
 _ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -55,6 +57,19 @@ def policy_directory(source: PathLike) -> Path:
             f"({', '.join(shipped_policies())}) nor a checkpoint FILE.ckpt nor a Python entry module:function"
         )
     return _shipped() / name
+
+
+def remember_place(policy: Any, directory: Path) -> None:
+    """That a policy object was loaded from a directory; nothing is put on the object."""
+    _places[policy] = directory
+
+
+def place_of(policy: Any) -> Path | None:
+    """The directory that this very object was loaded from; a copy, or one with another sampler, has none."""
+    try:
+        return _places.get(policy)
+    except TypeError:  # no weak references to it, or no hash
+        return None
 
 
 def shared_file(directory: Path, name: str) -> Path:

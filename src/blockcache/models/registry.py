@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
 
 from blockcache.errors import PolicyError, in_one_line
+from blockcache.models.dit import port as dit
 from blockcache.models.dpt import port as dpt
 from blockcache.models.dpt.adapter import FAMILY
 from blockcache.models.port import Port
@@ -49,6 +50,7 @@ def _families() -> Iterator[tuple[str, Callable[[], Claim]]]:
     for entry in _entries(entry_points):
         yield entry.name, entry.load
     yield FAMILY, lambda: dpt.claim
+    yield "dit", lambda: dit.claim
 
 
 @cache

@@ -6,20 +6,35 @@ import importlib
 import os
 from typing import Any
 
-from blockcache.errors import PolicyError, in_one_line
-from blockcache.files import PathLike
+from blockcache.errors import PolicyError, in_one_line, short
+from blockcache.files import PathLike, no_writer
+from blockcache.models.dit import checkpoint as dit
+from blockcache.models.dit import lerobot
 from blockcache.models.dpt import checkpoint, convert
-from blockcache.models.places import is_checkpoint, is_entry, split_entry
+from blockcache.models.dpt.adapter import FAMILY as DPT
+from blockcache.models.places import (
+    CONFIG,
+    is_checkpoint,
+    is_entry,
+    policy_directory,
+    read_config,
+    remember_place,
+    split_entry,
+)
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
+
+_LOADERS = {"dit": dit.load_policy}
+"""What reads a directory, by the family in its config; DP-T's the others."""
 
 
 def load_policy(source: PathLike | Any) -> Any:
     """A policy, ready to be accelerated.
 
-    source  the name of a shipped policy, a policy directory, a checkpoint of the public Diffusion Policy code (FILE.ckpt),
-            which is converted and kept in the cache, a Python entry "module:function" whose function takes no arguments and
-            returns a policy object, or such an object, which is given back after a look at it
+    source  the name of a shipped policy, a policy directory (ours, or one of LeRobot's with a multi_task_dit), a checkpoint
+            of the public Diffusion Policy code (FILE.ckpt), which is converted and kept in the cache, a Python entry
+            "module:function" whose function takes no arguments and returns a policy object, or such an object, which is
+            given back after a look at it
     """
     if not isinstance(source, str | os.PathLike):
         return port_of(source).policy
@@ -27,7 +42,27 @@ def load_policy(source: PathLike | Any) -> Any:
         return _called(str(source))
     if is_checkpoint(source):
         return convert.load_checkpoint(source)
-    return checkpoint.load_policy(source)
+    with no_writer(policy_directory(source)):  # a save may be putting the files in order
+        config = read_config(source)
+    family = config.get("family")
+    if isinstance(family, str) and family not in (known := sorted((DPT, *_LOADERS))):
+        path = policy_directory(source) / CONFIG
+        raise PolicyError(f"{path}: policies of family {short(family)} are not known; known are {', '.join(known)}")
+    load = _LOADERS.get(family, checkpoint.load_policy) if isinstance(family, str) else checkpoint.load_policy
+    policy = (lerobot.load_policy if lerobot.is_lerobot(config) else load)(source)
+    remember_place(policy, policy_directory(source))
+    return policy
+
+
+def save_policy(policy: Any, directory: PathLike) -> None:
+    """Write a policy's directory, which `load_policy` opens; an older one of that name stays whole until the new one is.
+
+    policy     the policy object (or its port); one that only its own code can save is refused
+    directory  where; one that holds anything but a policy is refused
+    """
+    port = port_of(policy)
+    if not port.save(directory):
+        checkpoint.refuse_foreign(port.policy)
 
 
 def open_port(source: PathLike | Any) -> Port:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from blockcache.errors import BlockcacheError
     from blockcache.fingerprint import Fingerprint
     from blockcache.fitting import Effort, fit_sampler, place_steps
-    from blockcache.models.dpt.checkpoint import save_policy
-    from blockcache.models.sources import load_policy
+    from blockcache.models.sources import load_policy, save_policy
     from blockcache.samplers import ChosenSampler
     from blockcache.schedule import Block, Schedule
     from blockcache.schedule.presets import published_names, published_schedule
@@ -73,8 +72,7 @@ _HOMES = {
     "errors": ("BlockcacheError",),
     "fingerprint": ("Fingerprint",),
     "fitting": ("Effort", "fit_sampler", "place_steps"),
-    "models.dpt.checkpoint": ("save_policy",),
-    "models.sources": ("load_policy",),
+    "models.sources": ("load_policy", "save_policy"),
     "samplers": ("ChosenSampler",),
     "schedule": ("Block", "Schedule"),
     "schedule.presets": ("published_names", "published_schedule"),

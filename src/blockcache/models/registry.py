@@ -16,6 +16,7 @@ from blockcache.errors import PolicyError, in_one_line
 from blockcache.models.dpt import port as dpt
 from blockcache.models.dpt.adapter import FAMILY
 from blockcache.models.port import Port
+from blockcache.models.rdt import port as rdt
 
 Claim: TypeAlias = Callable[[Any], Port | str]
 
@@ -49,6 +50,7 @@ def _families() -> Iterator[tuple[str, Callable[[], Claim]]]:
     for entry in _entries(entry_points):
         yield entry.name, entry.load
     yield FAMILY, lambda: dpt.claim
+    yield "rdt", lambda: rdt.claim
 
 
 @cache

@@ -9,9 +9,13 @@ from typing import Any
 from blockcache.errors import PolicyError, in_one_line
 from blockcache.files import PathLike
 from blockcache.models.dpt import checkpoint, convert
-from blockcache.models.places import is_checkpoint, is_entry, split_entry
+from blockcache.models.places import is_checkpoint, is_entry, read_config, split_entry
 from blockcache.models.port import Port
+from blockcache.models.rdt import checkpoint as rdt
 from blockcache.models.registry import port_of
+
+_LOADERS = {"rdt": rdt.load_policy}
+"""What reads a directory, by the family in its config; DP-T's the others."""
 
 
 def load_policy(source: PathLike | Any) -> Any:
@@ -27,7 +31,20 @@ def load_policy(source: PathLike | Any) -> Any:
         return _called(str(source))
     if is_checkpoint(source):
         return convert.load_checkpoint(source)
-    return checkpoint.load_policy(source)
+    family = read_config(source).get("family")
+    load = _LOADERS.get(family, checkpoint.load_policy) if isinstance(family, str) else checkpoint.load_policy
+    return load(source)
+
+
+def save_policy(policy: Any, directory: PathLike) -> None:
+    """Write a policy's directory, which `load_policy` opens; an older one of that name stays whole until the new one is.
+
+    policy     the policy object (or its port); one that only its own code can save is refused
+    directory  where; one that holds anything but a policy is refused
+    """
+    port = port_of(policy)
+    if not port.save(directory):
+        checkpoint.refuse_foreign(port.policy)
 
 
 def open_port(source: PathLike | Any) -> Port:

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from blockcache.files import PathLike, check_writable, exists, make_directory
+from blockcache.models.directory import check_replaceable
 from blockcache.models.dpt import load_policy, save_policy
-from blockcache.models.dpt.checkpoint import check_replaceable
 from blockcache.progress import progress_bar
 from blockcache.training.config import TrainConfig, TrainingError
 from blockcache.training.data import read_demonstrations

@@ -1,47 +1,21 @@
-"""Policy directories: `config.json` + `model.safetensors`. Strict to load, atomic to save.
-
-A directory is written file by file, and at every instant its name loads as the whole old policy or as the whole new one:
-first the new config, under a name that binds it to the new weights (`places.PENDING`); then the weights, in one rename, from
-which moment on that config counts; then the config takes the name `config.json`. That needs nothing of the file system but
-a rename, and where nothing is killed there are never other files than these two.
-"""
+"""Policy directories of DP-T, `config.json` + `model.safetensors`. Strict to load; `directory` writes them."""
 
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
+from typing import Any, NoReturn
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from blockcache.errors import FileError, PolicyError, shortened
-from blockcache.files import (
-    PathLike,
-    TensorInfo,
-    make_directory,
-    no_writer,
-    only_writer,
-    read_tensors,
-    reading,
-    write_bytes,
-    writing,
-)
+from blockcache.errors import PolicyError, shortened
+from blockcache.files import PathLike, TensorInfo, no_writer, read_tensors, reading
+from blockcache.models.directory import refuse_misfits, write_policy
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
-from blockcache.models.places import (
-    CONFIG,
-    FORMAT,
-    PENDING,
-    WEIGHTS,
-    config_file,
-    pending_config,
-    policy_directory,
-    shared_file,
-)
+from blockcache.models.places import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory, shared_file
 from blockcache.models.weight_checks import check_action_scale, check_mask, check_weight
 
 
@@ -91,50 +65,17 @@ def save_policy(policy: DiffusionTransformerPolicy, directory: PathLike) -> None
     A directory that holds anything but a policy is refused; where the name is a link, its target is written.
     """
     if not isinstance(policy, DiffusionTransformerPolicy):
-        raise PolicyError(
-            f"only policies of ours can be saved as a directory, got {type(policy).__name__}; keep your own checkpoint, and "
-            "name a function that makes the policy from it (module:function) where a verb asks for POLICY"
-        )
+        refuse_foreign(policy)
     tensors = {names[0]: tensor.detach().cpu().contiguous() for names, tensor in _named_once(policy)}
-    weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    with writing(directory):
-        target = Path(os.path.realpath(directory))
-        check_replaceable(target)
-        new = not target.exists()
-        make_directory(target)
-        with only_writer(target):
-            _finish(target)
-            pending = target / pending_config(weights)
-            try:
-                FORMAT.save(pending, policy.config.to_dict())
-                write_bytes(target / WEIGHTS, weights)
-            except BaseException as error:
-                pending.unlink(missing_ok=True)
-                if new:
-                    target.rmdir()
-                if isinstance(error, FileError) and isinstance(error.__cause__, OSError):
-                    raise error.__cause__ from error  # said of the directory, not of a file that the user did not name
-                raise
-            try:
-                _finish(target)
-            except OSError as error:
-                raise FileError(
-                    f"cannot write {target / CONFIG}: {error.strerror}; the new policy loads all the same, save it again "
-                    "to put its files in order"
-                ) from error
+    write_policy(directory, policy.config.to_dict(), tensors)
 
 
-def _finish(target: Path) -> None:
-    """Give the config of the weights that are there its name, and remove what else killed saves left.
-
-    Only the one writer of a directory does this, so nobody is in the middle of a save.
-    """
-    current, config = config_file(target), target / CONFIG
-    if current != config:
-        os.replace(current, os.path.realpath(config))
-    for name in os.listdir(target):
-        if name != current.name and PENDING.match(name.removeprefix(".") if name.startswith("..") else name):
-            (target / name).unlink()
+def refuse_foreign(policy: Any) -> NoReturn:
+    """Of a policy that only its own code can save."""
+    raise PolicyError(
+        f"only policies of ours can be saved as a directory, got {type(policy).__name__}; keep your own checkpoint, and "
+        "name a function that makes the policy from it (module:function) where a verb asks for POLICY"
+    )
 
 
 def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tensor]) -> None:
@@ -154,9 +95,7 @@ def load_tensors(policy: DiffusionTransformerPolicy, tensors: Mapping[str, Tenso
         for name, tensor in given.items()
         if name in own and tensor.shape != own[name].shape
     ]
-    if missing or unknown or misshapen:
-        misfits = _some("missing ", missing) + _some("unknown ", unknown) + _some("", misshapen)
-        raise PolicyError(f"the weights do not fit the policy's config: {'; '.join(misfits)}")
+    refuse_misfits(missing, unknown, misshapen)
     for name, tensor in given.items():
         if name.endswith("input_stats.std"):
             continue  # for the record only
@@ -183,23 +122,3 @@ def _named_once(policy: DiffusionTransformerPolicy) -> list[tuple[list[str], Ten
     for name, tensor in policy.state_dict(keep_vars=True).items():
         found.setdefault(id(tensor), ([], tensor))[0].append(name)
     return list(found.values())
-
-
-def _some(what: str, names: list[str]) -> list[str]:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return [f"{what}{', '.join(shortened(name, 160) for name in names[:3])}{more}"] if names else []
-
-
-def check_replaceable(target: Path) -> None:
-    """Refuse a place that a policy cannot be saved to."""
-    if target.is_dir():
-        others = sorted(item.name for item in target.iterdir() if not _ours(item.name))
-        if others:
-            raise FileError(f"{target} holds {others[0]} besides a policy; give a place that holds nothing else")
-    elif target.exists():
-        raise FileError(f"{target} is a file, a policy is a directory; give another place")
-
-
-def _ours(name: str) -> bool:
-    """The two files, and what a killed save may have left: the next one sweeps it."""
-    return name in (CONFIG, WEIGHTS) or re.match(r"\.(\.?config-|model\.safetensors\.)[0-9a-f]{16}", name) is not None

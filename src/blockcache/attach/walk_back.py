@@ -74,7 +74,7 @@ def walk_back(port: Port, attached: Attached, run: Recorded) -> Iterator[tuple[i
     acting = port.acting(*run.calls[-1].args, **run.calls[-1].kwargs)
     slopes = [_Slope(_placed(port, vector, samples[-1]) * acting) for vector in run.vectors]
     for step in reversed(range(len(samples))):
-        before = x0s[step - 1] if step else None
+        before = x0s[step - 1].detach() if step else None  # what predicts the clean sample gives x0 itself
         slopes, gradients = _step_back(port, attached, step, run.calls[step], samples[step], before, slopes)
         slopes = [replace(slope, x=slope.x * free) for slope in slopes]
         yield step, gradients

@@ -49,8 +49,8 @@ def find(denoiser: RDTDenoiser, lang_len: int) -> Adapter:
     model: Any = denoiser.model
     for index, block in enumerate(model.blocks):
         _check(index, block)
-    norm_of(denoiser)
-    shape = _shape(denoiser, lang_len)
+    norm = norm_of(denoiser)
+    shape = shape_of(denoiser, lang_len)
     names = [block.name for block in shape.blocks]
     widths = {
         "width": shape.width,
@@ -70,12 +70,13 @@ def find(denoiser: RDTDenoiser, lang_len: int) -> Adapter:
         widths=widths,
         every_step=shape.every_step,
         timestep=lambda sample, timestep, *args, **kwargs: timestep,
-        fold=partial(fold, shape=shape),
+        fold=partial(fold, shape=shape, norm=norm),
         constant=tuple(block.cross_attn.kv for block in model.blocks),
     )
 
 
-def _shape(denoiser: Any, lang_len: int) -> RDTShape:
+def shape_of(denoiser: Any, lang_len: int) -> RDTShape:
+    """The sizes that decide its cost, read off the tensors."""
     model = denoiser.model
     return RDTShape(
         width=model.x_pos_embed.shape[-1],

@@ -28,7 +28,6 @@ from blockcache.models.stored import read_stored
 from blockcache.progress import progress_bar
 
 WHAT = "RDT weights"
-ENDINGS = (".safetensors", ".pt", ".bin", ".pth")
 MODULE = "module"
 """Where DeepSpeed keeps the model."""
 
@@ -48,7 +47,7 @@ def convert_weights(source: PathLike, directory: PathLike, **settings: Any) -> R
 
 def read_weights(source: PathLike, **settings: Any) -> RDTPolicy:
     """The policy of a file of weights, in eval mode; the arguments of `convert_weights`."""
-    if os.fspath(source).endswith(ENDINGS[0]):
+    if os.fspath(source).endswith(".safetensors"):
         _, tensors = read_tensors(source, WHAT, "fetch it again", safetensors.torch.load)
     else:
         tensors = _torch_tensors(source)

@@ -23,17 +23,14 @@ _HIDDEN = 1e17
 
 
 @torch.no_grad()
-def fold(port: Port, shape: RDTShape) -> RDTProgram:
-    """Fold the policy behind a port, or say what about it cannot be."""
-    from blockcache.models.rdt.adapter import norm_of  # which needs `fold` itself
-
+def fold(port: Port, shape: RDTShape, norm: tuple[str, float]) -> RDTProgram:
+    """Fold the policy behind a port, or say what about it cannot be; `norm` is how its norms divide, and their eps."""
     denoiser: Any = port.adapter.denoiser
     model: Any = denoiser.model
     like: Tensor = model.x_pos_embed.detach()
     if like.dtype not in (torch.float32, torch.float64):
         raise UnsupportedError(f"weights in {like.dtype} (only float32 and float64)")
     heads, policy = port.adapter.widths["heads"], port.policy
-    kind, eps = norm_of(denoiser)
     scale = (shape.width // heads) ** -0.5
     hidden = min(_HIDDEN, torch.finfo(like.dtype).max / 4)
     weights: dict[str, Tensor] = {
@@ -70,11 +67,11 @@ def fold(port: Port, shape: RDTShape) -> RDTProgram:
         every_step=shape.folded_every_step,
         weights=weights,
         tables={"time": Table(time[:, None, None], (1, FRONT, shape.width), (FRONT - 1, 0))},
-        signature=hashlib.sha256(repr((kind, eps)).encode() + time.double().cpu().numpy().tobytes()).hexdigest(),
+        signature=hashlib.sha256(repr(norm).encode() + time.double().cpu().numpy().tobytes()).hexdigest(),
         shape=shape,
         heads=heads,
-        norm=kind,
-        norm_eps=eps,
+        norm=norm[0],
+        norm_eps=norm[1],
         adaptors=(len(adaptors[0]), len(adaptors[1]), len(adaptors[2])),
     )
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from blockcache.errors import PolicyError
 from blockcache.files import PathLike
 from blockcache.models.port import Port, is_altered
-from blockcache.models.rdt.adapter import find, shaped
+from blockcache.models.rdt.adapter import find, shape_of, shaped
 from blockcache.models.rdt.checkpoint import save_policy
 from blockcache.models.rdt.config import ADAPTORS
+from blockcache.models.rdt.flops import RDTShape
 from blockcache.models.rdt.policy import MASK, RDTPolicy
 from blockcache.observations import as_tensor
 from blockcache.samplers import SamplerConfig, table
@@ -78,8 +79,12 @@ class RDTPort(Port):
     @property
     def looking(self) -> int:
         """The adaptors of the conditions, which the policy itself runs once in a generation."""
-        fold: Any = self.adapter.fold
-        return int(fold.keywords["shape"].adapting)
+        return self.sizes.adapting
+
+    @cached_property
+    def sizes(self) -> RDTShape:
+        """What decides its cost."""
+        return shape_of(self.policy.denoiser, self.policy.config.lang_len)
 
     def given(self, obs: Any) -> Any:
         return {name: as_tensor(value) for name, value in obs.items()} if isinstance(obs, Mapping) else obs

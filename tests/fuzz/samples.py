@@ -302,6 +302,8 @@ SAMPLES = {
             "benchmark",
             "performance",
             "caching",
+            "rdt size",
+            "rdt state dict",
         )
     },
 }

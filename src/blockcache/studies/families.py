@@ -39,14 +39,8 @@ def _dpt(**changes: Any) -> DiffusionTransformerPolicy:
 
 def _rdt() -> Any:
     sizes: dict[str, Any] = {"action_dim": 2, "horizon": 4, "n_action_steps": 2, "hidden_size": 8, "depth": 2}
-    tokens: dict[str, Any] = {
-        "lang_token_dim": 3,
-        "img_token_dim": 3,
-        "max_lang_cond_len": 3,
-        "img_cond_len": 3,
-        "num_heads": 2,
-    }
-    return random_policy(RDTConfig(**sizes, **tokens, sampler=public_sampler(2)))
+    sizes |= {"num_heads": 2, "lang_token_dim": 3, "img_token_dim": 3, "max_lang_cond_len": 3, "img_cond_len": 3}
+    return random_policy(RDTConfig(**sizes, sampler=public_sampler(2)))
 
 
 EXAMPLES: Mapping[str, Callable[[], Any]] = {

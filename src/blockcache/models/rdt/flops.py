@@ -73,11 +73,13 @@ class RDTShape:
 
     @property
     def folded_once(self) -> int:
-        """Besides that: the frequency, the mask's share, and all keys and values."""
-        first, *_ = self.adaptors[2]
-        small = linear(1, 256, self.width) + linear(1, self.width, self.width) + linear(1, first // 2, self.width)
-        seen = sum(self.conditions[layer % 2] for layer in range(self.layers))
-        return self.adapting + small + linear(seen, self.width, 2 * self.width)
+        """With the frequency's embedding, and all keys and values; the mask's share is part of the state's adaptor."""
+        return self.around + linear(sum(self.conditions[i % 2] for i in range(self.layers)), self.width, 2 * self.width)
+
+    @property
+    def around(self) -> int:
+        """Without keys and values."""
+        return self.adapting + linear(1, 256, self.width) + linear(1, self.width, self.width)
 
     def _adapted(self, tokens: int, inputs: Sequence[int]) -> int:
         return sum(linear(tokens, size, self.width) for size in inputs)

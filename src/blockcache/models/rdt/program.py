@@ -157,7 +157,7 @@ class RDTProgram(Program):
 
     def without_savings(self) -> Mapping[str, RDTProgram]:
         kept = {item.name: getattr(self, item.name) for item in fields(self)}
-        kept |= {"blocks": self.shape.blocks, "once": self.shape.adapting}
+        kept |= {"blocks": self.shape.blocks, "once": self.shape.around}
         return {
             "keys and values projected at every use": PlainProgram(**kept),
             "+ keys and values projected once": self,

@@ -36,8 +36,11 @@ from blockcache.measure.distance import Distances
 from blockcache.measure.modes import Modes
 from blockcache.measure.statistics import Estimate
 from blockcache.models.dpt import load_policy, save_policy
+from blockcache.models.rdt import RDTConfig, RDTPolicy
+from blockcache.models.rdt.convert import read_weights
+from blockcache.models.rdt.shape import random_policy
 from blockcache.models.registry import port_of
-from blockcache.report import caching, performance
+from blockcache.report import caching, performance, rdt_size
 from blockcache.report.stored import Stored, StoredMethod
 from blockcache.report.suites import Timings
 from blockcache.samplers import DDPM, SamplerConfig
@@ -354,9 +357,44 @@ def write_caching(directory: Path) -> Path:
     return directory / "caching.json"
 
 
+def write_rdt_size(directory: Path) -> Path:
+    figures = dict.fromkeys(("seconds", "speedup", "gflop", "max_difference", "largest_action"), 1.5)
+    content = {
+        "command": "blockcache paper rdt-size",
+        "sizes": {"depth": 28},
+        "machine": MACHINE,
+        "threads": 2,
+        "repeats": 1,
+        "weights_mb": 4900.0,
+        "peak_mb": 7000.0,
+        "rows": [{"steps": 5, "engine": "loop", **figures}],
+    }
+    rdt_size.FORMAT.save(directory / "rdt-size.json", content)
+    return directory / "rdt-size.json"
+
+
+def rdt() -> RDTPolicy:
+    sizes = dict.fromkeys(("action_dim", "horizon", "n_action_steps", "depth", "img_cond_len", "max_lang_cond_len"), 2)
+    return random_policy(RDTConfig(**sizes, hidden_size=4, num_heads=2, lang_token_dim=2, img_token_dim=2))
+
+
+def write_rdt(file: str, directory: Path) -> Path:
+    bc.save_policy(rdt(), directory / "rdt")
+    return directory / "rdt" / file
+
+
+def write_rdt_weights(directory: Path) -> Path:
+    torch.save({"module": rdt().denoiser.state_dict(), "global_steps": 1}, directory / "states.pt")
+    return directory / "states.pt"
+
+
 def write_policy(file: str, directory: Path) -> Path:
     save_policy(policy(), directory / "policy")
     return directory / "policy" / file
+
+
+def load_beside(path: Path) -> Any:
+    return bc.load_policy(path.parent)
 
 
 def load_named_policy(path: Path) -> Any:
@@ -411,6 +449,10 @@ EXAMPLES = [
     Example("caching", write_caching, functools.partial(load_page, caching), ("blockcache.caching",)),
     Example("policy config", functools.partial(write_policy, "config.json"), load_named_policy, ("blockcache.policy",)),
     Example("policy weights", functools.partial(write_policy, "model.safetensors"), load_named_policy),
+    Example("rdt size", write_rdt_size, functools.partial(load_page, rdt_size), ("blockcache.rdt-size",)),
+    Example("rdt config", functools.partial(write_rdt, "config.json"), load_beside, ("blockcache.policy",)),
+    Example("rdt weights", functools.partial(write_rdt, "model.safetensors"), load_beside),
+    Example("rdt state dict", write_rdt_weights, read_weights),
     Example("checkpoint", write_public_checkpoint, bc.load_policy),
     Example("demonstrations", write_demonstrations, lambda path: read_demonstrations(task_spec("pusht"), path)),
     Example("observations", write_observations, load_observations),

@@ -294,5 +294,6 @@ def _checkpoint_file(data: bytes, chance: random.Random) -> Mutated:
 
 
 MUTATIONS: dict[str, Mutation] = {
-    ".json": json_file, ".safetensors": safetensors_file, ".npz": npz_file, ".onnx": _onnx_file, ".ckpt": _checkpoint_file,
+    ".json": json_file, ".safetensors": safetensors_file, ".npz": npz_file, ".onnx": _onnx_file,
+    ".ckpt": _checkpoint_file, ".pt": _checkpoint_file,
 }  # fmt: skip

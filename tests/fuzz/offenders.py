@@ -206,6 +206,8 @@ OFFENDERS = (
     Offender("jobs", ".json", "an outcome whose records are a number: TypeError", put({"records": 3}, "outcome")),
     Offender("jobs", ".json", "an outcome whose actions are of another shape", put({"actions": [[0.5]], "reused": 0.0}, "outcome")),
     Offender("stored result", ".json", "an estimate that is a text", put("x", "methods", 0, "score", "mean")),
+    Offender("rdt size", ".json", "as caching: a number of 400 digits in the page", put(10**400, "rows", 0, "seconds")),
+    Offender("rdt state dict", ".pt", "as checkpoint: open, as old pickles call it", put_pickle(b"cio\nopen\n(S'ran'\ntR0")),
     Offender("caching", ".json", "a number of 400 digits: OverflowError in the page", put(10**400, "rows", 0, "caching_error")),
     Offender("performance", ".json", "a number of 400 digits: OverflowError in the page", put(10**400, "bench", "rows", 0, "p50_ms")),
     Offender("check", ".json", "a number of 400 digits", put(10**400, "distances", "centre_shift", "mean")),

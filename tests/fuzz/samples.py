@@ -303,6 +303,8 @@ SAMPLES = {
             "benchmark",
             "performance",
             "caching",
+            "rdt size",
+            "rdt state dict",
         )
     },
 }

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from blockcache.attach.constants import Kept
 from blockcache.attach.patching import Patches
 from blockcache.errors import StepError
 from blockcache.models.adapter import Layer, Route
@@ -84,6 +85,7 @@ class _Scope:
         self.owner = owner
         self.generation = generation
         self.watcher = watcher
+        self.kept = Kept()
         self.step = -1
 
 
@@ -178,11 +180,25 @@ def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watc
 
         return make
 
+    def kept(module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                scope = _current.get()
+                if scope is None or scope.owner is not owner:
+                    return forward(*args, **kwargs)
+                return scope.kept(module, forward, args, kwargs)
+
+            return call
+
+        return make
+
     try:
         patches.replace_entry(port.policy, port.entry, scoped)
         patches.replace(port.adapter.denoiser, "forward", counted)
         for index, layer in enumerate(port.adapter.layers):
             patches.replace(layer.module, "forward", routed(index, layer))
+        for module in port.adapter.constant:
+            patches.replace(module, "forward", kept(module))
     except BaseException:
         patches.remove()
         raise

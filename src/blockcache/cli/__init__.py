@@ -35,6 +35,8 @@ paper = LazyGroup(
         "performance": ("studies:performance", "Everything that the page on performance shows, and the page."),
         "errors": ("studies:errors", "Caching error per block and action error of every method, and the page."),
         "flops": ("studies:flops", "FLOPs of one generation, in full and under schedules."),
+        "families": ("families:families", "Which policies are accepted, and by which engines."),
+        "rdt-size": ("families:rdt_size", "RDT at its real size: the plain policy beside exact reuse."),
     },
 )
 

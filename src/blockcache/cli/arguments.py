@@ -136,7 +136,8 @@ def typed() -> str:
         if isinstance(option, click.Argument):
             words += map(str, value) if isinstance(value, tuple) else [str(value)]
         elif given([option.name or ""]):
-            words += [option.opts[0], str(value)]
+            several = value if isinstance(value, tuple) else (value,)
+            words += [word for one in several for word in (option.opts[0], str(one))]
     return f"{context.command_path} {shlex.join(words)}"
 
 

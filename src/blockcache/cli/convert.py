@@ -10,6 +10,8 @@ from blockcache.cli import arguments as arg
 from blockcache.files import check_writable
 from blockcache.models.places import check_new
 
+WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin")  # of RDT
+
 
 def _new(path: str) -> str:
     check_new(path)
@@ -35,12 +37,16 @@ def convert(source: str, output: str, steps: int, updates: int | None, metric: s
     sampler and normaliser are those of the file; a policy that we do not know in full is refused. Every verb takes the file
     itself, too, and keeps what it made of it.
 
+    A file of weights of the public RDT code (.safetensors, pytorch_model.bin, or what DeepSpeed wrote, .pt) becomes an RDT
+    policy with that code's sampler; sizes show in the weights.
+
     Where CHECKPOINT is a folder, it is one of the paper's authors' schedules (optimal_steps_MODULE_S_METRIC.pkl), and OUT is
     the schedule file to write.
 
     \b
     Examples:
       blockcache policy convert epoch=0650-test_mean_score=1.000.ckpt my_policy/
+      blockcache policy convert mp_rank_00_model_states.pt my_rdt/
       blockcache policy convert optimal_steps/cosine/ schedule.json -S 10
     """
     if os.path.isdir(source):
@@ -55,6 +61,10 @@ def convert(source: str, output: str, steps: int, updates: int | None, metric: s
         return
     if options := arg.given(["steps", "updates", "metric", "last"]):
         raise click.UsageError(f"{', '.join(options)} is for a folder of schedules; {source} is none")
+
+    if source.endswith(WEIGHT_FILES):
+        _convert_rdt(source, output)
+        return
 
     from blockcache.models.dpt.convert import convert_checkpoint
 
@@ -72,3 +82,17 @@ def convert(source: str, output: str, steps: int, updates: int | None, metric: s
         click.echo(
             "note: fewer DDPM steps than in training are done as diffusers does them today; 0.11.1 did it otherwise"
         )
+
+
+def _convert_rdt(source: str, output: str) -> None:
+    from blockcache.models.rdt.convert import convert_weights
+
+    config = convert_weights(source, output).config
+    size = sum(entry.stat().st_size for entry in os.scandir(output))
+    click.echo(
+        f"{output}: RDT, {config.depth} layers x {config.hidden_size}, {config.num_heads} heads, horizon {config.horizon}, "
+        f"{config.sampler.num_inference_steps} {config.sampler.type} steps; {size / 1e6:.1f} MB"
+    )
+    click.echo(
+        "note: weights do not tell how norms divide; this is as timm 1.0.3 does it without Apex (norm in config.json)"
+    )

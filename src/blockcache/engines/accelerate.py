@@ -17,7 +17,7 @@ from blockcache.attach.patching import handle_on
 from blockcache.deploy.session import require_onnxruntime
 from blockcache.engines.build import Build, build
 from blockcache.engines.loop import Loop
-from blockcache.engines.onnx import export, open_cached
+from blockcache.engines.onnx import export, open_cached, require_size
 from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.engines.patched import attach_strategy
 from blockcache.engines.rehearsal import rehearse
@@ -231,6 +231,7 @@ class _Attaching:
         if engine == "loop":
             runner = Loop(built.program, built.plan, built.sampler)
         else:
+            require_size(built.program)
             runner = open_cached(built, self.port.fingerprint, self.threads)
         return attach_runner(self.port, built, runner, self.counts)
 
@@ -285,6 +286,7 @@ def export_policy(
     port.check_weights()
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
     built = build_checked(port, schedule or _full(port), "onnx", output)
+    require_size(built.program)
     export(built, port.fingerprint, path)
     return notes
 

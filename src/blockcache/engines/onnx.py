@@ -17,7 +17,7 @@ from typing import Any
 
 from blockcache.deploy.graph import check_model
 from blockcache.deploy.integrity import with_hash
-from blockcache.deploy.session import FORMAT, require_onnxruntime
+from blockcache.deploy.session import FORMAT, MOST_BYTES, require_onnxruntime
 from blockcache.engines.build import Build
 from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.errors import ContentError, EngineError, FileError
@@ -27,6 +27,16 @@ from blockcache.fingerprint import Fingerprint
 from blockcache.models.program import Program
 
 _logger = logging.getLogger("blockcache")
+
+
+def require_size(program: Program) -> None:
+    """Refuse weights that no file can hold, before they are hashed and copied."""
+    held = 4 * sum(tensor.numel() for tensor in program.weights.values())
+    if held > MOST_BYTES:
+        raise EngineError(
+            f"the onnx engine writes one file of {MOST_BYTES / 1e9:.1f} GB at most, and these weights take "
+            f'{held / 1e9:.1f} GB; use engine="loop"'
+        )
 
 
 def export(build: Build, fingerprint: Fingerprint, path: PathLike, unrolled: bool = False) -> None:

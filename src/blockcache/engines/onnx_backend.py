@@ -20,10 +20,12 @@ from blockcache.samplers import Coefficients, SamplerTable
 
 HIDDEN = -1e30  # a score that no softmax sees; finite, since -inf - -inf is not
 _ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cos": ("Cos", {}),
     "gelu": ("Gelu", {}),
     "gelu_tanh": ("Gelu", {"approximate": "tanh"}),
     "mish": ("Mish", {}),
     "relu": ("Relu", {}),
+    "sin": ("Sin", {}),
 }
 
 
@@ -77,6 +79,13 @@ class OnnxBackend:
     def layer_norm(self, x: str, width: int, eps: float) -> str:
         ones = self._writer.constant(np.ones(width), f"ones_{width}")
         return self._writer.node("LayerNormalization", x, ones, axis=-1, epsilon=eps)
+
+    def scale_norm(self, x: str, width: int, eps: float, centred: bool) -> str:
+        w, last = self._writer, self._writer.constant([-1])
+        apart = w.node("Sub", x, w.node("ReduceMean", x, last)) if centred else x
+        power = w.node("ReduceMean", w.node("Mul", apart, apart), last)
+        unbiased = w.node("Mul", power, w.constant(width / (width - 1), f"unbiased_{width}")) if centred else power
+        return w.node("Div", x, w.node("Sqrt", w.node("Add", unbiased, w.constant(eps, f"eps_{eps:g}"))))
 
     def activation(self, x: str, kind: Activation) -> str:
         if kind == "silu":

@@ -70,7 +70,13 @@ class TorchBackend(TorchArithmetic):
     def layer_norm(self, x: Tensor, width: int, eps: float) -> Tensor:
         return F.layer_norm(x, (width,), eps=eps)
 
+    def scale_norm(self, x: Tensor, width: int, eps: float, centred: bool) -> Tensor:
+        power = x.var(dim=-1, keepdim=True) if centred else x.square().mean(dim=-1, keepdim=True)
+        return x * torch.rsqrt(power + eps)
+
     def activation(self, x: Tensor, kind: Activation) -> Tensor:
+        if kind in ("cos", "sin"):
+            return x.cos() if kind == "cos" else x.sin()
         if kind == "mish":
             return F.mish(x)
         if kind == "silu":

@@ -50,8 +50,9 @@ def generate(
     scales = [float(scale) for scale, draws in zip(sampler.s, sampler.draws, strict=True) if draws]
     scaled = backend.scaled_noise(noise, [1.0, *scales], program.tokens)
     shown, features = perceive(backend, program, obs)
-    sample = denoise(backend, program, plan, sampler, program.conditions(backend, shown), scaled)
-    actions = program.finish(backend, sample)
+    conditions = program.conditions(backend, shown)
+    sample = denoise(backend, program, plan, sampler, conditions, scaled)
+    actions = program.select(backend, program.finish(backend, sample), conditions)
     norms = backend.norms(actions)
     found = {"action": backend.slice(actions, 1, *program.executed), **features, "norms": norms}
     return {**found, "action_pred": actions} if program.whole else found

@@ -51,7 +51,8 @@ class Adapter:
 
     `every_step` is the FLOPs of a step outside the blocks. Costs are 0 where the denoiser does not say how many tokens
     it has. `timestep(*args, **kwargs)` picks the timestep out of the denoiser's arguments. `fold` makes the program of the
-    policy behind a port; without it the family has the patched engine only.
+    policy behind a port; without it the family has the patched engine only. `constant` are modules within the layers that
+    see nothing but conditions: what they gave is kept within a generation, as long as they are given the same numbers.
     """
 
     family: str
@@ -62,3 +63,4 @@ class Adapter:
     every_step: int
     timestep: Callable[..., Any]
     fold: Callable[[Any], Program] | None = None
+    constant: tuple[nn.Module, ...] = ()

@@ -130,6 +130,11 @@ class Port(ABC):
         """Numbers per token of the noise: the action's, unless observations are in-painted."""
         return len(self.action_scale)
 
+    def acting(self, *args: Any, **kwargs: Any) -> Tensor | float:
+        """What the clean sample is multiplied by to be the action, from what the denoiser is called with: a mask, where a
+        robot lacks some of an action's numbers."""
+        return 1.0
+
     @property
     def executed(self) -> tuple[int, int]:
         """First and one behind the last token that the robot executes."""

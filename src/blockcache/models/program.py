@@ -21,7 +21,7 @@ from blockcache.errors import EngineError
 from blockcache.schedule.block import Block
 
 Value: TypeAlias = Any
-Activation: TypeAlias = Literal["gelu", "gelu_tanh", "mish", "relu", "silu"]
+Activation: TypeAlias = Literal["cos", "gelu", "gelu_tanh", "mish", "relu", "silu", "sin"]
 
 
 class UnsupportedError(EngineError):
@@ -55,6 +55,10 @@ class Ops(Protocol):
 
     def layer_norm(self, x: Value, width: int, eps: float) -> Value:
         """Over the last axis, of that width, without gain and bias: those belong in the matrix behind it."""
+
+    def scale_norm(self, x: Value, width: int, eps: float, centred: bool) -> Value:
+        """x over the root mean square of its last axis, of that width; `centred`: over the standard deviation around the
+        mean (unbiased), which stays in x all the same."""
 
     def activation(self, x: Value, kind: Activation) -> Value: ...
 
@@ -188,6 +192,10 @@ class Program(ABC):
     @abstractmethod
     def finish(self, ops: Ops, sample: Value) -> Value:
         """The clean sample (rows, D) becomes actions in robot units, (B, tokens, A)."""
+
+    def select(self, ops: Ops, actions: Value, conditions: Any) -> Value:
+        """The actions (B, tokens, A) that `finish` gave, without what the observation rules out."""
+        return actions
 
     def cut(self, tokens: int) -> Program:
         """The same for the first tokens of the chunk only; asked of `causal` programs."""

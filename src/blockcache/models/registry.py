@@ -17,6 +17,7 @@ from blockcache.models.dit import port as dit
 from blockcache.models.dpt import port as dpt
 from blockcache.models.dpt.adapter import FAMILY
 from blockcache.models.port import Port
+from blockcache.models.rdt import port as rdt
 
 Claim: TypeAlias = Callable[[Any], Port | str]
 
@@ -51,6 +52,7 @@ def _families() -> Iterator[tuple[str, Callable[[], Claim]]]:
         yield entry.name, entry.load
     yield FAMILY, lambda: dpt.claim
     yield "dit", lambda: dit.claim
+    yield "rdt", lambda: rdt.claim
 
 
 @cache

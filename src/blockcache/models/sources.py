@@ -22,9 +22,10 @@ from blockcache.models.places import (
     split_entry,
 )
 from blockcache.models.port import Port
+from blockcache.models.rdt import checkpoint as rdt
 from blockcache.models.registry import port_of
 
-_LOADERS = {"dit": dit.load_policy}
+_LOADERS = {"dit": dit.load_policy, "rdt": rdt.load_policy}
 """What reads a directory, by the family in its config; DP-T's the others."""
 
 

@@ -46,6 +46,6 @@ class DiffusersLoop:
         chunk = (batch, tokens, program.chunk[1])
         given = None if noise is None else noise[:, :, :tokens]
         x = denoise(self.sampler, output, chunk, first, generator=generator, noise=given)
-        actions = program.finish(backend, x.flatten(0, 1))
+        actions = program.select(backend, program.finish(backend, x.flatten(0, 1)), conditions)
         action = {"action": actions[:, slice(*program.executed)]}
         return {**action, "action_pred": actions} if program.whole else action

@@ -11,11 +11,10 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from blockcache.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
@@ -29,6 +28,7 @@ from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.dpt.public_cameras import camera_config
 from blockcache.models.dpt.public_settings import HYBRID, architecture, low_dim_config, uses_ema
 from blockcache.models.places import check_new
+from blockcache.models.stored import read_stored
 from blockcache.progress import progress_bar
 
 WHAT = "checkpoint"
@@ -89,7 +89,7 @@ def read_checkpoint(source: PathLike, digest: str | None = None) -> DiffusionTra
         policy = DiffusionTransformerPolicy(settings)
         total = sum(storage.bytes for storage in storages)
         with progress_bar(desc="converting", total=total, unit="B", unit_scale=True, leave=False, delay=2.0) as bar:
-            given = _read(file, tensors, bar.update)
+            given = read_stored(file, tensors, bar.update)
         load_tensors(policy, _repeated(given, policy))
     return policy.eval()
 
@@ -126,23 +126,6 @@ def _tensors(file: TorchFile, states: Any, ema: bool) -> dict[str, StoredTensor]
             found[name] = file.tensor(value)
         except ContentError as error:
             raise ContentError(f"{wanted} has {shortened(name, 80)}: {error}") from None
-    return found
-
-
-def _read(file: TorchFile, tensors: Mapping[str, StoredTensor], tick: Callable[[int], Any]) -> dict[str, Tensor]:
-    """The tensors as torch has them; those that share numbers in the file share them here too."""
-    buffers: dict[str, bytearray] = {}
-    found = {}
-    for name, stored in tensors.items():
-        dtype, storage = getattr(torch, stored.storage.dtype), stored.storage
-        if not stored.count:
-            found[name] = torch.empty(stored.shape, dtype=dtype)
-            continue
-        if storage.entry not in buffers:
-            buffers[storage.entry] = file.read(storage)
-            tick(storage.bytes)
-        numbers = torch.frombuffer(buffers[storage.entry], dtype=dtype)
-        found[name] = numbers.as_strided(stored.shape, stored.stride, stored.offset)
     return found
 
 

@@ -18,7 +18,8 @@ from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.solvers import solve
 from blockcache.studies import analyses
-from blockcache.studies.analyses import Sizes, analyse, spread_places
+from blockcache.studies.analyses import analyse
+from blockcache.studies.ingredients import Sizes, spread_places
 from toy_stack import WIDTH, stack
 
 SMALL = Sizes(generations=3, compared=2, episodes=4)
@@ -75,6 +76,10 @@ def test_what_is_finished_is_not_made_again(policy, tmp_path, monkeypatch):
     np.testing.assert_array_equal(again.get(Caching).errors, first.get(Caching).errors)
     run(policy, tmp_path, seed=1, only=["weights"])
     assert made == ["correlation", "weights"]
+    (damaged,) = tmp_path.glob("caching-*")
+    damaged.write_bytes(damaged.read_bytes()[:-8])
+    run(policy, tmp_path)
+    assert made == ["correlation", "weights", "caching"]
 
 
 def test_only_some_sections_in_the_order_of_all(policy, tmp_path):

@@ -188,7 +188,9 @@ def test_the_verb_writes_the_file_and_the_page(blockcache, refused, policy_direc
     blockcache(
         "analyse", policy_directory, *SIZES, "--only", "weights", "--only", "similarity", "-o", "some.safetensors"
     )
-    assert list(Analysis.load("some.safetensors").sections) == ["similarity", "weights"]
+    some = Analysis.load("some.safetensors")
+    assert list(some.sections) == ["similarity", "weights"]
+    assert "--only weights --only similarity" in some.setting["command"]
 
 
 @pytest.mark.usefixtures("in_an_empty_directory")

@@ -11,11 +11,13 @@ import torch
 import toy_family
 from blockcache import Schedule
 from blockcache.analysis import SECTIONS, Analysis, AnalysisError
+from blockcache.analysis.claims import claims
 from blockcache.analysis.sections import Caching, Homogeneity, SubLayers
 from blockcache.attach.recorder import calibrate
 from blockcache.errors import RecordingError, ScheduleError
 from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
+from blockcache.samplers import DDPM
 from blockcache.solvers import solve
 from blockcache.studies import analyses
 from blockcache.studies.analyses import analyse
@@ -149,6 +151,14 @@ def test_another_package_s_family(monkeypatch, tmp_path):
     found = run(toy_family.FlowPolicy(), tmp_path, batch)
     assert set(found.absent) == {"sublayers", "response", "weights"}
     assert set(found.sections) == set(ALL) - set(found.absent)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_policy_of_very_few_steps(make_policy, tmp_path, steps):
+    found = run(make_policy(sampler=DDPM(num_inference_steps=steps)), tmp_path)
+    assert set(found.absent) == ({"similarity", "correlation", "action-costs"} if steps == 1 else set())
+    assert set(found.absent.values()) <= {"The policy has 1 step, so that nothing is ever reused."}
+    assert len(claims(found)) == 13
 
 
 def test_a_broken_policy_is_an_error_and_no_missing_section(policy, tmp_path, monkeypatch):

@@ -136,9 +136,13 @@ def typed() -> str:
         if isinstance(option, click.Argument):
             words += map(str, value) if isinstance(value, tuple) else [str(value)]
         elif given([option.name or ""]):
-            several = value if isinstance(value, tuple) else (value,)
-            words += [word for one in several for word in (option.opts[0], str(one))]
+            words += [word for item in repeated(value) for word in (option.opts[0], str(item))]
     return f"{context.command_path} {shlex.join(words)}"
+
+
+def repeated(value: Any) -> tuple[Any, ...]:
+    """What was given to an option that may stand there several times, or the one value of any other."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 def given(names: Iterable[str]) -> list[str]:

@@ -26,7 +26,6 @@ def page(analysis: Analysis) -> Document:
     absent = tuple(f"`{name}`: {plain(reason)}" for name, reason in analysis.absent.items())
     missing = [name for name in SECTIONS if name not in analysis.sections and name not in analysis.absent]
     absent += tuple(f"`{name}`: not asked for." for name in missing)
-    seconds = [[f"`{name}`", f"{took:.1f}"] for name, took in analysis.seconds.items()]
     return Document(
         "What the paper claims, and what is found here",
         (
@@ -38,7 +37,6 @@ def page(analysis: Analysis) -> Document:
             ),
             *claims_blocks(analysis),
             *((Section("Not there", (Bullets(absent),)),) if absent else ()),
-            Section("Seconds", (table(["section", "s"], seconds),)),
         ),
     )
 

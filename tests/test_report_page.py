@@ -279,7 +279,8 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, refuse
 
 
 def test_figures_for_a_paper_are_written_beside_the_page(tmp_path, blockcache, no_library):
-    path = WRITE["analysis"](tmp_path)
+    path = tmp_path / "analysis.safetensors"  # with a heat map, lines and bars
+    toy_analysis(without=("similarity", "caching", "homogeneity", "action-costs", "features", "response")).save(path)
     blockcache("report", path, "-o", tmp_path / "out.html", "--figures", tmp_path / "figures")
     drawn = {file.name: file.read_bytes() for file in (tmp_path / "figures").iterdir()}
     names = {chart["name"] for chart in chart_data((tmp_path / "out.html").read_text())["charts"]}
@@ -406,6 +407,7 @@ def test_a_tuning_is_the_answer_with_the_figure_of_most_rollouts(tmp_path):
     answer = find_answer(sources_of(path))
     assert answer.ms == tuning.chosen.p50_ms
     assert answer.plain == tuning.plain_ms
+    assert answer.speed == tuning.plain_ms / tuning.chosen.p50_ms
     known = [found for found in (tuning.fresh, tuning.chosen.rollouts) if found is not None]
     assert answer.difference == max(known, key=lambda found: found.n)
     assert answer.next[0] == f"blockcache export {tmp_path} -o policy.onnx"
@@ -428,10 +430,10 @@ def test_sections_that_were_not_analysed_are_named():
 def test_the_page_of_the_shipped_policy_says_what_the_readme_says(blockcache, tmp_path, monkeypatch, no_library):
     monkeypatch.chdir(ROOT)
     said = blockcache("report", "docs/results/frontier-pusht", "pusht", "-o", tmp_path / "out.html")
-    assert "7 figures" in said
+    assert "6 figures" in said
     read = Reader((tmp_path / "out.html").read_text())
     words = " ".join("".join(read.words).split())
-    assert "109x" in words
+    assert "110x" in words
     assert "-0.003" in words
     assert "95 % interval -0.025 to +0.018, 500 pairs of rollouts" in words
     assert "blockcache export pusht/tuned -o policy.onnx" in words

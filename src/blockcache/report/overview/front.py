@@ -79,8 +79,9 @@ def _methods(sources: Sources, timed: Timings, answer: Answer | None) -> Chart:
         f"{len(costs)} methods. {_seen(sources, costs, answer)}",
         tuple(panels),
         table(columns, rows),
-        "Left is faster. Left picture: paired difference of the score to the full policy with its 95 % interval, higher is better; what loses more "
-        f"than {-LOWEST:g} stands at the edge." + (" Right: how far the actions are from the policy's own as distributions, lower is better." if known else ""),
+        "Left is faster. *Score*: paired difference to the full policy with its 95 % interval, higher is better; what loses more than "
+        f"{-LOWEST:g} stands at the edge."
+        + (" *Distance*: how far the actions are from the policy's own as distributions, lower is better." if known else ""),
         columns=2,
     )  # fmt: skip
 

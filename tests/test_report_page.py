@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -437,6 +439,17 @@ def test_the_page_of_the_shipped_policy_says_what_the_readme_says(blockcache, tm
     assert "-0.003" in words
     assert "95 % interval -0.025 to +0.018, 500 pairs of rollouts" in words
     assert "blockcache export pusht/tuned -o policy.onnx" in words
+
+
+def test_no_torch_is_needed(tmp_path):
+    """So that a page is there in a moment, and where torch is not."""
+    for kind in ("schedule", "recording", "results", "timings", "tuning"):
+        WRITE[kind](tmp_path)
+    code = "import sys, blockcache.cli as c; c.main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    arguments = ["report", ".", "-o", "out.html"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.html").stat().st_size < 8_000_000
 
 
 def test_a_schedule_of_a_foreign_family_has_blocks_of_any_name():

@@ -11,14 +11,17 @@ import torch
 import toy_family
 from blockcache import Schedule
 from blockcache.analysis import SECTIONS, Analysis, AnalysisError
+from blockcache.analysis.claims import claims
 from blockcache.analysis.sections import Caching, Homogeneity, SubLayers
 from blockcache.attach.recorder import calibrate
 from blockcache.errors import RecordingError, ScheduleError
 from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
+from blockcache.samplers import DDPM
 from blockcache.solvers import solve
 from blockcache.studies import analyses
-from blockcache.studies.analyses import Sizes, analyse, spread_places
+from blockcache.studies.analyses import analyse
+from blockcache.studies.ingredients import Sizes, spread_places
 from toy_stack import WIDTH, stack
 
 SMALL = Sizes(generations=3, compared=2, episodes=4)
@@ -75,6 +78,10 @@ def test_what_is_finished_is_not_made_again(policy, tmp_path, monkeypatch):
     np.testing.assert_array_equal(again.get(Caching).errors, first.get(Caching).errors)
     run(policy, tmp_path, seed=1, only=["weights"])
     assert made == ["correlation", "weights"]
+    (damaged,) = tmp_path.glob("caching-*")
+    damaged.write_bytes(damaged.read_bytes()[:-8])
+    run(policy, tmp_path)
+    assert made == ["correlation", "weights", "caching"]
 
 
 def test_only_some_sections_in_the_order_of_all(policy, tmp_path):
@@ -146,6 +153,14 @@ def test_another_package_s_family(monkeypatch, tmp_path):
     assert set(found.sections) == set(ALL) - set(found.absent)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_policy_of_very_few_steps(make_policy, tmp_path, steps):
+    found = run(make_policy(sampler=DDPM(num_inference_steps=steps)), tmp_path)
+    assert set(found.absent) == ({"similarity", "correlation", "action-costs"} if steps == 1 else set())
+    assert set(found.absent.values()) <= {"The policy has 1 step, so that nothing is ever reused."}
+    assert len(claims(found)) == 13
+
+
 def test_a_broken_policy_is_an_error_and_no_missing_section(policy, tmp_path, monkeypatch):
     def broken(*args, **kwargs):
         raise RecordingError("NaN")
@@ -183,7 +198,9 @@ def test_the_verb_writes_the_file_and_the_page(blockcache, refused, policy_direc
     blockcache(
         "analyse", policy_directory, *SIZES, "--only", "weights", "--only", "similarity", "-o", "some.safetensors"
     )
-    assert list(Analysis.load("some.safetensors").sections) == ["similarity", "weights"]
+    some = Analysis.load("some.safetensors")
+    assert list(some.sections) == ["similarity", "weights"]
+    assert "--only weights --only similarity" in some.setting["command"]
 
 
 @pytest.mark.usefixtures("in_an_empty_directory")

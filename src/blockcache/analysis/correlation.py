@@ -53,6 +53,8 @@ def error_correlation(
     ffns, full = ffns_of(port), everything(port)
     if len(ffns) < 2 and (upstream is None or downstream is None):
         raise AnalysisError(f"The policy has {len(ffns)} FFN, and errors correlate between two of them.")
+    if full.steps < 2:
+        raise AnalysisError("The policy has 1 step, so that nothing is ever reused.")
     upstream, downstream = upstream or ffns[-2], downstream or ffns[-1]
     for name in (upstream, downstream):
         if name not in full.blocks:

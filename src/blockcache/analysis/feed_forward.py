@@ -84,7 +84,7 @@ def ffn_response(
     In double precision, as the remainder of a small error is the difference of two nearly equal numbers.
     """
     parts = _in_double(parts_of(port, block))
-    x = _inputs(port, parts_of(port, block), everything(port), batch, seed)[step].double()  # (B, T, d)
+    x = _inputs(port, parts_of(port, block), everything(port), batch, seed)[step].cpu().double()  # (B, T, d)
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
     unit = direction * (_norm(x) / _norm(direction))[:, None, None]
     before = stages(parts, x)[-1]
@@ -145,7 +145,7 @@ def _inputs(port: Port, parts: FeedForward, schedule: Schedule, batch: Any, seed
 def _watching(module: nn.Module) -> Iterator[list[Tensor]]:
     """Inside, whatever the module is given is noted."""
     seen: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach().cpu()))
+    handle = module.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
     try:
         yield seen
     finally:

@@ -72,8 +72,8 @@ def analyse(
     from blockcache.report.analysis import page as claims_page
     from blockcache.report.markdown import render
     from blockcache.report.terminal import display
-    from blockcache.studies.analyses import Sizes
     from blockcache.studies.analyses import analyse as run
+    from blockcache.studies.ingredients import Sizes
 
     torch.set_num_threads(threads)
     state = Path(output).with_name(f"{Path(output).name}.state")

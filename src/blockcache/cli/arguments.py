@@ -134,10 +134,15 @@ def typed() -> str:
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if isinstance(option, click.Argument):
-            words += map(str, value) if isinstance(value, tuple) else [str(value)]
+            words += map(str, repeated(value))
         elif given([option.name or ""]):
-            words += [option.opts[0], str(value)]
+            words += [word for item in repeated(value) for word in (option.opts[0], str(item))]
     return f"{context.command_path} {shlex.join(words)}"
+
+
+def repeated(value: Any) -> tuple[Any, ...]:
+    """What was given to an option that may stand there several times, or the one value of any other."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 def given(names: Iterable[str]) -> list[str]:

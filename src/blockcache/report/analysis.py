@@ -16,7 +16,7 @@ def claims_blocks(analysis: Analysis) -> tuple[Block, ...]:
     rows = [[item.claim, item.paper, plain(item.ours), _HOLDS[item.holds]] for item in found]
     return (
         table(["the paper says", "its figure", "here", "holds"], rows, left=3),
-        Bullets(tuple(f"**{item.name}**: {_sentence(item)}" for item in found)),
+        Bullets(tuple(f"**{item.name}**: {sentence(item)}" for item in found)),
     )
 
 
@@ -26,7 +26,6 @@ def page(analysis: Analysis) -> Document:
     absent = tuple(f"`{name}`: {plain(reason)}" for name, reason in analysis.absent.items())
     missing = [name for name in SECTIONS if name not in analysis.sections and name not in analysis.absent]
     absent += tuple(f"`{name}`: not asked for." for name in missing)
-    seconds = [[f"`{name}`", f"{took:.1f}"] for name, took in analysis.seconds.items()]
     return Document(
         "What the paper claims, and what is found here",
         (
@@ -38,12 +37,11 @@ def page(analysis: Analysis) -> Document:
             ),
             *claims_blocks(analysis),
             *((Section("Not there", (Bullets(absent),)),) if absent else ()),
-            Section("Seconds", (table(["section", "s"], seconds),)),
         ),
     )
 
 
-def _sentence(item: Claim) -> str:
+def sentence(item: Claim) -> str:
     """Commands in backquotes stay; whatever else has a mark's meaning is shown as it is."""
     pieces = item.sentence.split("`")
     return "".join(f"`{piece}`" if place % 2 else plain_inside(piece) for place, piece in enumerate(pieces))

@@ -234,6 +234,14 @@ def test_files_of_different_policies_are_refused_and_named(tmp_path, refused):
     assert "leave out one of them" in said
 
 
+def test_a_file_that_leaves_the_policy_open_hides_no_difference(tmp_path):
+    printed = replace(schedule(), fingerprint=fingerprint(weights=None))
+    one, other = recording(weights="ab" * 32), recording(weights="cd" * 32)
+    Sources(schedules=(Source("s", printed),), recordings=(Source("one", one),))
+    with pytest.raises(FileError, match="other is of another policy than one"):
+        Sources(schedules=(Source("s", printed),), recordings=(Source("one", one), Source("other", other)))
+
+
 def test_a_policy_with_another_sampler_is_the_same_policy():
     few = recording(2, 10)
     many = schedule(2, 20)
@@ -401,6 +409,21 @@ def test_where_everything_loses_the_answer_says_so():
     assert "None of 2 methods is shown to be lossless; this one comes nearest." in text
     assert "A loss of 0.03 of the score is **not** ruled out." in text
     assert find_answer(found).name == "ddim-10"
+
+
+def test_a_single_rollout_makes_a_page_without_intervals(no_library):
+    found = Sources(results=(Source("r", results_of({"ddim-5": (0.2, 5)}, n=1)),))
+    text = html.render(page(found))
+    assert "95 % interval" not in text.split("<h2")[0]
+    assert "1 pair of rollouts" in text
+
+
+def test_a_single_step_makes_a_page(no_library):
+    one = recording(2, 1)
+    made = Sources(
+        recordings=(Source("r", one),), schedules=(Source("s", Schedule.every_step(1, one.fingerprint.blocks)),)
+    )
+    assert [chart["name"] for chart in chart_data(html.render(page(made)))["charts"]] == ["schedule-1", "similarity"]
 
 
 def test_a_tuning_is_the_answer_with_the_figure_of_most_rollouts(tmp_path):

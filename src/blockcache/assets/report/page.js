@@ -271,6 +271,7 @@
   function show(state) {
     const panel = state.panels[state.panel];
     const stop = panel.heat && !panel.stops.length ? { number: panel.heat.number, layer: panel.heat.layer, at: [state.row, state.column] } : panel.stops[state.stop];
+    if (!stop) return; // a panel without a value
     say(state, words(panel.panel, stop.layer, stop.at));
     const trace = state.curves[stop.number].trace, [row, column] = stop.at;
     const place = stop.layer.kind === "heat" ? { xval: column * trace.dx, yval: row * trace.dy } : { pointNumber: row };

@@ -84,7 +84,7 @@ def _loss(found: Answer) -> Fact:
     interval = (
         f"95 % interval {difference.low:+.3f} to {difference.high:+.3f}, " if math.isfinite(difference.low) else ""
     )
-    note = f"{interval}{difference.n} pairs of rollouts"
+    note = f"{interval}{difference.n} pair{'s' * (difference.n > 1)} of rollouts"
     return Fact(
         Estimate(difference.mean, -math.inf, math.inf, 1).text("{:+.3f}"),
         "difference of the score to the full policy",

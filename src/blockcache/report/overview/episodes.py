@@ -21,7 +21,7 @@ def episode_charts(analysis: Analysis) -> Iterator[Chart]:
     if (homogeneity := analysis.get(Homogeneity)) is not None:
         yield _homogeneity(homogeneity, analysis.block_names)
         yield _two(homogeneity)
-    if (stability := analysis.get(Stability)) is not None:
+    if (stability := analysis.get(Stability)) is not None and stability.shared.size:
         yield _stability(stability)
     if (weaker := analysis.get(WeakerPolicy)) is not None:
         yield _weaker(weaker)

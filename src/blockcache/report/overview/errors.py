@@ -28,15 +28,15 @@ def error_charts(analysis: Analysis) -> Iterator[Chart]:
     """Of each section that is there."""
     if (caching := analysis.get(Caching)) is not None:
         yield from _surge(caching, analysis)
-    if (sublayers := analysis.get(SubLayers)) is not None:
+    if (sublayers := analysis.get(SubLayers)) is not None and sublayers.at:
         yield _sublayers(sublayers)
-    if (correlation := analysis.get(Correlation)) is not None:
+    if (correlation := analysis.get(Correlation)) is not None and correlation.r is not None:
         yield _correlation(correlation)
     if (response := analysis.get(Response)) is not None:
         yield _response(response)
-    if (weights := analysis.get(WeightNorms)) is not None:
+    if (weights := analysis.get(WeightNorms)) is not None and weights.norms.size:
         yield _weights(weights)
-    if (features := analysis.get(FeatureMaps)) is not None:
+    if (features := analysis.get(FeatureMaps)) is not None and features.truth.size:
         yield _features(features)
 
 

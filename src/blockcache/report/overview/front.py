@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -119,7 +120,8 @@ def _losses(sources: Sources, costs: Mapping[str, float], answer: Answer | None)
     means = {name: max(LOWEST, value.mean) for name, value in differences.items()}
     if BASELINE in costs:
         means[BASELINE] = 0.0
-    clipped = {name: (max(LOWEST, d.low), max(LOWEST, d.high)) for name, d in differences.items()}
+    known = {name: d for name, d in differences.items() if math.isfinite(d.low)}  # of a single rollout there is none
+    clipped = {name: (max(LOWEST, d.low), max(LOWEST, d.high)) for name, d in known.items()}
     notes = {name: f"difference {d.text('{:+.3f}')}, n = {d.n}" for name, d in differences.items()}
     return _grouped(costs, means, answer, notes, clipped)
 

@@ -58,6 +58,7 @@ def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
         "tune",
         "check",
         "eval",
+        "report",
     ]
     assert list(cli.policy.verbs) == ["demonstrate", "train", "convert", "observe", "place", "fit"]
     assert list(cli.paper.verbs) == [

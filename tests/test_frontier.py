@@ -13,8 +13,9 @@ from blockcache.measure.modes import fork, modes
 from blockcache.measure.statistics import rank_correlation, split_half
 from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
-from blockcache.report.frontier import Found, kind_of, page
+from blockcache.report.frontier import Found, page
 from blockcache.report.markdown import render
+from blockcache.report.suites import kind_of
 from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.schedule import Schedule
 from blockcache.studies import frontier, suites

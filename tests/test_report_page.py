@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -232,6 +234,14 @@ def test_files_of_different_policies_are_refused_and_named(tmp_path, refused):
     assert "leave out one of them" in said
 
 
+def test_a_file_that_leaves_the_policy_open_hides_no_difference(tmp_path):
+    printed = replace(schedule(), fingerprint=fingerprint(weights=None))
+    one, other = recording(weights="ab" * 32), recording(weights="cd" * 32)
+    Sources(schedules=(Source("s", printed),), recordings=(Source("one", one),))
+    with pytest.raises(FileError, match="other is of another policy than one"):
+        Sources(schedules=(Source("s", printed),), recordings=(Source("one", one), Source("other", other)))
+
+
 def test_a_policy_with_another_sampler_is_the_same_policy():
     few = recording(2, 10)
     many = schedule(2, 20)
@@ -279,7 +289,8 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, refuse
 
 
 def test_figures_for_a_paper_are_written_beside_the_page(tmp_path, blockcache, no_library):
-    path = WRITE["analysis"](tmp_path)
+    path = tmp_path / "analysis.safetensors"  # with a heat map, lines and bars
+    toy_analysis(without=("similarity", "caching", "homogeneity", "action-costs", "features", "response")).save(path)
     blockcache("report", path, "-o", tmp_path / "out.html", "--figures", tmp_path / "figures")
     drawn = {file.name: file.read_bytes() for file in (tmp_path / "figures").iterdir()}
     names = {chart["name"] for chart in chart_data((tmp_path / "out.html").read_text())["charts"]}
@@ -400,12 +411,28 @@ def test_where_everything_loses_the_answer_says_so():
     assert find_answer(found).name == "ddim-10"
 
 
+def test_a_single_rollout_makes_a_page_without_intervals(no_library):
+    found = Sources(results=(Source("r", results_of({"ddim-5": (0.2, 5)}, n=1)),))
+    text = html.render(page(found))
+    assert "95 % interval" not in text.split("<h2")[0]
+    assert "1 pair of rollouts" in text
+
+
+def test_a_single_step_makes_a_page(no_library):
+    one = recording(2, 1)
+    made = Sources(
+        recordings=(Source("r", one),), schedules=(Source("s", Schedule.every_step(1, one.fingerprint.blocks)),)
+    )
+    assert [chart["name"] for chart in chart_data(html.render(page(made)))["charts"]] == ["schedule-1", "similarity"]
+
+
 def test_a_tuning_is_the_answer_with_the_figure_of_most_rollouts(tmp_path):
     path = WRITE["tuning"](tmp_path)
     tuning = Tuning.load(path)
     answer = find_answer(sources_of(path))
     assert answer.ms == tuning.chosen.p50_ms
     assert answer.plain == tuning.plain_ms
+    assert answer.speed == tuning.plain_ms / tuning.chosen.p50_ms
     known = [found for found in (tuning.fresh, tuning.chosen.rollouts) if found is not None]
     assert answer.difference == max(known, key=lambda found: found.n)
     assert answer.next[0] == f"blockcache export {tmp_path} -o policy.onnx"
@@ -428,13 +455,24 @@ def test_sections_that_were_not_analysed_are_named():
 def test_the_page_of_the_shipped_policy_says_what_the_readme_says(blockcache, tmp_path, monkeypatch, no_library):
     monkeypatch.chdir(ROOT)
     said = blockcache("report", "docs/results/frontier-pusht", "pusht", "-o", tmp_path / "out.html")
-    assert "7 figures" in said
+    assert "6 figures" in said
     read = Reader((tmp_path / "out.html").read_text())
     words = " ".join("".join(read.words).split())
-    assert "109x" in words
+    assert "110x" in words
     assert "-0.003" in words
     assert "95 % interval -0.025 to +0.018, 500 pairs of rollouts" in words
     assert "blockcache export pusht/tuned -o policy.onnx" in words
+
+
+def test_no_torch_is_needed(tmp_path):
+    """So that a page is there in a moment, and where torch is not."""
+    for kind in ("schedule", "recording", "results", "timings", "tuning"):
+        WRITE[kind](tmp_path)
+    code = "import sys, blockcache.cli as c; c.main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    arguments = ["report", ".", "-o", "out.html"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.html").stat().st_size < 8_000_000
 
 
 def test_a_schedule_of_a_foreign_family_has_blocks_of_any_name():

@@ -55,8 +55,8 @@ paper = LazyGroup(
         "analyse": ("analyse:analyse", "Why caching works for a policy and where it hurts: the paper's analyses."),
         "tune": ("tune:tune", "The best that fits a deadline or a loss, and why it may be trusted."),
         "check": ("check:check", "One schedule or method judged without a simulator: how far its actions are off."),
-        "report": ("report:report", "One page that opens offline: what is gained, what it costs, and why."),
         "eval": ("evaluate:evaluate", "Does the robot still do its job? Paired rollouts of several methods."),
+        "report": ("report:report", "One page that opens offline: what is gained, what it costs, and why."),
     },
 )
 @click.version_option(__version__, prog_name="blockcache")

@@ -134,7 +134,7 @@ def typed() -> str:
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if isinstance(option, click.Argument):
-            words += map(str, value) if isinstance(value, tuple) else [str(value)]
+            words += map(str, repeated(value))
         elif given([option.name or ""]):
             words += [word for item in repeated(value) for word in (option.opts[0], str(item))]
     return f"{context.command_path} {shlex.join(words)}"

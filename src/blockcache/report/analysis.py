@@ -16,7 +16,7 @@ def claims_blocks(analysis: Analysis) -> tuple[Block, ...]:
     rows = [[item.claim, item.paper, plain(item.ours), _HOLDS[item.holds]] for item in found]
     return (
         table(["the paper says", "its figure", "here", "holds"], rows, left=3),
-        Bullets(tuple(f"**{item.name}**: {_sentence(item)}" for item in found)),
+        Bullets(tuple(f"**{item.name}**: {sentence(item)}" for item in found)),
     )
 
 
@@ -41,7 +41,7 @@ def page(analysis: Analysis) -> Document:
     )
 
 
-def _sentence(item: Claim) -> str:
+def sentence(item: Claim) -> str:
     """Commands in backquotes stay; whatever else has a mark's meaning is shown as it is."""
     pieces = item.sentence.split("`")
     return "".join(f"`{piece}`" if place % 2 else plain_inside(piece) for place, piece in enumerate(pieces))

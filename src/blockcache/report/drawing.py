@@ -20,6 +20,8 @@ def save_charts(charts: Iterable[Chart], directory: Path, kinds: tuple[str, ...]
     paths = []
     for chart in charts:
         figure = draw(chart)
+        figure.draw_without_rendering()  # places are found once for all kinds of files: that is what takes long
+        figure.set_layout_engine("none")
         for kind in kinds:
             paths.append(directory / f"{chart.name}.{kind}")
             save_figure(figure, paths[-1])

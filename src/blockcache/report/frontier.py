@@ -21,7 +21,7 @@ from blockcache.measure.statistics import LOSSLESS, rank_correlation, split_half
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.figures import Label, new_figure, save_figure, write_labels
 from blockcache.report.methods import DIFFERENCE, SCORE, suite_tables
-from blockcache.report.suites import Collection, SuiteResults, Timings, family, label
+from blockcache.report.suites import Collection, SuiteResults, Timings, kind_of, label
 from blockcache.report.verdicts import who_wins
 from blockcache.studies.frontier import FrontierDistances, MethodDistances
 from blockcache.studies.suites import DISTANCES, FRONTIER
@@ -259,11 +259,6 @@ def draw(found: Found, directory: Path) -> None:
         _draw_losses(found, found.timings, directory / found.picture)
     if found.distances is not None:
         _draw_distances(found, found.distances, directory / found.scatter)
-
-
-def kind_of(name: str) -> str:
-    method = parse_method(name)
-    return "reuse on few steps" if method.sampler is not None and method.reuse is not None else family(name)
 
 
 def _draw_losses(found: Found, timings: Timings, path: PathLike) -> None:

@@ -187,6 +187,12 @@ def family(name: str) -> str:
     return kind if sampler is None else f"{kind} on {sampler}"
 
 
+def kind_of(name: str) -> str:
+    """The kind of a method as pictures of the frontier tell them apart."""
+    method = parse_method(name)
+    return "reuse on few steps" if method.sampler is not None and method.reuse is not None else family(name)
+
+
 def _sampler(part: FewerSteps | FittedSteps | SamplerFile | TunedFiles) -> str:
     """The kind of a sampler: "DDIM", "placed DDPM", "fitted"."""
     if isinstance(part, FewerSteps):

@@ -48,7 +48,7 @@
     const columns = Math.max(1, Math.min(chart.columns, chart.panels.length, Math.floor(width / narrowest)));
     const cell = width / columns;
     const longest = Math.max(0, ...chart.panels.flatMap((panel) => panel.y.names.map((name) => name.length)));
-    const gutter = longest ? Math.min(6.3 * longest + 14, 0.42 * cell) : small ? 30 : 56;
+    const gutter = longest ? Math.min(6.3 * longest + 14, 0.42 * cell) : small ? 30 : 60;
     const inner = cell - gutter - 14;
     const rowsOf = (panel) => Math.max(panel.y.names.length, 1);
     const bars = (panel) => panel.layers[0].kind === "bars";
@@ -81,7 +81,7 @@
       for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
         for (const part of parts) values.push(Number((part * 10 ** power).toPrecision(2)));
       }
-      Object.assign(layout, { tickmode: "array", tickvals: values, ticktext: values.map(String) });
+      Object.assign(layout, { tickmode: "array", tickvals: values, ticktext: values.map((value) => (value < 0.001 ? value.toExponential(0) : String(value))) });
     }
     return layout;
   }
@@ -271,6 +271,7 @@
   function show(state) {
     const panel = state.panels[state.panel];
     const stop = panel.heat && !panel.stops.length ? { number: panel.heat.number, layer: panel.heat.layer, at: [state.row, state.column] } : panel.stops[state.stop];
+    if (!stop) return; // a panel without a value
     say(state, words(panel.panel, stop.layer, stop.at));
     const trace = state.curves[stop.number].trace, [row, column] = stop.at;
     const place = stop.layer.kind === "heat" ? { xval: column * trace.dx, yval: row * trace.dy } : { pointNumber: row };

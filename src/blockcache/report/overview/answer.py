@@ -21,6 +21,7 @@ class Answer:
     name        the method as results call it, or nothing where it is none of theirs
     what        it in words
     ms, plain   milliseconds a chunk, its own and the plain policy's, where they were timed
+    speed       how many times faster that is, in the same rounds where these are known
     share       of the full policy's FLOPs, where that is known
     difference  of the score to the full policy, where there were rollouts
     why         how it came to be the best
@@ -31,14 +32,11 @@ class Answer:
     what: str
     ms: float | None
     plain: float | None
+    speed: float | None
     share: float | None
     difference: Estimate | None
     why: str
     next: tuple[str, ...]
-
-    @property
-    def speed(self) -> float | None:
-        return None if self.ms is None or self.plain is None else self.plain / self.ms
 
 
 def find_answer(sources: Sources) -> Answer | None:
@@ -86,7 +84,7 @@ def _loss(found: Answer) -> Fact:
     interval = (
         f"95 % interval {difference.low:+.3f} to {difference.high:+.3f}, " if math.isfinite(difference.low) else ""
     )
-    note = f"{interval}{difference.n} pairs of rollouts"
+    note = f"{interval}{difference.n} pair{'s' * (difference.n > 1)} of rollouts"
     return Fact(
         Estimate(difference.mean, -math.inf, math.inf, 1).text("{:+.3f}"),
         "difference of the score to the full policy",
@@ -126,9 +124,9 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
     chosen, timed = tuning.chosen, sources.timed()
     name = next((name for name in rows if name.startswith("tuned:")), chosen.method)
     known = rows[name].difference if name in rows else None
-    ms, plain_ms = chosen.p50_ms, tuning.plain_ms
+    ms, plain_ms, speed = chosen.p50_ms, tuning.plain_ms, tuning.plain_ms / chosen.p50_ms
     if timed is not None and (own := timed.ms(name)) is not None and (whole := timed.ms(PLAIN)) is not None:
-        ms, plain_ms = own, whole  # both of one run with all other methods
+        ms, plain_ms, speed = own, whole, timed.over(name, PLAIN) or speed  # all of one run with the other methods
     full = rows[BASELINE].method.flops if BASELINE in rows else None
     looked = f"Of {len(tuning.points)} points that tuning looked at"
     met = "this is the best" if tuning.met else "this comes nearest to what was asked for, which was missed,"
@@ -138,6 +136,7 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
         what=f"{method_label(chosen.method)}, {chosen.engine} engine",
         ms=ms,
         plain=plain_ms,
+        speed=speed,
         share=None if full is None else chosen.flops / full,
         difference=max(
             (d for d in (known, tuning.fresh, chosen.rollouts) if d is not None), key=lambda d: d.n, default=None
@@ -169,6 +168,7 @@ def _best(sources: Sources) -> Answer:
         what=method_label(name),
         ms=None if timed is None else timed.ms(name),
         plain=None if timed is None else timed.ms(PLAIN),
+        speed=None if timed is None else timed.over(name, PLAIN),
         share=rows[name].method.flops / full,
         difference=rows[name].difference,
         why=why,

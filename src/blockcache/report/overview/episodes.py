@@ -21,43 +21,56 @@ def episode_charts(analysis: Analysis) -> Iterator[Chart]:
     if (homogeneity := analysis.get(Homogeneity)) is not None:
         yield _homogeneity(homogeneity, analysis.block_names)
         yield _two(homogeneity)
-    if (stability := analysis.get(Stability)) is not None:
+    if (stability := analysis.get(Stability)) is not None and stability.shared.size:
         yield _stability(stability)
     if (weaker := analysis.get(WeakerPolicy)) is not None:
         yield _weaker(weaker)
 
 
 def _homogeneity(section: Homogeneity, names: tuple[str, ...]) -> Chart:
-    of = _of(section)
-    every_step = np.asarray(section.every_step, np.float64)
-    low = float(max(-1.0, np.floor(10 * np.quantile(every_step, 0.01)) / 10))
-    statistics = section.statistics
+    of, statistics = _of(section), section.statistics
+    maps = {
+        "own noise": np.asarray(section.every_step, np.float64),
+        "one noise for all": np.asarray(section.one_noise, np.float64),
+    }
+    low = min(float(max(-1.0, np.floor(10 * np.quantile(found, 0.01)) / 10)) for found in maps.values())
     rows = [[name, f"{value:.4f}", PAPER.get(name, "")] for name, value in statistics.items()]
     rows += [
-        [f"{plain(name)}: mean, lowest step", f"{every_step[place].mean():.4f}, {every_step[place].min():.4f}", ""]
+        [f"{plain(name)}, {noise}: mean, lowest step", f"{found[place].mean():.4f}, {found[place].min():.4f}", ""]
         for place, name in enumerate(names)
+        for noise, found in maps.items()
     ]
-    apart = section.divergence
-    tail = max(1, round(TAIL * len(apart)))
-    share = float(apart[-tail:].sum() / apart.sum()) if apart.sum() > 0 else 0.0
+    curves = {"own noise": section.divergence, "one noise for all": section.one_noise_divergence}
+    steps = tuple(range(len(section.divergence)))
+    lines = tuple(
+        Series(noise, steps, tuple(map(float, found)), colour, line=True, points=False, hollow=colour == "blue")
+        for (noise, found), colour in zip(curves.items(), _LINES, strict=True)
+    )
+    tail = max(1, round(TAIL * len(steps)))
+    shares = {
+        noise: float(found[-tail:].sum() / found.sum()) if found.sum() > 0 else 0.0 for noise, found in curves.items()
+    }
+    said = ", ".join(f"{share:.0%} with {noise}" for noise, share in shares.items())
+    one = maps["one noise for all"].mean()
     return Chart(
         "homogeneity",
         f"How alike {section.episodes} {of} are",
-        f"Mean cosine {statistics['AvgMean']:.3f}, lowest block and step {statistics['MinMean']:.3f}; {share:.0%} of the divergence lies in the last {tail / len(apart):.0%} of the steps.",
+        f"Mean cosine {statistics['AvgMean']:.3f} with own noise, {one:.3f} with one noise for all. In the last {tail / len(steps):.0%} of the steps lies of the divergence: {said}.",
         (
-            Panel(Axis("step"), Axis("block", names=names), (HeatMap(every_step, "mean cosine over pairs", low, 1.0),), f"Cosine between {of}"),
-            Panel(
-                Axis("step"),
-                Axis("1 - cosine"),
-                (Series("divergence, mean over blocks", tuple(range(len(apart))), tuple(map(float, apart)), "orange", line=True, points=False),),
-                "Where they part",
+            *(
+                Panel(Axis("step"), Axis("block", names=names), (HeatMap(found, "mean cosine over pairs", low, 1.0),), f"Cosine, {noise}")
+                for noise, found in maps.items()
             ),
+            Panel(Axis("step"), Axis("1 - cosine"), lines, "Where they part, mean over blocks"),
         ),
         table(["statistic", "here", "paper, Push-T"], rows),
-        f"Cosine between what a block adds in different {of}, mean over all pairs; yellow is alike. AvgMean {statistics['AvgMean']:.2f} and MinMean "
-        f"{statistics['MinMean']:.2f} (paper, Push-T: {PAPER['AvgMean']} and {PAPER['MinMean']}). The last {tail / len(apart):.0%} of the steps hold {share:.0%} of the divergence.",
-        columns=2,
+        f"Cosine between what a block adds in different {of}, mean over all pairs; yellow is alike. With noise of their own AvgMean is {statistics['AvgMean']:.2f} and MinMean "
+        f"{statistics['MinMean']:.2f} (paper, Push-T: {PAPER['AvgMean']} and {PAPER['MinMean']}). Of the divergence, the last {tail / len(steps):.0%} of the steps hold {said}.",
+        columns=3,
     )  # fmt: skip
+
+
+_LINES: tuple[Colour, Colour] = ("orange", "blue")
 
 
 def _of(section: Homogeneity) -> str:

@@ -28,15 +28,15 @@ def error_charts(analysis: Analysis) -> Iterator[Chart]:
     """Of each section that is there."""
     if (caching := analysis.get(Caching)) is not None:
         yield from _surge(caching, analysis)
-    if (sublayers := analysis.get(SubLayers)) is not None:
+    if (sublayers := analysis.get(SubLayers)) is not None and sublayers.at:
         yield _sublayers(sublayers)
-    if (correlation := analysis.get(Correlation)) is not None:
+    if (correlation := analysis.get(Correlation)) is not None and correlation.r is not None:
         yield _correlation(correlation)
     if (response := analysis.get(Response)) is not None:
         yield _response(response)
-    if (weights := analysis.get(WeightNorms)) is not None:
+    if (weights := analysis.get(WeightNorms)) is not None and weights.norms.size:
         yield _weights(weights)
-    if (features := analysis.get(FeatureMaps)) is not None:
+    if (features := analysis.get(FeatureMaps)) is not None and features.truth.size:
         yield _features(features)
 
 
@@ -63,21 +63,35 @@ def _surge(section: Caching, analysis: Analysis) -> Iterator[Chart]:
             )  # fmt: skip
         panels.append(Panel(Axis("step"), Axis("caching error"), tuple(layers), found.ffns[place]))
     rows = [
-        [plain(ffn), plain(SCHEDULES.get(name, name)), f"{found.errors[row, place].mean():.4f}", f"{found.jumps[row, place]:.4f}", str(int(found.surges[row, place]))]
+        [
+            plain(ffn),
+            plain(SCHEDULES.get(name, name)),
+            *(f"{values[row, place]:.4f}" for values in (found.errors.mean(axis=2), found.at_updates, found.jumps)),
+            str(int(found.surges[row, place])),
+        ]
         for place, ffn in enumerate(found.ffns)
         for row, name in enumerate(found.schedules)
-    ]  # fmt: skip
-    jumps = {name: float(found.of(name)[0].mean()) for name in shown}
-    said = ", ".join(f"{SCHEDULES.get(name, name)} {value:.3f}" for name, value in jumps.items())
+    ]
+    columns = [
+        "FFN",
+        "schedule",
+        "mean error",
+        "at its updates",
+        "largest jump at an update",
+        "updates at which it rose",
+    ]
+    said = ", ".join(f"{SCHEDULES.get(name, name)} {found.updated(name).mean():.3f}" for name in shown)
+    jumps = ", ".join(f"{SCHEDULES.get(name, name)} {found.of(name)[0].mean():.3f}" for name in shown)
     yield Chart(
         "surge",
         "Error surges at updates",
-        f"Caching error of {len(panels)} FFNs over the steps. Largest jump at an update, mean over FFNs: {said}.",
+        f"Caching error of {len(panels)} FFNs over the steps. Mean error at their own updates: {said}. Largest jump at an update, mean over FFNs: {jumps}.",
         tuple(panels),
-        table(["FFN", "schedule", "mean error", "largest jump at an update", "updates at which it rose"], rows, left=2),
-        f"An update should lower the error. Where it jumps up instead, the FFN was computed from inputs that others had reused. Largest jump at an update, mean over all FFNs: {said}.",
+        table(columns, rows, left=2),
+        "An update should lower the error. Where it is high at an update, or jumps up, the FFN was computed from inputs that others had reused. "
+        f"Mean error at the FFNs' own updates: {said}; largest jump at an update, mean over FFNs: {jumps}.",
         columns=3,
-    )  # fmt: skip
+    )
 
 
 _SHAPES: tuple[Any, ...] = ("circle", "square", "diamond", "up")

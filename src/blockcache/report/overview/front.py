@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,8 +80,9 @@ def _methods(sources: Sources, timed: Timings, answer: Answer | None) -> Chart:
         f"{len(costs)} methods. {_seen(sources, costs, answer)}",
         tuple(panels),
         table(columns, rows),
-        "Left is faster. Left picture: paired difference of the score to the full policy with its 95 % interval, higher is better; what loses more "
-        f"than {-LOWEST:g} stands at the edge." + (" Right: how far the actions are from the policy's own as distributions, lower is better." if known else ""),
+        "Left is faster. *Score*: paired difference to the full policy with its 95 % interval, higher is better; what loses more than "
+        f"{-LOWEST:g} stands at the edge."
+        + (" *Distance*: how far the actions are from the policy's own as distributions, lower is better." if known else ""),
         columns=2,
     )  # fmt: skip
 
@@ -118,7 +120,8 @@ def _losses(sources: Sources, costs: Mapping[str, float], answer: Answer | None)
     means = {name: max(LOWEST, value.mean) for name, value in differences.items()}
     if BASELINE in costs:
         means[BASELINE] = 0.0
-    clipped = {name: (max(LOWEST, d.low), max(LOWEST, d.high)) for name, d in differences.items()}
+    known = {name: d for name, d in differences.items() if math.isfinite(d.low)}  # of a single rollout there is none
+    clipped = {name: (max(LOWEST, d.low), max(LOWEST, d.high)) for name, d in known.items()}
     notes = {name: f"difference {d.text('{:+.3f}')}, n = {d.n}" for name, d in differences.items()}
     return _grouped(costs, means, answer, notes, clipped)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from blockcache.analysis.claims import claims
 from blockcache.analysis.file import Analysis
 from blockcache.analysis.sections import SECTIONS
+from blockcache.report.analysis import sentence
 from blockcache.report.document import Block, Bullets, Paragraph, Section, plain, table
 from blockcache.report.overview.episodes import episode_charts
 from blockcache.report.overview.errors import error_charts
@@ -43,9 +44,7 @@ def _claims(analysis: Analysis) -> tuple[Block, ...]:
     """Each claim of the paper beside what was found here, and what there is not."""
     found = claims(analysis)
     verdicts = {True: "**holds**", False: "**does not hold**", None: "not told"}
-    rows = [
-        [plain(one.claim), verdicts[one.holds], plain(one.ours), plain(one.paper), plain(one.sentence)] for one in found
-    ]
+    rows = [[plain(one.claim), verdicts[one.holds], plain(one.ours), plain(one.paper), sentence(one)] for one in found]
     counts = {verdict: sum(one.holds is verdict for one in found) for verdict in (True, False, None)}
     summary = f"Of {len(found)} claims {counts[True]} hold for this policy, {counts[False]} do not"
     summary += f", and {counts[None]} could not be told." if counts[None] else "."

@@ -76,5 +76,5 @@ def _bars(name: str, title: str, words: tuple[str, ...], bars: Bars, behind: Any
     values = dict(zip(words, bars.values, strict=True))
     best, worst = min(values, key=lambda word: values[word]), max(values, key=lambda word: values[word])
     alt = f"{len(words)} bars, from {best} with {values[best]:.1f} ms to {worst} with {values[worst]:.1f} ms."
-    panel = Panel(Axis("ms per chunk (p50)", log=True), Axis("", names=words), (bars,))
+    panel = Panel(Axis("ms per chunk (p50)", log=min(bars.values) > 0), Axis("", names=words), (bars,))
     return Chart(name, title, alt, (panel,), behind, caption)

@@ -23,7 +23,7 @@ from blockcache.schedule.schedule import Schedule
 from blockcache.solvers import solve
 from blockcache.solvers.recording import Recording
 
-MOST = 4
+MOST = 3
 """Pictures: a suite has many schedules, and they look alike."""
 
 

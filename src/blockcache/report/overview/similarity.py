@@ -70,7 +70,8 @@ def _matrices(names: Sequence[str], cosine: NDArray[np.float64]) -> Iterator[Cha
         f"Cosine between a block's outputs at two steps; yellow is alike.{shown}{coarse}",
         columns=8 if len(chosen) > 6 else 3,
     )
-    yield _curves(names, curves, steps)
+    if curves:  # a single step has no other to be compared with
+        yield _curves(names, curves, steps)
 
 
 def _curves(names: Sequence[str], curves: dict[int, NDArray[np.float64]], steps: int) -> Chart:
@@ -115,7 +116,7 @@ def _curves(names: Sequence[str], curves: dict[int, NDArray[np.float64]], steps:
 def action_charts(analysis: Analysis) -> Iterator[Chart]:
     """Where the executed action feels it if a block is reused, beside how alike the outputs are."""
     section = analysis.get(ActionCosts)
-    if section is None:
+    if section is None or not section.lags:
         return
     lags, costs, cosine = section.lags, section.costs, section.cosine
     names, last = analysis.block_names, len(lags) - 1

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -61,10 +62,8 @@ class Sources:
     command: str = "blockcache report"
 
     def __post_init__(self) -> None:
-        bound = self.fingerprints
-        for path, found in bound[1:]:
-            first, fingerprint = bound[0]
-            if differences := fingerprint.differences(found, ignore=SAMPLER_FREE):
+        for (first, one), (path, other) in combinations(self.fingerprints, 2):  # all: one may leave fields open
+            if differences := one.differences(other, ignore=SAMPLER_FREE):
                 raise FileError(
                     f"{path} is of another policy than {first} ({'; '.join(differences)}); a report is on one policy, so "
                     "leave out one of them"

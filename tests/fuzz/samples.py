@@ -295,6 +295,12 @@ SAMPLES = {
         name: _example(name)
         for name in (
             "check",
+            "DiT config",
+            "DiT weights",
+            "LeRobot config",
+            "LeRobot weights",
+            "LeRobot processor",
+            "LeRobot statistics",
             "tuning",
             "tuning state",
             "distances",

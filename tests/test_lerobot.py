@@ -13,6 +13,8 @@ import lerobot_directory
 import small_clip
 from blockcache.errors import BlockcacheError, EngineError, FileError, ObservationError, PolicyError
 from blockcache.models.registry import port_of
+from blockcache.studies.bench import run_bench
+from blockcache.studies.bench_candidates import CandidateMaker
 from blockcache.testing import PolicyContract
 from dit_policies import STEPS, LivePolicy, live_observation
 from lerobot_directory import Reference, config, observation
@@ -220,6 +222,20 @@ def test_the_page_works(tmp_path, monkeypatch):
         updates = str(STEPS - 1)  # a small policy has few steps
         exec(compile(code.replace("updates=10", f"updates={updates}"), "lerobot.md", "exec"), names)
     assert any("schedule.json" in note for note in names["fast"].stats().notes)
+
+
+def test_it_is_benchmarked_with_its_encoders(directory, monkeypatch):
+    monkeypatch.setattr(CandidateMaker, "compiled", lambda *_: None)  # torch.compile takes a minute
+    port = port_of(bc.load_policy(directory))
+    schedule = bc.Schedule(STEPS, {block.name: [0, 2] for block in port.adapter.blocks})
+    torch.manual_seed(0)
+    found = run_bench(port, schedule, port.typical(1), {}, threads=1, repeats=2, progress=False)
+    names = {row.name for row in found.rows}
+    assert {"full precision, loop", "BAC, loop", "BAC, onnx, 1 thread", "BAC, patched"} <= names
+    assert found.unavailable["savings"].startswith("they begin behind the policy's own encoder")
+    gaps = {row.name: row.max_difference for row in found.rows if row.name.startswith("full precision")}
+    assert max(gaps.values()) < 1e-5
+    assert found.encoder  # what share of the time it takes
 
 
 def test_an_encoder_is_no_part_of_a_file(directory, tmp_path):

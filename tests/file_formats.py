@@ -35,6 +35,7 @@ from blockcache.files import write_arrays
 from blockcache.measure.distance import Distances
 from blockcache.measure.modes import Modes
 from blockcache.measure.statistics import Estimate
+from blockcache.models.dit.lerobot import read_directory
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.rdt import RDTConfig, RDTPolicy
 from blockcache.models.rdt.convert import read_weights
@@ -408,6 +409,24 @@ def write_public_checkpoint(directory: Path) -> Path:
     return directory / "a.ckpt"
 
 
+def write_dit(file: str, directory: Path) -> Path:
+    from dit_policies import tiny_dit
+
+    bc.save_policy(tiny_dit(), directory / "policy")
+    return directory / "policy" / file
+
+
+def write_lerobot(file: str, directory: Path) -> Path:
+    from lerobot_directory import Reference
+
+    return Reference().write(directory / "policy") / file
+
+
+def load_lerobot(path: Path) -> Any:
+    """As far as it goes without CLIP's encoders, which an extra brings."""
+    return read_directory(path.parent)
+
+
 def write_demonstrations(directory: Path) -> Path:
     arrays = {"keypoint": np.ones((8, 9, 2), np.float32), "state": np.ones((8, 5)), "action": np.ones((8, 2))}
     write_arrays(directory / "demos.npz", **arrays, episode_ends=np.array([4, 8]))
@@ -454,6 +473,21 @@ EXAMPLES = [
     Example("rdt weights", functools.partial(write_rdt, "model.safetensors"), load_beside),
     Example("rdt state dict", write_rdt_weights, read_weights),
     Example("checkpoint", write_public_checkpoint, bc.load_policy),
+    Example("DiT config", functools.partial(write_dit, "config.json"), lambda path: bc.load_policy(path.parent)),
+    Example("DiT weights", functools.partial(write_dit, "model.safetensors"), lambda path: bc.load_policy(path.parent)),
+    Example("LeRobot config", functools.partial(write_lerobot, "config.json"), load_lerobot),
+    Example("LeRobot weights", functools.partial(write_lerobot, "model.safetensors"), load_lerobot),
+    Example(
+        "LeRobot processor",
+        functools.partial(write_lerobot, "policy_preprocessor.json"),
+        load_lerobot,
+        ("lerobot.processor",),
+    ),
+    Example(
+        "LeRobot statistics",
+        functools.partial(write_lerobot, "policy_postprocessor_step_4_unnormalizer_processor.safetensors"),
+        load_lerobot,
+    ),
     Example("demonstrations", write_demonstrations, lambda path: read_demonstrations(task_spec("pusht"), path)),
     Example("observations", write_observations, load_observations),
     Example("export", write_export, lambda path: open_export(path, threads=1), ("blockcache.onnx",)),

@@ -13,9 +13,12 @@ import lerobot_directory
 import small_clip
 from blockcache.errors import BlockcacheError, EngineError, FileError, ObservationError, PolicyError
 from blockcache.models.registry import port_of
+from blockcache.studies.bench import run_bench
+from blockcache.studies.bench_candidates import CandidateMaker
 from blockcache.testing import PolicyContract
-from dit_policies import STEPS
+from dit_policies import STEPS, LivePolicy, live_observation
 from lerobot_directory import Reference, config, observation
+from test_docs import PAGES, fenced
 
 REAL = find_spec("transformers") is not None
 pytestmark = pytest.mark.usefixtures("exports_stay_here", "clip")
@@ -206,6 +209,33 @@ def test_without_transformers_the_extra_is_named(directory, monkeypatch):
     monkeypatch.setattr("blockcache.extras.find_spec", lambda name: None)
     with pytest.raises(PolicyError, match=r"transformers, which is not installed; .*blockcache\[lerobot\]"):
         bc.load_policy(directory)
+
+
+def test_the_page_works(tmp_path, monkeypatch):
+    """docs/lerobot.md from top to bottom, with small policies in the places of the reader's."""
+    monkeypatch.chdir(tmp_path)
+    Reference().write(tmp_path / "my_dit")
+    policy, batch = LivePolicy("ddpm"), live_observation(1)
+    policy._queues["observation.state"] = list(batch["observation.state"].unbind(1))
+    names = {"policy": policy, "batch": batch, "batches": [live_observation(2)], "observation": observation(1)}
+    for code in fenced(PAGES["lerobot.md"], "python"):
+        updates = str(STEPS - 1)  # a small policy has few steps
+        exec(compile(code.replace("updates=10", f"updates={updates}"), "lerobot.md", "exec"), names)
+    assert any("schedule.json" in note for note in names["fast"].stats().notes)
+
+
+def test_it_is_benchmarked_with_its_encoders(directory, monkeypatch):
+    monkeypatch.setattr(CandidateMaker, "compiled", lambda *_: None)  # torch.compile takes a minute
+    port = port_of(bc.load_policy(directory))
+    schedule = bc.Schedule(STEPS, {block.name: [0, 2] for block in port.adapter.blocks})
+    torch.manual_seed(0)
+    found = run_bench(port, schedule, port.typical(1), {}, threads=1, repeats=2, progress=False)
+    names = {row.name for row in found.rows}
+    assert {"full precision, loop", "BAC, loop", "BAC, onnx, 1 thread", "BAC, patched"} <= names
+    assert found.unavailable["savings"].startswith("they begin behind the policy's own encoder")
+    gaps = {row.name: row.max_difference for row in found.rows if row.name.startswith("full precision")}
+    assert max(gaps.values()) < 1e-5
+    assert found.encoder  # what share of the time it takes
 
 
 def test_an_encoder_is_no_part_of_a_file(directory, tmp_path):

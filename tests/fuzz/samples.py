@@ -296,6 +296,12 @@ SAMPLES = {
         for name in (
             "analysis",
             "check",
+            "DiT config",
+            "DiT weights",
+            "LeRobot config",
+            "LeRobot weights",
+            "LeRobot processor",
+            "LeRobot statistics",
             "tuning",
             "tuning state",
             "distances",

@@ -107,7 +107,7 @@ class CandidateMaker:
         for count in counts:
             name = f"full precision, onnx, {_threads(count)}"
             full = self._accelerated(name, "onnx", None, count, _flops(built.program, self.everything))
-            if full and not quick:
+            if full and not quick and not self.port.behind:
                 full += self._unrolled(count, built)
             name = f"BAC, onnx, {_threads(count)}"
             self._accelerated(name, "onnx", reduced, count, _flops(built.program, reduced), full, limit=True)
@@ -122,6 +122,9 @@ class CandidateMaker:
     def savings(self) -> None:
         """Full precision in the loop engine, the exact savings added one by one."""
         if "loop and onnx" in self.unavailable:
+            return
+        if self.port.behind:
+            self.unavailable["savings"] = "they begin behind the policy's own encoder, which all other rows run too"
             return
         built = build_checked(self.port, self.everything, "loop")
         assert self.port.sampler is not None

@@ -115,6 +115,12 @@ def is_lerobot(config: Mapping[str, Any]) -> bool:
 
 def load_policy(source: PathLike) -> DiTPolicy:
     """A policy directory that LeRobot wrote. It comes in eval mode, float32, on the CPU; actions are in robot units."""
+    config, tensors = read_directory(source)
+    return made(config, tensors, policy_directory(source) / WEIGHTS)
+
+
+def read_directory(source: PathLike) -> tuple[DiTConfig, dict[str, Tensor]]:
+    """A directory of LeRobot's as our config of it, and its tensors by our names, the normaliser's among them."""
     directory = policy_directory(source)
     with FORMAT.reading(directory / CONFIG):
         settings = read_settings(FORMAT.load(config_file(directory)))
@@ -128,7 +134,7 @@ def load_policy(source: PathLike) -> DiTPolicy:
     _, tensors = read_tensors(directory / WEIGHTS, WHAT, AGAIN, safetensors.torch.load, check)
     names = {name: canonical(name) for name in tensors}
     own = {new: tensors[name] for name, new in names.items() if new is not None}
-    return made(found[0], {**own, **normalisers(found[0], directory)}, directory / WEIGHTS)
+    return found[0], {**own, **normalisers(found[0], directory)}
 
 
 def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from blockcache.models.dit.config import DiTConfig
@@ -14,20 +16,39 @@ _MOMENT = {"obs": 14 + 768 + 512}
 
 def ddpm() -> DiTPolicy:
     """6 layers x 512, 32 tokens, 100 DDPM steps; the program begins where LeRobot's encoders end."""
-    return _random(DDPM(num_inference_steps=100))
+    return _lerobots(DDPM(num_inference_steps=100))
 
 
 def euler() -> DiTPolicy:
     """The same by flow matching: 100 Euler steps, as LeRobot takes them where nothing else is said."""
-    return _random(Euler(num_inference_steps=100))
+    return _lerobots(Euler(num_inference_steps=100))
 
 
 def euler10() -> DiTPolicy:
     """The same in 10 Euler steps."""
-    return _random(Euler(num_inference_steps=10))
+    return _lerobots(Euler(num_inference_steps=10))
 
 
-def _random(sampler: SamplerConfig) -> DiTPolicy:
+def small(sampler: SamplerConfig | None = None, **changes: Any) -> DiTPolicy:
+    """A small one with random weights, to try something on; `changes` are settings of its config."""
+    sizes = {
+        "horizon": 4,
+        "n_action_steps": 2,
+        "num_layers": 2,
+        "num_heads": 2,
+        "hidden_dim": 8,
+        "timestep_embed_dim": 4,
+    }
+    settings = {"state": {"obs": 4}, "action_dim": 2, "sampler": sampler or DDPM(num_inference_steps=2), **sizes}
+    return _random(DiTConfig(**{**settings, **changes}))
+
+
+def _lerobots(sampler: SamplerConfig) -> DiTPolicy:
+    return _random(DiTConfig(state=_MOMENT, action_dim=14, sampler=sampler))
+
+
+def _random(config: DiTConfig) -> DiTPolicy:
+    """Always the same weights."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return DiTPolicy(DiTConfig(state=_MOMENT, action_dim=14, sampler=sampler)).eval()
+        return DiTPolicy(config).eval()

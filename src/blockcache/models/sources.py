@@ -8,8 +8,9 @@ from typing import Any
 
 from blockcache.errors import PolicyError, in_one_line
 from blockcache.files import PathLike
+from blockcache.models.directory import family_of
 from blockcache.models.dpt import checkpoint, convert
-from blockcache.models.places import is_checkpoint, is_entry, read_config, split_entry
+from blockcache.models.places import is_checkpoint, is_entry, split_entry
 from blockcache.models.port import Port
 from blockcache.models.rdt import checkpoint as rdt
 from blockcache.models.registry import port_of
@@ -31,7 +32,7 @@ def load_policy(source: PathLike | Any) -> Any:
         return _called(str(source))
     if is_checkpoint(source):
         return convert.load_checkpoint(source)
-    family = read_config(source).get("family")
+    family = family_of(source)
     load = _LOADERS.get(family, checkpoint.load_policy) if isinstance(family, str) else checkpoint.load_policy
     return load(source)
 

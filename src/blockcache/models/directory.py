@@ -1,4 +1,4 @@
-"""A policy's directory, `config.json` + `model.safetensors`, of whatever family: strict to read, atomic to write.
+"""A policy's directory, `config.json` + `model.safetensors`, written by whatever family. Strict, atomic.
 
 A directory is written file by file, and at every instant its name loads as the whole old policy or as the whole new one:
 first the new config, under a name that binds it to the new weights (`places.PENDING`); then the weights, in one rename, from
@@ -8,70 +8,18 @@ a rename, and where nothing is killed there are never other files than these two
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import safetensors.torch
 from torch import Tensor
 
 from blockcache.errors import FileError, PolicyError, shortened
-from blockcache.files import (
-    PathLike,
-    TensorInfo,
-    make_directory,
-    no_writer,
-    only_writer,
-    read_tensors,
-    write_bytes,
-    writing,
-)
-from blockcache.models.places import (
-    CONFIG,
-    FORMAT,
-    PENDING,
-    WEIGHTS,
-    config_file,
-    pending_config,
-    policy_directory,
-    shared_file,
-)
-
-C = TypeVar("C")
-
-
-def family_of(source: PathLike) -> Any:
-    """What a policy's config says it is of; None if it does not say."""
-    directory = policy_directory(source)
-    with no_writer(directory), FORMAT.reading(directory / CONFIG):
-        return FORMAT.load(config_file(directory)).get("family")
-
-
-def read_policy(
-    source: PathLike, config_of: Callable[[Mapping[str, Any]], C], check: Callable[[C, int, int], None]
-) -> tuple[C, dict[str, Tensor], Path]:
-    """A policy's config, its tensors and the file that these came from.
-
-    source     a shipped policy by name, or a directory
-    config_of  makes the family's config of what `config.json` says
-    check      is given the config, the number of tensors and of all their numbers before these are read, and raises if they
-               cannot be that config's
-    """
-    directory = policy_directory(source)
-    place = shared_file(directory, WEIGHTS)
-    with no_writer(directory):
-        with FORMAT.reading(directory / CONFIG):
-            config = config_of(FORMAT.load(config_file(directory)))
-
-        def check_infos(infos: Mapping[str, TensorInfo]) -> None:
-            check(config, len(infos), sum(math.prod(info.shape) for info in infos.values()))
-
-        again = "save the policy again"
-        _, tensors = read_tensors(place, "policy weights", again, safetensors.torch.load, check_infos)
-    return config, tensors, place
+from blockcache.files import PathLike, make_directory, only_writer, write_bytes, writing
+from blockcache.models.places import CONFIG, FORMAT, PENDING, WEIGHTS, config_file, pending_config
 
 
 def write_policy(directory: PathLike, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -7,10 +7,9 @@ import os
 from typing import Any
 
 from blockcache.errors import PolicyError, in_one_line
-from blockcache.files import PathLike
-from blockcache.models.directory import family_of
+from blockcache.files import PathLike, no_writer
 from blockcache.models.dpt import checkpoint, convert
-from blockcache.models.places import is_checkpoint, is_entry, split_entry
+from blockcache.models.places import is_checkpoint, is_entry, policy_directory, read_config, split_entry
 from blockcache.models.port import Port
 from blockcache.models.rdt import checkpoint as rdt
 from blockcache.models.registry import port_of
@@ -32,7 +31,9 @@ def load_policy(source: PathLike | Any) -> Any:
         return _called(str(source))
     if is_checkpoint(source):
         return convert.load_checkpoint(source)
-    family = family_of(source)
+    with no_writer(policy_directory(source)):  # a save may be putting the files in order
+        config = read_config(source)
+    family = config.get("family")
     load = _LOADERS.get(family, checkpoint.load_policy) if isinstance(family, str) else checkpoint.load_policy
     return load(source)
 

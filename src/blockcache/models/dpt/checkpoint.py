@@ -10,8 +10,9 @@ from torch import Tensor
 
 from blockcache.errors import PolicyError, shortened
 from blockcache.files import PathLike, reading
-from blockcache.models.directory import read_policy, refuse_misfits, write_policy
+from blockcache.models.directory import refuse_misfits, write_policy
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
+from blockcache.models.reading import read_policy
 from blockcache.models.weight_checks import check_action_scale, check_mask, check_weight
 
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from blockcache.errors import PolicyError, shortened
 from blockcache.files import PathLike, reading
-from blockcache.models.directory import read_policy, refuse_misfits, write_policy
+from blockcache.models.directory import refuse_misfits, write_policy
 from blockcache.models.rdt.config import RDTConfig
 from blockcache.models.rdt.denoiser import RDTDenoiser
 from blockcache.models.rdt.policy import RDTPolicy
+from blockcache.models.reading import read_policy
 from blockcache.models.weight_checks import check_weight
 
 

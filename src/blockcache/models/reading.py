@@ -1,4 +1,4 @@
-"""A policy's directory as it is read, by whatever family: config and tensors, never of two different saves. Knows no family."""
+"""A policy's directory as any family reads it: config and tensors, never of two different saves. Knows no family."""
 
 from __future__ import annotations
 

@@ -83,14 +83,24 @@ OPERATIONS = {
     **{
         f"activation {kind}": (lambda ops, x, kind=kind: ops.activation(x, kind), own)
         for kind, own in {
+            "cos": torch.cos,
             "gelu": F.gelu,
             "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
             "mish": F.mish,
             "silu": F.silu,
+            "sin": torch.sin,
         }.items()
     },
     "softmax": (lambda ops, x: ops.softmax(x), lambda x: x.softmax(-1)),
     "layer_norm": (lambda ops, x: ops.layer_norm(x, WIDTH, 0.1), lambda x: F.layer_norm(x, (WIDTH,), eps=0.1)),
+    "scale_norm": (
+        lambda ops, x: ops.scale_norm(x, WIDTH, 0.1, False),
+        lambda x: x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt(),
+    ),
+    "scale_norm, centred": (
+        lambda ops, x: ops.scale_norm(x, WIDTH, 0.1, True),
+        lambda x: x / (x.var(-1, keepdim=True) + 0.1).sqrt(),
+    ),
     "linear": (
         lambda ops, x: ops.linear(flat(ops, x), ops.weight("square"), ops.weight("bias")),
         lambda x: x @ SQUARE + weights()["bias"],
@@ -132,11 +142,21 @@ OPERATIONS = {
         lambda ops, x: ops.attention(x, x, x, 2, "causal", True),
         lambda x: attend(x, weights()["causal"]),
     ),
+    "attend": (lambda ops, x: by_head(ops, x), lambda x: attend(x, torch.zeros(TOKENS))),
+    "attend, hidden": (
+        lambda ops, x: by_head(ops, x, ops.reshape(ops.slice(x, 2, 0, 1), (-1, 1, 1, TOKENS))),
+        lambda x: attend(x, x[:, None, None, :, 0]),
+    ),
     "attention, masked": (
         lambda ops, x: ops.attention(x, x, x, 2, "other"),
         lambda x: attend(x, weights()["other"]),
     ),
 }
+
+
+def by_head(ops, x, hidden=None):
+    q = ops.transpose(ops.reshape(x, (-1, TOKENS, 2, WIDTH // 2)), (0, 2, 1, 3))
+    return ops.transpose(ops.attend(q, ops.transpose(q, (0, 1, 3, 2)), q, hidden), (0, 2, 1, 3))
 
 
 def attend(x, mask):

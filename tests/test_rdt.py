@@ -6,6 +6,7 @@ import torch
 import blockcache as bc
 import rdt_runner
 from blockcache.attach.recorder import calibrate
+from blockcache.deploy import open_export
 from blockcache.engines.onnx import require_size
 from blockcache.errors import EngineError, ObservationError, PolicyError
 from blockcache.models.rdt.program import PlainProgram
@@ -35,8 +36,6 @@ class TestRootMeanSquare(TestRDT):
 
 class TestLiveRunner(TestRDT):
     """An object of another project's code, found by its shape; its modules are used as they are."""
-
-    tolerance = 1e-6
 
     def policy(self):
         return policy_of(rdt_runner.runner(rdt_config()), n_action_steps=3).with_lang_len(5)
@@ -188,6 +187,17 @@ def test_weights_beyond_a_file_are_refused_in_time():
         EngineError, match=r"one file of 2\.1 GB at most, and these weights take 2\.1 GB; use engine=\"loop\""
     ):
         require_size(type(program)(**{**vars(program), "weights": {"huge": huge}}))
+
+
+def test_an_export_runs_without_torch_on_the_same_observations(tmp_path):
+    policy, obs = rdt_policy(), rdt_observation(2)
+    bc.export_policy(policy, None, tmp_path / "rdt.onnx")
+    opened = open_export(tmp_path / "rdt.onnx", threads=1)
+    assert (opened.n_obs_steps, opened.n_action_steps, opened.horizon) == (1, 3, 6)
+    observed = {name: value.numpy() for name, value in policy.check(obs).items()}
+    noise = policy.draw_noise(2, torch.Generator().manual_seed(0))
+    found = opened.predict_action(observed, noise=noise.numpy())["action_pred"]
+    assert torch.allclose(torch.from_numpy(found), act(policy, obs), atol=1e-5)
 
 
 # -- observations

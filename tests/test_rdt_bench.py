@@ -33,28 +33,38 @@ def test_flops_are_those_that_torch_counts():
     policy, obs = rdt_policy(), rdt_observation(1)
     port = port_of(policy)
     plain = port.looking + generation(port.adapter.blocks, port.adapter.every_step, 6)
+    whole = build(port, bc.Schedule.every_step(6, [block.name for block in port.adapter.blocks]), "loop")
     with torch.nn.attention.sdpa_kernel(
         torch.nn.attention.SDPBackend.MATH
-    ):  # the products of the fused one are not counted
+    ):  # products of the fused one are not counted
         assert counted(lambda: policy.predict_action(obs)) == plain
-    whole = build(port, bc.Schedule.every_step(6, [block.name for block in port.adapter.blocks]), "loop")
-    for program in whole.program.without_savings().values():
-        loop = Loop(program, whole.plan, whole.sampler)
-        said = program.once + generation(program.blocks, program.every_step, 6)
-        assert counted(lambda loop=loop: loop(policy.check(obs), policy.draw_noise(1))) == said
+        for program in whole.program.without_savings().values():
+            loop = Loop(program, whole.plan, whole.sampler)
+            said = program.once + generation(program.blocks, program.every_step, 6)
+            assert counted(lambda loop=loop: loop(policy.check(obs), policy.draw_noise(1))) == said
 
 
 def test_bench_takes_an_rdt(blockcache, monkeypatch):
+    def compile_nothing(model):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr("torch.compile", compile_nothing)
     monkeypatch.setattr("blockcache.measure.machine.peak_gflops.__defaults__", (64, 0.05))
     monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
     bc.save_policy(rdt_policy(), "rdt")
-    blockcache("bench", "rdt", "--quick", "--repeats", 2, "--threads", 1, "--json", "b.json")
+    blockcache("bench", "rdt", "--repeats", 2, "--threads", 1, "--json", "b.json")
     result = json.loads(Path("b.json").read_text())
     assert result["shape"]["family"] == "rdt"
-    assert not result["unavailable"]
-    gaps = {row["name"]: row["max_difference"] for row in result["rows"] if row["name"].startswith("full precision")}
-    assert len(gaps) == 2
-    assert max(gaps.values()) < 1e-5
+    assert list(result["unavailable"]) == ["eager + torch.compile"]
+    gaps = {row["name"]: row["max_difference"] for row in result["rows"]}
+    savings = [name for name in gaps if name.startswith("savings: ")]
+    assert savings[:2] == [
+        "savings: keys and values projected at every use",
+        "savings: + keys and values projected once",
+    ]
+    exact = [name for name in gaps if name.startswith("full precision")]
+    assert len(exact) == 3
+    assert max(gaps[name] for name in (*savings, *exact)) < 1e-5
 
 
 SMALL = ["--blocks", 2, "--width", 16, "--heads", 2, "--language-tokens", 3, "--image-tokens", 40]

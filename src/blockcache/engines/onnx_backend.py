@@ -101,6 +101,11 @@ class OnnxBackend:
         settings = {"q_num_heads": heads, "kv_num_heads": heads, "is_causal": int(causal), "scale": 1.0}
         return self._writer.node("Attention", q, k, v, *masks, **settings)
 
+    def attend(self, q: str, k: str, v: str, hidden: str | None = None) -> str:
+        scores = self._writer.node("MatMul", q, k)
+        scores = scores if hidden is None else self._writer.node("Add", scores, hidden)
+        return self._writer.node("MatMul", self.softmax(scores), v)
+
     def reshape(self, x: str, shape: Sequence[int]) -> str:
         return self._writer.reshape(x, *shape)
 

@@ -3,6 +3,7 @@ size alone. Knows nothing of programs or plans."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,8 +72,11 @@ class TorchBackend(TorchArithmetic):
         return F.layer_norm(x, (width,), eps=eps)
 
     def scale_norm(self, x: Tensor, width: int, eps: float, centred: bool) -> Tensor:
-        power = x.var(dim=-1, keepdim=True) if centred else x.square().mean(dim=-1, keepdim=True)
-        return x * torch.rsqrt(power + eps)
+        if not centred:
+            return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
+        unbiased = (width - 1) / width  # torch's layer norm finds the spread in half the time that its `var` takes
+        _, _, spread = torch.native_layer_norm(x, (width,), None, None, eps * unbiased)
+        return x * (spread * math.sqrt(unbiased))
 
     def activation(self, x: Tensor, kind: Activation) -> Tensor:
         if kind in ("cos", "sin"):
@@ -97,6 +101,9 @@ class TorchBackend(TorchArithmetic):
         if mask is not None:
             scores = scores + self._weights[mask]
         return (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(batch, tokens, width)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
+        return F.scaled_dot_product_attention(q, k.transpose(-1, -2), v, attn_mask=hidden, scale=1.0)
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         return x.reshape(*shape)

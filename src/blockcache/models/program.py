@@ -71,6 +71,10 @@ class Ops(Protocol):
         """(B, T, d), (B, S, d) and (B, S, d) -> (B, T, d). The scale is in q already; `mask` names a weight (T, S) of 0
         and -inf, and `causal` says that it lets each token see itself and those before it, no more."""
 
+    def attend(self, q: Value, k: Value, v: Value, hidden: Value | None = None) -> Value:
+        """The same by head: (B, H, T, d / H), keys (B, H, d / H, S) and values (B, H, S, d / H) -> (B, H, T, d / H).
+        `hidden` (B, 1, 1, S), computed, is added to the scores."""
+
     def reshape(self, x: Value, shape: Sequence[int]) -> Value: ...
 
     def transpose(self, x: Value, order: Sequence[int]) -> Value: ...

@@ -64,8 +64,10 @@ def check_program(program: Program) -> Program:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise UnsupportedError(f"weights that are no floating point numbers ({name} is {tensor.dtype})")
-        if tensor.numel() and float(tensor.min()) < -LIMIT:  # a mask
+        # a matrix that is a view of its transpose is looked at as it lies in memory: that is twenty times as fast
+        lying = tensor.T if tensor.ndim == 2 and tensor.stride(0) == 1 else tensor
+        if lying.numel() and float(lying.min()) < -LIMIT:  # a mask
             check_mask(name, tensor)
         else:
-            check_weight(name, tensor)
+            check_weight(name, lying)
     return program

@@ -1,42 +1,28 @@
-"""Policy directories of DP-T, `config.json` + `model.safetensors`. Strict to load; `directory` writes them."""
+"""Policy directories of DP-T: which tensors fit which config. `directory` reads and writes the files."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NoReturn
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from blockcache.errors import PolicyError, shortened
-from blockcache.files import PathLike, TensorInfo, no_writer, read_tensors, reading
+from blockcache.files import PathLike, reading
 from blockcache.models.directory import refuse_misfits, write_policy
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
-from blockcache.models.places import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory, shared_file
+from blockcache.models.reading import read_policy
 from blockcache.models.weight_checks import check_action_scale, check_mask, check_weight
 
 
 def load_policy(source: PathLike) -> DiffusionTransformerPolicy:
     """A shipped policy by name, or a policy directory. It comes in eval mode, float32, on the CPU."""
-    directory = policy_directory(source)
-    place = shared_file(directory, WEIGHTS)
-    with no_writer(directory):
-        with FORMAT.reading(directory / CONFIG):
-            config = DPTConfig.from_dict(FORMAT.load(config_file(directory)))
-        _, tensors = read_tensors(
-            place, "policy weights", "save the policy again", safetensors.torch.load, partial(_check_infos, config)
-        )
+    config, tensors, place = read_policy(source, DPTConfig.from_dict, check_sizes)
     policy = DiffusionTransformerPolicy(config)
     with reading("policy weights", place):
         load_tensors(policy, tensors)
     return policy.eval()
-
-
-def _check_infos(config: DPTConfig, infos: Mapping[str, TensorInfo]) -> None:
-    check_sizes(config, len(infos), sum(math.prod(info.shape) for info in infos.values()))
 
 
 def check_sizes(config: DPTConfig, tensors: int, held: int) -> None:

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockcache.errors import ContentError, PolicyError, short, shortened
-from blockcache.files import Fields, Name, read
+from blockcache.errors import PolicyError, short, shortened
+from blockcache.files import Fields, Name
 from blockcache.models.dpt.denoiser import DiffusionTransformer
 from blockcache.models.dpt.encoder import ObservationEncoder
 from blockcache.models.dpt.encoder_config import EncoderConfig
 from blockcache.models.dpt.normalizer import LinearNormalizer
 from blockcache.models.noise import draw_all
 from blockcache.models.sampling import denoise, make_scheduler
+from blockcache.models.settings import check_sampler_and_record, check_sizes_of
 from blockcache.observations import Observation, check_observation, check_tree
 from blockcache.samplers import DDPM, SamplerConfig, table
 
@@ -64,12 +65,7 @@ class DPTConfig:
     def __post_init__(self) -> None:
         if self.family != FAMILY:
             raise PolicyError(f"this reads policies of family {FAMILY!r}, got {short(self.family)}")
-        for name, most in _SIZES.items():
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise PolicyError(
-                    f"policy setting {name} must be a positive whole number, {most:,} at most, got {short(value)}"
-                )
+        check_sizes_of(self, _SIZES)
         if self.n_emb % self.n_head or self.n_emb % 2 or self.n_emb < 4:
             raise PolicyError(f"n_emb must be even, 4 or more, divisible by n_head, got {self.n_emb} and {self.n_head}")
         if type(self.n_cond_layers) is not int or not 0 <= self.n_cond_layers <= _SIZES["n_layer"]:
@@ -84,12 +80,7 @@ class DPTConfig:
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
                 raise PolicyError(f"policy setting {name} must be from 0 to below 1, got {short(value)}")
-        if not isinstance(self.sampler, SamplerConfig):
-            raise PolicyError(f"policy setting sampler must be a sampler's config, got {short(self.sampler)}")
-        try:
-            read(_RECORD, {name: getattr(self, name) for name in _RECORD.required})
-        except ContentError as error:
-            raise PolicyError(f"the policy's settings do not fit: {error}") from error
+        check_sampler_and_record(self, _RECORD)
         if self.n_obs_steps - 1 + self.n_action_steps > self.horizon:
             end = self.n_obs_steps - 1 + self.n_action_steps
             raise PolicyError(f"the executed slice ends at {end}, behind the horizon {self.horizon}")

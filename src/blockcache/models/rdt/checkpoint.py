@@ -6,40 +6,26 @@ while they are read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from functools import partial
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from blockcache.errors import PolicyError, shortened
-from blockcache.files import PathLike, TensorInfo, no_writer, read_tensors, reading
+from blockcache.files import PathLike, reading
 from blockcache.models.directory import refuse_misfits, write_policy
-from blockcache.models.places import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory, shared_file
 from blockcache.models.rdt.config import RDTConfig
 from blockcache.models.rdt.denoiser import RDTDenoiser
 from blockcache.models.rdt.policy import RDTPolicy
+from blockcache.models.reading import read_policy
 from blockcache.models.weight_checks import check_weight
 
 
 def load_policy(source: PathLike) -> RDTPolicy:
     """A policy directory, by its path. It comes in eval mode, float32, on the CPU."""
-    directory = policy_directory(source)
-    place = shared_file(directory, WEIGHTS)
-    with no_writer(directory):
-        with FORMAT.reading(directory / CONFIG):
-            config = RDTConfig.from_dict(FORMAT.load(config_file(directory)))
-        _, tensors = read_tensors(
-            place, "policy weights", "save the policy again", safetensors.torch.load, partial(_check_infos, config)
-        )
+    config, tensors, place = read_policy(source, RDTConfig.from_dict, check_sizes)
     with reading("policy weights", place):
         return made_of(config, tensors)
-
-
-def _check_infos(config: RDTConfig, infos: Mapping[str, TensorInfo]) -> None:
-    check_sizes(config, len(infos), sum(math.prod(info.shape) for info in infos.values()))
 
 
 def check_sizes(config: RDTConfig, tensors: int, held: int) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from blockcache.errors import ContentError, PolicyError, short, shortened
-from blockcache.files import Fields, Name, read
+from blockcache.errors import PolicyError, short, shortened
+from blockcache.files import Fields, Name
+from blockcache.models.settings import check_sampler_and_record, check_sizes_of
 from blockcache.samplers import SamplerConfig
 from blockcache.samplers.dpmsolver import DPMSolver
 
@@ -75,12 +76,7 @@ class RDTConfig:
             raise PolicyError(f"this reads policies of family {FAMILY!r}, got {short(self.family)}")
         if self.lang_len is None:
             object.__setattr__(self, "lang_len", self.max_lang_cond_len)
-        for name, most in _SIZES.items():
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise PolicyError(
-                    f"policy setting {name} must be a positive whole number, {most:,} at most, got {short(value)}"
-                )
+        check_sizes_of(self, _SIZES)
         if self.hidden_size % self.num_heads or self.hidden_size // self.num_heads < 2:
             raise PolicyError(
                 f"hidden_size must be 2 or more for each head, the same for all, got {self.hidden_size} and "
@@ -99,12 +95,7 @@ class RDTConfig:
             linears_of(getattr(self, name))
         if self.norm not in NORMS:
             raise PolicyError(f"policy setting norm must be one of {', '.join(NORMS)}, got {short(self.norm)}")
-        if not isinstance(self.sampler, SamplerConfig):
-            raise PolicyError(f"policy setting sampler must be a sampler's config, got {short(self.sampler)}")
-        try:
-            read(_RECORD, {name: getattr(self, name) for name in _RECORD.required})
-        except ContentError as error:
-            raise PolicyError(f"the policy's settings do not fit: {error}") from error
+        check_sampler_and_record(self, _RECORD)
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from blockcache.errors import ObservationError
 from blockcache.models.noise import draw_all
 from blockcache.models.rdt.config import RDTConfig
 from blockcache.models.rdt.denoiser import RDTDenoiser
-from blockcache.models.sampling import denoise, make_scheduler
+from blockcache.models.sampling import denoise
 from blockcache.observations import as_tensor, check_tree
 from blockcache.samplers import SamplerConfig, table
 
@@ -58,15 +58,6 @@ class RDTPolicy(nn.Module):
     @property
     def sampler(self) -> SamplerConfig:
         return self.config.sampler
-
-    @property
-    def noise_scheduler(self) -> Any:
-        """A fresh scheduler, for code that reads its settings; the policy itself makes one per generation."""
-        return make_scheduler(self.config.sampler)
-
-    @property
-    def num_inference_steps(self) -> int:
-        return self.config.sampler.num_inference_steps
 
     def with_sampler(self, sampler: SamplerConfig) -> RDTPolicy:
         """The same weights (shared, not copied) behind another sampler."""

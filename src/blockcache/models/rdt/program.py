@@ -26,9 +26,9 @@ class Conditions:
     start: Value  # (B * (3 + T), d) positions, frequency and state; the time is missing
     masked: Value  # (B, 1, d) the action mask's share of the sample's adaptor, with its bias
     acting: Value  # (B, 1, A) the action mask
-    hidden: Value  # (B, 1, L) added to the scores of language tokens: 0, or far below all others
-    keys: list[Value]  # by layer, (B * H, d / H, S)
-    values: list[Value]  # by layer, (B * H, S, d / H)
+    hidden: Value  # (B, 1, 1, L) added to the scores of language tokens: 0, or far below all others
+    keys: list[Value]  # by layer, (B, H, d / H, S)
+    values: list[Value]  # by layer, (B, H, S, d / H)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,7 +74,7 @@ class RDTProgram(Program):
             ops.add([item, ops.slice(places, 1, first, stop)])
             for (first, item), stop in zip(contents.items(), stops, strict=True)
         ]
-        seen = ops.reshape(obs["lang_attn_mask"], (-1, 1, self.shape.conditions[LANGUAGE]))
+        seen = ops.reshape(obs["lang_attn_mask"], (-1, 1, 1, self.shape.conditions[LANGUAGE]))
         hidden = ops.add([ops.mul(seen, ops.weight("hide")), ops.weight("hide_all")])
         acting = ops.reshape(mask, (-1, 1, self.action_dim))
         return Conditions(ops.reshape(ops.concat(rows, axis=1), (-1, width)), masked, acting, hidden, keys, values)
@@ -93,7 +93,7 @@ class RDTProgram(Program):
     def keys(self, ops: Ops, layer: int, tokens: Value) -> Value:
         keys = self._by_head(ops, self._linear(ops, "key", tokens, layer), f"key_gain{layer}")
         keys = ops.reshape(keys, (-1, self.shape.conditions[layer % 2], self.heads, self.size))
-        return ops.reshape(ops.transpose(keys, (0, 2, 3, 1)), (-1, self.size, self.shape.conditions[layer % 2]))
+        return ops.transpose(keys, (0, 2, 3, 1))
 
     def values(self, ops: Ops, layer: int, tokens: Value) -> Value:
         values = self._linear(ops, "value", tokens, layer)
@@ -133,13 +133,8 @@ class RDTProgram(Program):
     def _cross_attention(
         self, ops: Ops, layer: int, normed: Value, keys: Value, values: Value, hidden: Value | None
     ) -> Value:
-        tokens, seen = self.shape.tokens, self.shape.conditions[layer % 2]
         query = self._by_head(ops, self._linear(ops, "query", normed, layer), f"query_gain{layer}")
-        scores = ops.matmul(self._heads_first(ops, query, tokens), keys)  # (B * H, T, S)
-        if hidden is not None:
-            scores = ops.add([ops.reshape(scores, (-1, self.heads * tokens, seen)), hidden])
-            scores = ops.reshape(scores, (-1, tokens, seen))
-        attended = ops.reshape(ops.matmul(ops.softmax(scores), values), (-1, self.heads, tokens, self.size))
+        attended = ops.attend(self._heads_first(ops, query, self.shape.tokens), keys, values, hidden)
         attended = ops.reshape(ops.transpose(attended, (0, 2, 1, 3)), (-1, self.width))
         return self._linear(ops, "cross", attended, layer)
 
@@ -177,9 +172,8 @@ class RDTProgram(Program):
         return ops.mul(ops.scale_norm(x, width, self.norm_eps, self.norm == "std"), ops.weight(gain))
 
     def _heads_first(self, ops: Ops, x: Value, tokens: int) -> Value:
-        """-> (B * H, tokens, d / H)."""
-        x = ops.transpose(ops.reshape(x, (-1, tokens, self.heads, self.size)), (0, 2, 1, 3))
-        return ops.reshape(x, (-1, tokens, self.size))
+        """-> (B, H, tokens, d / H)."""
+        return ops.transpose(ops.reshape(x, (-1, tokens, self.heads, self.size)), (0, 2, 1, 3))
 
     def _linear(self, ops: Ops, name: str, x: Value, index: int | str = "") -> Value:
         return ops.linear(x, ops.weight(f"{name}_w{index}"), ops.weight(f"{name}_b{index}"))

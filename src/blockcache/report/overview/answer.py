@@ -137,13 +137,18 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
         ms=ms,
         plain=plain_ms,
         speed=speed,
-        share=None if full is None else chosen.flops / full,
+        share=_share(chosen.flops, full),
         difference=max(
             (d for d in (known, tuning.fresh, chosen.rollouts) if d is not None), key=lambda d: d.n, default=None
         ),
         why=f"{looked}, {met} {plain(tuning.goal.text())}.",
         next=(f"blockcache export {directory} -o policy.onnx", f"blockcache bench {directory}"),
     )
+
+
+def _share(flops: int, full: int | None) -> float | None:
+    """Where a family does not say its FLOPs, they are 0."""
+    return flops / full if flops and full else None
 
 
 def _best(sources: Sources) -> Answer:
@@ -169,7 +174,7 @@ def _best(sources: Sources) -> Answer:
         ms=None if timed is None else timed.ms(name),
         plain=None if timed is None else timed.ms(PLAIN),
         speed=None if timed is None else timed.over(name, PLAIN),
-        share=rows[name].method.flops / full,
+        share=_share(rows[name].method.flops, full),
         difference=rows[name].difference,
         why=why,
         next=(f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}",)

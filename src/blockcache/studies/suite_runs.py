@@ -20,7 +20,7 @@ from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
 from blockcache.compare.methods import ActionBudget, FittedSteps, TeaCache, parse_method
 from blockcache.compare.paired import one_thread
 from blockcache.compare.results import BASELINE, FRESH_SEEDS, GENERATIONS, GROUP, Results, check_nothing_lost
-from blockcache.errors import FitError, in_one_line
+from blockcache.errors import FitError
 from blockcache.files import PathLike, exists
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
@@ -165,7 +165,7 @@ def without_failed_fits(setting: SuiteSetting, suite: Suite) -> Suite:
     if not failed:
         return suite
     kept = tuple(cell for cell in suite.cells if _fitted(cell.method) not in failed)
-    reasons = "; ".join(f"{name}: {in_one_line(error)}" for name, error in failed.items())
+    reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
     return replace(suite, cells=kept, about=f"{suite.about} Left out, with all that builds on it: {reasons}.")
 
 

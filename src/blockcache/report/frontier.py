@@ -151,6 +151,7 @@ def _policy(found: Found) -> Section:
     if found.distances is not None:
         commands.append(f"`blockcache paper distances {source} -o {found.directory}{option}`")
     run = [
+        plain(found.item.suite.about),
         "Commands: " + ", ".join(commands) + ".",
         f"Seeds from {results.setting['first_seed']}, on which nothing was chosen; differences are paired, 95 % intervals.",
     ]

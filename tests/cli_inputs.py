@@ -30,4 +30,14 @@ def synthetic(bench_result):
         "shapes": [{"name": "T = 16", "ms": dict.fromkeys(engines, 5.0), "difference": dict.fromkeys(engines, 2e-6)}],
         "growth": {"steps": points, "updates": points},
         "footprint": {"8 x 256, T = 10": foot},
+        "calibration": {
+            "observations": 16,
+            "blocks": 24,
+            "steps": 100,
+            "plain_s": 20.0,
+            "costs_s": 40.0,
+            "plain_mb": 600.0,
+            "costs_mb": 900.0,
+            "solve_s": 0.5,
+        },
     }

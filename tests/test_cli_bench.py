@@ -128,10 +128,12 @@ def test_the_performance_page_is_made_from_its_figures(blockcache, measured):
         in page
     )
     assert "- 2 threads: *products* 120 GFLOP/s, 75% of the peak then (160 GFLOP/s)." in page
-    older = {key: value for key, value in synthetic(measured).items() if key != "limits"}
+    assert "| with action costs | 40.0 | 900 |" in page
+    older = {key: value for key, value in synthetic(measured).items() if key not in ("limits", "calibration")}
     Path("docs/performance.json").write_text(json.dumps(older))
     blockcache("paper", "performance", "-o", "docs", "--render-only")
     assert "| kind | nodes |" not in Path("docs/performance.md").read_text()
+    assert "with action costs" not in Path("docs/performance.md").read_text()
     for picture in ("performance-bench.png", "performance-growth.png"):
         assert f"({picture})" in page
         assert Path("docs", picture).read_bytes().startswith(b"\x89PNG")

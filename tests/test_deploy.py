@@ -15,7 +15,7 @@ import blockcache as bc
 from blockcache.deploy import History, open_export
 from blockcache.errors import EngineError, FileError, ObservationError
 from blockcache.models.dpt.shape import Shape
-from blockcache.studies.scaling import footprint
+from blockcache.studies.scaling import calibration, footprint
 from engine_comparison import BLOCKS, SAMPLERS
 from onnx_files import hashed, two_inputs
 
@@ -83,6 +83,13 @@ def test_the_footprint_is_measured_without_torch():
     assert found["p99_ms"] >= found["p50_ms"] > 0
     assert found["load_s"] > 0
     assert found["file_mb"] > found["weights_mb"]
+
+
+def test_what_calibration_takes_is_measured_in_processes_of_their_own():
+    found = calibration(Shape(width=16, layers=2, steps=10), observations=2)
+    assert (found["observations"], found["blocks"], found["steps"]) == (2, 6, 10)
+    assert min(found["plain_s"], found["costs_s"], found["solve_s"]) > 0
+    assert 100 < found["plain_mb"] < found["costs_mb"] + 50  # torch alone takes more than 100
 
 
 # -- what it says of itself

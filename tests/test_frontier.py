@@ -2,15 +2,16 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.methods import MethodError, TunedFiles, parse_method
-from blockcache.errors import FileError, ObservationError
+from blockcache.errors import FileError, FitError, ObservationError
 from blockcache.measure.modes import fork, modes
-from blockcache.measure.statistics import rank_correlation
+from blockcache.measure.statistics import rank_correlation, split_half
 from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.frontier import Found, page
@@ -20,7 +21,7 @@ from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.schedule import Schedule
 from blockcache.studies import frontier, suites
 from blockcache.studies.frontier import measure_distances
-from blockcache.studies.suite_runs import RolloutCounts, SuiteSetting, equal_flops
+from blockcache.studies.suite_runs import RolloutCounts, SuiteSetting, equal_flops, without_failed_fits
 from blockcache.studies.suites import FRONTIER, SUITES, Cell, Suite, suite_by_name
 from toy_task import Toy, observations
 
@@ -109,6 +110,36 @@ def test_rank_correlation_knows_order_only():
     assert rank_correlation([1, 2, 3], [10, 200, 201]) == pytest.approx(1)
     assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
     assert rank_correlation([1, 1, 2], [5, 5, 9]) == pytest.approx(1)
+
+
+def test_losses_agree_with_themselves_as_far_as_they_are_more_than_chance():
+    draw = np.random.default_rng(0)
+    clear = np.arange(8.0)[:, None] + 0.01 * draw.normal(size=(8, 40))
+    assert split_half(clear) == pytest.approx(1)
+    assert abs(split_half(draw.normal(size=(200, 40)))) < 0.2  # nothing but chance
+
+
+# ---- the suite
+
+
+def test_a_fit_that_does_not_beat_its_start_is_left_out_with_all_that_builds_on_it():
+    asked = []
+
+    def evaluation(methods, rollouts):
+        asked.extend(methods)
+        if methods == ["fitted-5"]:
+            raise FitError("the fit of 5 steps did not beat its start")
+
+    names = ("full", "ddpm-8:placed", "fitted-5", "fitted-4", "fitted-5:spread=1", "fitted-5+action:budget=0.8")
+    suite = Suite(FRONTIER, "All of it.", None, tuple(Cell("All", name) for name in names))
+    found = without_failed_fits(SimpleNamespace(evaluation=evaluation), suite)
+    assert found.methods == ("full", "ddpm-8:placed", "fitted-4", "fitted-5:spread=1")
+    assert asked == ["fitted-5", "fitted-4", "fitted-5:spread=1"]
+    assert found.about == (
+        "All of it. Left out, with all that builds on it: fitted-5: the fit of 5 steps did not beat its start."
+    )
+    without = Suite(FRONTIER, "All of it.", None, tuple(Cell("All", name) for name in names[:2]))
+    assert without_failed_fits(SimpleNamespace(evaluation=evaluation), without) is without
 
 
 # ---- rollouts, distances and the page, on the toy task

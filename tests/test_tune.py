@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -162,6 +163,48 @@ def test_no_more_steps_are_chosen_than_the_policy_has():
         "ddpm-3:placed", "fitted-3",
     }  # fmt: skip
     assert tune.at_chosen_samplers(Predicted(3, 1.0), Goal(loss=0.1), most=3) == []
+
+
+# ---- the longer look
+
+
+class Sobering:
+    """Looks that find in the long run what `really` says, and note who was looked at."""
+
+    def __init__(self, really, rounds=9):
+        self.really, self.asked, self.clock = really, [], SimpleNamespace(over=False)
+        self.rounds = rounds
+
+    def at(self, methods, samples, *, even_late):
+        self.asked.append((methods, even_late))
+        self.clock.over = len(self.asked) >= self.rounds
+        return [point(method, loss=self.really[method]) for method in methods if method in self.really]
+
+
+GLANCED = [point(f"m{n}", 1.0 + n, 0.01) for n in range(12)]  # all seem good, the fastest ones most of all
+
+
+@pytest.mark.parametrize(
+    ("good_from", "rounds", "looked"),
+    [
+        (0, 9, 5),  # the first five keep what they promised
+        (7, 9, 10),  # they do not: the next five are looked at
+        (99, 9, 12),  # nobody does
+        (99, 2, 10),  # the time is up
+    ],
+)
+def test_where_a_glance_was_too_kind_the_next_ones_are_looked_at(good_from, rounds, looked):
+    seen = Sobering({f"m{n}": 0.0 if n >= good_from else 0.5 for n in range(12)}, rounds)
+    found = tune.look_longer(seen, GLANCED, Goal(loss=0.03))
+    assert list(found) == [f"m{n}" for n in range(looked)]
+    assert [even_late for _, even_late in seen.asked] == [True] + [False] * (len(seen.asked) - 1)
+
+
+def test_what_seemed_to_miss_the_goal_is_not_looked_at_for_want_of_better():
+    bad = [point(f"bad{n}", 0.5 + n, 0.4) for n in range(8)]
+    seen = Sobering({one.method: 0.5 for one in [*GLANCED, *bad]})
+    assert set(tune.look_longer(seen, [*GLANCED, *bad], Goal(loss=0.03))) >= {one.method for one in GLANCED}
+    assert len(seen.asked) == 3
 
 
 # ---- dealing observations

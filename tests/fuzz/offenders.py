@@ -202,6 +202,7 @@ OFFENDERS = (
     Offender("suites", "metrics.json", "a cell that is a number", put(3, "setting", "suite", "cells", 0)),
     Offender("suites", "metrics.json", "a cell of a method that was not run: KeyError", put("x", "setting", "suite", "cells", 0, "method")),
     Offender("suites", "metrics.json", "a title of two lines: ValueError", put("a\nb", "setting", "suite", "cells", 0, "section")),
+    Offender("suites", "metrics.json", "no FLOPs, as a family that does not say them: ZeroDivisionError", put(0, "methods", 1, "flops")),
     Offender("jobs", ".json", "an outcome without anything: KeyError", put({}, "outcome")),
     Offender("jobs", ".json", "an outcome whose records are a number: TypeError", put({"records": 3}, "outcome")),
     Offender("jobs", ".json", "an outcome whose actions are of another shape", put({"actions": [[0.5]], "reused": 0.0}, "outcome")),

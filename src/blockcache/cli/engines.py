@@ -107,7 +107,8 @@ def bench(
 
     from blockcache.models.dpt.shape import FEATURES, Shape
     from blockcache.models.registry import port_of
-    from blockcache.report.performance import bench_table, encoder_ceilings, not_available, plot_bench
+    from blockcache.report.performance import bench_table, encoder_ceilings, not_available
+    from blockcache.report.performance_pictures import plot_bench
     from blockcache.report.terminal import display
     from blockcache.schedule.presets import stretched_schedule
     from blockcache.studies.bench import FORMAT, run_bench

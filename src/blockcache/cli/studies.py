@@ -35,7 +35,8 @@ def performance(output: Path, render_only: bool, repeats: int) -> None:
     """
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
-    from blockcache.report.performance import BENCH_PICTURE, FORMAT, GROWTH_PICTURE, page, plot_bench, plot_growth
+    from blockcache.report.performance import FORMAT, page
+    from blockcache.report.performance_pictures import BENCH_PICTURE, GROWTH_PICTURE, plot_bench, plot_growth
 
     require_matplotlib()
     source = output / "performance.json"
@@ -59,28 +60,37 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
     from blockcache.models.registry import port_of
     from blockcache.studies.bench import run_bench
     from blockcache.studies.limits import measure_limits
-    from blockcache.studies.scaling import compare_shapes, exported, footprint, growth, printed_for
+    from blockcache.studies.scaling import calibration, compare_shapes, exported, footprint, growth, printed_for
 
     shape = Shape()
-    click.echo("1/5 benchmark")
+    click.echo("1/6 benchmark")
     port = port_of(shape.policy())
     found = run_bench(port, printed_for(shape), port.typical(1), asdict(shape), threads=cores(), repeats=repeats)
     bench = found.to_dict()
     for row in bench["rows"]:
         del row["samples_ms"]
-    click.echo("2/5 where the time goes")
+    click.echo("2/6 where the time goes")
     limits = [measure_limits(exported(shape), threads, repeats) for threads in sorted({1, cores()})]
-    click.echo("3/5 other shapes")
+    click.echo("3/6 other shapes")
     shapes = compare_shapes(cores(), repeats=7)
-    click.echo("4/5 growth")
+    click.echo("4/6 growth")
     grown = growth(repeats=15)
-    click.echo("5/5 memory and long runs")
+    click.echo("5/6 memory and long runs")
     feet = {
         "8 x 256, T = 10": footprint(shape, calls=300, generations=1000),
         "8 x 256, T = 10, large pages": footprint(shape, calls=300, generations=1000, large_pages=True),
         "8 x 768, T = 16": footprint(Shape(width=768, horizon=16), calls=30, generations=20),
     }
-    return {"bench": bench, "limits": limits, "shapes": shapes, "growth": grown, "footprint": feet}
+    click.echo("6/6 calibration")
+    recorded = calibration(shape)
+    return {
+        "bench": bench,
+        "limits": limits,
+        "shapes": shapes,
+        "growth": grown,
+        "footprint": feet,
+        "calibration": recorded,
+    }
 
 
 @click.command()

@@ -114,8 +114,7 @@ def tune(
         points += looks.at(cached_methods(points, goal), GLANCE)
     budgets = OWN_BUDGETS[2:5] if free else OWN_BUDGETS
     points += looks.at([f"action:budget={budget:g}" for budget in budgets], GLANCE)
-    finalists = [point.method for point in promising(points, goal, FINALISTS)]
-    looked = {point.method: point for point in looks.at(finalists, LONG, even_late=True)}
+    looked = look_longer(looks, points, goal)
     # the rest of the front is shown as it was glanced at
     plain_ms, points = looks.timed(
         [*looked.values(), *(point for point in front(points) if point.method not in looked)]
@@ -169,6 +168,23 @@ def tune(
     )
     strategy = looks.candidates[chosen.method].strategy
     return Tuned(tuning, looks.sampler_of(chosen.method), strategy if isinstance(strategy, Schedule) else None)
+
+
+def look_longer(looks: Looks, points: list[Point], goal: Goal) -> dict[str, Point]:
+    """The most promising for longer. A glance flatters what it puts first: where none of these still meets the goal, the
+    next ones that seemed to are looked at too, as long as there is time."""
+    looked: dict[str, Point] = {}
+    waiting = points
+    while waiting:
+        finalists = promising(waiting, goal, FINALISTS)
+        found = looks.at([point.method for point in finalists], LONG, even_late=not looked)
+        looked |= {point.method: point for point in found}
+        waiting = [point for point in waiting if point not in finalists]
+        if any(goal.miss(point) == 0 for point in looked.values()) or looks.clock.over:
+            break
+        if all(goal.miss(point) > 0 for point in waiting):
+            break
+    return looked
 
 
 def long_looked(points: list[Point]) -> list[Point]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from blockcache.compare.checked import ENERGIES, Check
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
+from blockcache.report.methods import of_full
 
 _FORM = "{:.3f}"
 
@@ -21,7 +22,7 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
         ["jerk inside a chunk", _shown(found.roughness.jerk), _shown(found.full_roughness.jerk)],
         ["jump between chunks", _shown(found.roughness.seam), _shown(found.full_roughness.seam)],
     ]
-    share = found.method["full_flops"] / found.method["flops"]
+    share = of_full(found.method["flops"], found.method["full_flops"]) or "an unknown share"
     noise = (
         "the same noise" if found.method["shares_all_noise"] else "the same noise at the start only (another sampler)"
     )
@@ -41,7 +42,7 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
     clear = "" if found.clear else " The intervals reach over a threshold: more observations would tell."
     return (
         Paragraph(
-            f"**{name}: {found.verdict}**, at 1/{share:.1f} of the FLOPs ({plain(found.method['engine'])} engine).{clear}"
+            f"**{name}: {found.verdict}**, at {share} of the FLOPs ({plain(found.method['engine'])} engine).{clear}"
         ),
         table(["measure", name, "full policy"], rows),
         Bullets(tuple(notes)),

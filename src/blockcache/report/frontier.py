@@ -17,7 +17,7 @@ from blockcache.compare.summary import MethodSummary
 from blockcache.errors import FileError
 from blockcache.files import PathLike, exists
 from blockcache.fingerprint import Fingerprint
-from blockcache.measure.statistics import LOSSLESS, rank_correlation
+from blockcache.measure.statistics import LOSSLESS, rank_correlation, split_half
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.figures import Label, new_figure, save_figure, write_labels
 from blockcache.report.methods import DIFFERENCE, SCORE, suite_tables
@@ -41,6 +41,8 @@ _KINDS = {
 }
 LOWEST_DRAWN = 0.25
 """What loses more stands at the edge of the pictures with its loss beside it: the interesting ones lie close together."""
+LEAST_SHARED, LEAST_COMPARED = 20, 5
+"""Seeds that all methods must share, and methods, before their losses are compared with themselves."""
 _MEASURES: dict[str, Callable[[MethodDistances], float]] = {
     "centre shift": lambda found: found.distances.centre_shift.mean,
     "energy distance": lambda found: found.distances.energy.mean,
@@ -106,6 +108,21 @@ class Found:
         lost = [losses[name] for name in names]
         return {title: rank_correlation([of(known[name]) for name in names], lost) for title, of in measures.items()}
 
+    def agreement(self) -> float | None:
+        """Rank correlation of the losses over one half of the seeds and over the other, for the methods of `correlations`;
+        None where they share too few seeds."""
+        assert self.distances is not None
+        names = (BASELINE, *(name for name in self.losses() if name in self.distances.methods))
+        scores = [
+            {seed: one.score for seed, one in self.item.results.of(name).items() if one.score is not None}
+            for name in names
+        ]
+        seeds = sorted(set.intersection(*map(set, scores)))
+        if len(seeds) < LEAST_SHARED or len(names) < LEAST_COMPARED:
+            return None
+        full, *others = scores
+        return split_half([[full[seed] - found[seed] for seed in seeds] for found in others])
+
 
 def page(found: Sequence[Found]) -> Document:
     """The whole page; its pictures lie beside it."""
@@ -134,6 +151,7 @@ def _policy(found: Found) -> Section:
     if found.distances is not None:
         commands.append(f"`blockcache paper distances {source} -o {found.directory}{option}`")
     run = [
+        plain(found.item.suite.about),
         "Commands: " + ", ".join(commands) + ".",
         f"Seeds from {results.setting['first_seed']}, on which nothing was chosen; differences are paired, 95 % intervals.",
     ]
@@ -204,6 +222,11 @@ def _distances(found: Found) -> list[Block]:
         f"them. The policy's own halves are {measured.floor.centre_shift.mean:.3f} (centre shift) and "
         f"{measured.floor.energy.mean:.3f} (energy) apart."
     )
+    if (agreement := found.agreement()) is not None:
+        text += (
+            f" What rollouts themselves can tell: the losses over one half of the seeds and over the other have a rank "
+            f"correlation of {agreement:.2f}."
+        )
     columns = ["method", "centre shift", "energy", "beyond spread", "spread", "predicted loss", "loss in closed loop"]
     scatter = Figure(found.scatter, f"distances against loss on {found.task}", "Each point is a method.")
     return [

@@ -58,7 +58,7 @@ def suite_tables(item: SuiteResults, columns: Sequence[str], timings: Timings | 
         over = timings.over(method, BASELINE) if timings else None
         return {
             **cells(item.rows[method]),
-            "of full": f"1/{full / item.rows[method].method.flops:.1f}",
+            "of full": of_full(item.rows[method].method.flops, full),
             against: estimate(difference, "{:+.3f}"),
             "ms": shown_ms(timings, method),
             "over full": "" if over is None else f"{over:.1f}x",
@@ -68,6 +68,11 @@ def suite_tables(item: SuiteResults, columns: Sequence[str], timings: Timings | 
         Section(title, (chosen(names, [figures(cell.method) for cell in group]),))
         for title, group in item.suite.sections.items()
     )
+
+
+def of_full(flops: float, full: float) -> str:
+    """A share of the full policy's FLOPs, as "1/6.0"; nothing where a family does not say its FLOPs, which are then 0."""
+    return f"1/{full / flops:.1f}" if flops and full else ""
 
 
 def shown_ms(timings: Timings | None, method: str) -> str:

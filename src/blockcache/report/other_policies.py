@@ -18,7 +18,7 @@ from blockcache.errors import FileError
 from blockcache.files import PathLike
 from blockcache.measure.statistics import Estimate, difference_interval
 from blockcache.report.document import Paragraph, Section, Table, plain, table
-from blockcache.report.methods import DIFFERENCE, SCORE, estimate, lossless
+from blockcache.report.methods import DIFFERENCE, SCORE, estimate, lossless, of_full
 from blockcache.report.suites import SuiteResults, label
 from blockcache.report.verdicts import verdict
 from blockcache.studies.suites import Cell, suite_of
@@ -148,7 +148,7 @@ def _row(task: TaskPolicies, cells: Sequence[Cell]) -> list[str]:
         estimate(difference, "{:+.3f}"),
         lossless(difference),
         f"{flops / 1e9:.3f}",
-        f"1/{np.mean(full) / flops:.1f}",
+        of_full(float(flops), float(np.mean(full))),
         estimate(against, "{:+.3f}"),
         "" if against is None else {"better": "**BAC**", "worse": "**this**"}.get(verdict(against), "not told apart"),
     ]

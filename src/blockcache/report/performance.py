@@ -1,18 +1,14 @@
-"""docs/performance.md and its pictures, from the JSON that `blockcache paper performance` wrote; also what `bench` and `paper flops` print."""
+"""docs/performance.md, from the JSON that `blockcache paper performance` wrote; also what `bench` and `paper flops` print."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
-from blockcache.compare.results import EAGER
-from blockcache.files import Count, Fields, Format, Limit, PathLike, dict_of, list_of
+from blockcache.files import Count, Fields, Format, Limit, dict_of, list_of
 from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table, table_of
-from blockcache.report.figures import new_figure, save_figure
+from blockcache.report.performance_pictures import BENCH_PICTURE, GROWTH_PICTURE
 
-BENCH_PICTURE, GROWTH_PICTURE = "performance-bench.png", "performance-growth.png"
-
-_INK = {EAGER: "#8a8a8a", "patched": "#4c78a8", "loop": "#54a24b", "onnx": "#e45756"}
 _BENCH = {
     "candidate": ("name", "{}"),
     "p50 ms": ("p50_ms", "{:.1f}"),
@@ -83,6 +79,15 @@ _ENGINES = ("patched", "loop", "onnx_1", "onnx_n")
 _SHAPE = Fields({"name": str, **dict.fromkeys(("ms", "difference"), Fields(dict.fromkeys(_ENGINES, float)))})
 _POINTS = list_of(Fields({"x": Count, "computed": Count, "ms": float}))
 _SIZES = ("weights_mb", "file_mb", "export_s", "load_s", "peak_over_weights", "peak_mb", "growth_mb")
+_CALIBRATION = Fields(
+    {
+        "observations": Count,
+        "blocks": Count,
+        "steps": Count,
+        **dict.fromkeys(("plain_s", "costs_s", "plain_mb", "costs_mb"), float),
+        "solve_s": float,
+    }
+)
 _FEET = Fields({**dict.fromkeys(_SIZES, float), "p50_ms": _TIME, "p99_ms": _TIME, "calls": Count, "generations": Count})
 FORMAT = Format(
     "blockcache.performance",
@@ -93,52 +98,10 @@ FORMAT = Format(
         "shapes": list_of(_SHAPE),
         "growth": Fields(dict.fromkeys(("steps", "updates"), _POINTS)),
         "footprint": dict_of(_FEET),
+        "calibration": _CALIBRATION,
     },
-    optional=("made_by", "limits"),
+    optional=("made_by", "limits", "calibration"),
 )
-
-
-def plot_bench(bench: Mapping[str, Any], path: PathLike) -> None:
-    """Milliseconds per chunk, one bar a candidate, on a logarithmic axis."""
-    rows = [row for row in bench["rows"] if not row["saving"]]
-    figure = new_figure(9, 0.42 * len(rows) + 1.2)
-    axes = figure.subplots()
-    places = range(len(rows), 0, -1)
-    axes.barh(
-        places, [row["p50_ms"] for row in rows], color=[_INK.get(row["engine"], "#000000") for row in rows], height=0.7
-    )
-    for place, row in zip(places, rows, strict=True):
-        axes.text(
-            row["p50_ms"] * 1.04, place, f"{row['p50_ms']:.0f} ms, {row['speedup']:.1f}x", va="center", fontsize=8
-        )
-    axes.set_yticks(list(places), [row["name"] for row in rows], fontsize=8)
-    axes.set_xscale("log")
-    axes.set_xlim(min(row["p50_ms"] for row in rows) / 3, max(row["p50_ms"] for row in rows) * 3)
-    axes.set_xlabel("milliseconds per action chunk (median, logarithmic)")
-    axes.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path)
-
-
-def plot_growth(growth: Mapping[str, Any], path: PathLike) -> None:
-    """Cost against steps and against updates, each with the straight line through its points."""
-    import numpy as np
-
-    figure = new_figure(9, 3.2)
-    both = figure.subplots(1, 2)
-    labels = {"steps": "denoising steps K (a tenth of them updates)", "updates": "update steps per block S (K = 100)"}
-    for axes, (name, label) in zip(both, labels.items(), strict=True):
-        x, y = (np.array([point[key] for point in growth[name]]) for key in ("x", "ms"))
-        slope, start = np.polyfit(x, y, 1)
-        ends = np.array([0, x.max()])
-        axes.plot(ends, start + slope * ends, color="#bbbbbb", zorder=1)
-        axes.scatter(x, y, color=_INK["onnx"], zorder=2)
-        axes.set_xlabel(label)
-        axes.set_title(f"{start:.1f} ms + {slope:.2f} ms x {'K' if name == 'steps' else 'S'}", fontsize=9)
-        axes.set_xlim(left=0)
-        axes.set_ylim(0, y.max() * 1.1)
-        axes.spines[["top", "right"]].set_visible(False)
-    both[0].set_ylabel("ms per chunk (onnx, 1 thread)")
-    save_figure(figure, path)
 
 
 def page(results: Mapping[str, Any]) -> Document:
@@ -206,9 +169,26 @@ def page(results: Mapping[str, Any]) -> Document:
                     ),
                 ),
             ),
+            *_calibration(results.get("calibration")),
             _lost(results),
         ),
     )
+
+
+def _calibration(found: Mapping[str, Any] | None) -> tuple[Section, ...]:
+    """What a schedule costs before it saves anything."""
+    if found is None:
+        return ()
+    rows = [
+        [name, f"{found[f'{key}_s']:.1f}", f"{found[f'{key}_mb']:.0f}"]
+        for name, key in (("similarities, for BAC", "plain"), ("with action costs", "costs"))
+    ]
+    text = (
+        f"`calibrate` on the paper's shape, K = {found['steps']}, {found['blocks']} blocks, {found['observations']} observations, "
+        "each in a process of its own; memory is the peak of the whole process, libraries and policy included. `solve` with "
+        f"action costs takes {found['solve_s']:.2f} s."
+    )
+    return (Section("Calibration", (Paragraph(text), table(["recorded", "seconds", "peak MB"], rows))),)
 
 
 def bench_table(rows: Iterable[Mapping[str, Any]]) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from blockcache.compare.summary import MethodSummary
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Bullets, Paragraph, Section, table
-from blockcache.report.methods import estimate, shown_ms
+from blockcache.report.methods import estimate, of_full, shown_ms
 from blockcache.report.suites import Collection, family, label
 
 
@@ -30,9 +30,9 @@ def who_wins(collection: Collection) -> Section:
         items.append(f"Lossless, yet certainly a little worse: {', '.join(map(label, lossy))}.")
     if lossless:
         cheapest = min(lossless, key=lambda name: rows[name].method.flops)
-        share = collection.full.method.flops / rows[cheapest].method.flops
+        share = of_full(rows[cheapest].method.flops, collection.full.method.flops) or "an unknown share"
         items.append(
-            f"The cheapest lossless method is {label(cheapest)}, with 1/{share:.1f} of the FLOPs"
+            f"The cheapest lossless method is {label(cheapest)}, with {share} of the FLOPs"
             + _fastest(collection, lossless)
         )
     items.append(_frontier(rows))

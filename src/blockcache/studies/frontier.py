@@ -23,7 +23,7 @@ from blockcache.measure.distance import Cloud, Distances, distances
 from blockcache.measure.modes import Modes, modes
 from blockcache.observations import batch_size, hash_observations, rows
 from blockcache.progress import progress_bar
-from blockcache.studies.suite_runs import SuiteSetting
+from blockcache.studies.suite_runs import SuiteSetting, as_run
 from blockcache.studies.suites import FRONTIER
 
 LEAST = 8
@@ -94,7 +94,7 @@ def measure_distances(
             f"{max(0, count)}; record more with 'blockcache policy observe'"
         )
     seen = rows(setting.observations, used, used + count)
-    (suite,) = setting.suites([FRONTIER])
+    (suite,) = as_run(setting, directory, [FRONTIER])
     evaluation = setting.evaluation(suite.methods, 1)
     evaluation.check_alike(Path(directory) / f"{FRONTIER}.json")
 

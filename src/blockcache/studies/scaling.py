@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,50 @@ def footprint(shape: Shape, calls: int, generations: int, large_pages: bool = Fa
         **found,
     }
 
+
+def calibration(shape: Shape, observations: int = 16) -> dict[str, Any]:
+    """Seconds and peak megabytes of `calibrate`, plain and with action costs, each in a process of its own."""
+    plain, costs = (_calibrated(shape, observations, with_costs) for with_costs in (False, True))
+    return {
+        "observations": observations,
+        "blocks": costs["blocks"],
+        "steps": shape.steps,
+        "plain_s": plain["seconds"],
+        "costs_s": costs["seconds"],
+        "plain_mb": plain["peak_mb"],
+        "costs_mb": costs["peak_mb"],
+        "solve_s": costs["solve_s"],
+    }
+
+
+def _calibrated(shape: Shape, observations: int, with_costs: bool) -> dict[str, Any]:
+    asked = json.dumps({"shape": asdict(shape), "observations": observations, "with_costs": with_costs})
+    done = subprocess.run([sys.executable, "-c", _CALIBRATION, asked], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+_CALIBRATION = """
+import json, resource, sys, time
+from blockcache import calibrate, solve
+from blockcache.models.dpt.shape import Shape
+from blockcache.models.registry import port_of
+
+asked = json.loads(sys.argv[1])
+port = port_of(Shape(**asked["shape"]).policy())
+seen = next(iter(port.typical(asked["observations"]).values())).split(1)
+started = time.perf_counter()
+recording = calibrate(port, seen, action_costs=asked["with_costs"], progress=False)
+seconds, solved = time.perf_counter() - started, time.perf_counter()
+if asked["with_costs"]:
+    solve(recording, method="action", budget=0.2)
+print(json.dumps({
+    "seconds": seconds,
+    "solve_s": time.perf_counter() - solved,
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+    "blocks": len(port.adapter.blocks),
+}))
+"""
 
 _PROBE = """
 import json, sys, time

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.evaluation import Evaluation, prepare
 from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
-from blockcache.compare.methods import ActionBudget, TeaCache, parse_method
+from blockcache.compare.methods import ActionBudget, FittedSteps, TeaCache, parse_method
 from blockcache.compare.paired import one_thread
 from blockcache.compare.results import BASELINE, FRESH_SEEDS, GENERATIONS, GROUP, Results, check_nothing_lost
+from blockcache.errors import FitError
 from blockcache.files import PathLike, exists
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
@@ -144,12 +145,43 @@ class SuiteRun:
 def prepare_suite(setting: SuiteSetting, name: str) -> SuiteRun:
     """Calibrate, choose what is to be chosen by its FLOPs, and prepare the rollouts."""
     (suite,) = setting.suites([name])
+    suite = without_failed_fits(setting, suite)
     counts = {
         cell.method: max(setting.counts.of(other) for other in suite.cells if other.method == cell.method)
         for cell in suite.cells
     }
     methods = {count: [name for name in counts if counts[name] == count] for count in sorted(set(counts.values()))}
     return SuiteRun(suite, tuple(setting.evaluation(methods[count], count) for count in reversed(methods)))
+
+
+def without_failed_fits(setting: SuiteSetting, suite: Suite) -> Suite:
+    """The suite without fitted samplers that do not beat their start for this policy; what it is about says so."""
+    failed: dict[str, FitError] = {}
+    for sampler in dict.fromkeys(filter(None, map(_fitted, suite.methods))):
+        try:
+            setting.evaluation([sampler], 1)
+        except FitError as error:
+            failed[sampler] = error
+    if not failed:
+        return suite
+    kept = tuple(cell for cell in suite.cells if _fitted(cell.method) not in failed)
+    reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+    return replace(suite, cells=kept, about=f"{suite.about} Left out, with all that builds on it: {reasons}.")
+
+
+def _fitted(method: str) -> str | None:
+    """The method's sampler by itself, if it is a fitted one."""
+    sampler = parse_method(method).sampler
+    return str(sampler) if isinstance(sampler, FittedSteps) else None
+
+
+def as_run(setting: SuiteSetting, directory: PathLike, names: Sequence[str]) -> list[Suite]:
+    """Suites as their files in the directory have them, which may lack what could not be made; others as they would be."""
+    files = {name: Path(directory) / f"{name}.json" for name in names}
+    found = {name: suite_of(Results.load(path), path) for name, path in files.items() if exists(path)}
+    missing = [name for name in names if name not in found]
+    found |= dict(zip(missing, setting.suites(missing) if missing else (), strict=True))
+    return [found[name] for name in names]
 
 
 def time_suites(
@@ -159,7 +191,7 @@ def time_suites(
 
     What is timed must be what the suites in the directory ran: another schedule under the same name is refused.
     """
-    methods = dict.fromkeys(method for suite in setting.suites(names) for method in suite.methods)
+    methods = dict.fromkeys(method for suite in as_run(setting, directory, names) for method in suite.methods)
     evaluation = setting.evaluation(tuple(methods), 1)
     for name in names:
         evaluation.check_alike(Path(directory) / f"{name}.json")

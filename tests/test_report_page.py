@@ -450,6 +450,8 @@ def test_sections_that_were_not_analysed_are_named():
     text = markdown(page(Sources(analyses=(Source("a", toy_analysis(without=("weights", "features"))),))))
     assert "Not analysed yet: weights, features." in text
     assert "--only weights --only features" in text
+    alone = markdown(page(Sources(analyses=(Source("a", toy_analysis(without=("weaker",))),))))
+    assert "`blockcache analyse toy --only weaker --weaker POLICY` does it" in alone
 
 
 def test_the_page_of_the_shipped_policy_says_what_the_readme_says(blockcache, tmp_path, monkeypatch, no_library):

@@ -10,7 +10,7 @@ import numpy as np
 
 from blockcache.report.chart import COLOURS, MARKERS, SCALE, Bars, HeatMap, Panel, Series
 from blockcache.report.document import Chart
-from blockcache.report.figures import Label, new_figure, save_figure, write_labels
+from blockcache.report.figures import Label, log_ticks, new_figure, save_figure, write_labels
 
 _INK = "#000000"
 
@@ -55,6 +55,8 @@ def _height(panel: Panel, width: float) -> float:
 
 
 def _draw_panel(axes: Any, panel: Panel, small: bool) -> None:
+    from matplotlib.ticker import NullLocator
+
     size = 6 if small else 8
     axes.set_title(panel.title.replace("$", r"\$"), fontsize=size + 1, loc="left")
     axes.tick_params(labelsize=size - 1)
@@ -73,6 +75,9 @@ def _draw_panel(axes: Any, panel: Panel, small: bool) -> None:
     for name, axis in (("x", panel.x), ("y", panel.y)):
         if axis.log:
             getattr(axes, f"set_{name}scale")("log")
+            ticks = log_ticks(_positive(panel, name))
+            getattr(axes, f"set_{name}ticks")(ticks, [f"{tick:g}" for tick in ticks])
+            getattr(axes, f"{name}axis").set_minor_locator(NullLocator())
         if axis.names:
             shown = [word.replace("$", r"\$") for word in axis.names]
             getattr(axes, f"set_{name}ticks")(range(len(shown)), shown, fontsize=5 if len(shown) > 40 else size - 1)
@@ -83,6 +88,13 @@ def _draw_panel(axes: Any, panel: Panel, small: bool) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     if labels:
         write_labels(axes, labels)
+
+
+def _positive(panel: Panel, name: str) -> list[float]:
+    """The values that decide where a logarithmic axis has its ticks."""
+    found = [value for layer in panel.layers if isinstance(layer, Series) for value in getattr(layer, name)]
+    found += [value for layer in panel.layers if isinstance(layer, Bars) for value in layer.values]
+    return [value for value in found if value > 0]
 
 
 def _draw_heat(axes: Any, heat: HeatMap, named: bool, small: bool) -> None:
@@ -104,7 +116,7 @@ def _draw_heat(axes: Any, heat: HeatMap, named: bool, small: bool) -> None:
     for mark in heat.marks:
         where = np.array(mark.cells, dtype=float).reshape(-1, 2)
         face = "#ffffff" if mark.colour == "ink" else COLOURS[mark.colour]
-        size = max(1.2, min(4.0, 220 / columns))
+        size = 5.0 if mark.marker == "down" else max(1.5, min(4.0, 300 / columns))
         axes.plot(
             where[:, 1],
             where[:, 0],

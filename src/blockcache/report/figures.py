@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +64,17 @@ def write_labels(axes: Any, labels: Sequence[Label], size: float = 7.0) -> None:
 
 def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def log_ticks(values: Sequence[float]) -> list[float]:
+    """Round numbers for a logarithmic axis with these values: 1, 2 and 5 of every decade, or 1 alone of very many."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    every = [
+        round(step * 10.0**power, 12)
+        for power in range(low, high + 1)
+        for step in ((1, 2, 5) if high - low < 4 else (1,))
+    ]
+    return [tick for tick in every if min(values) / 1.4 <= tick <= max(values) * 1.3]
 
 
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}

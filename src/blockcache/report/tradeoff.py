@@ -10,7 +10,7 @@ from blockcache.compare.methods import FewerSteps, FittedSteps, Solved, TeaCache
 from blockcache.compare.results import BASELINE
 from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
-from blockcache.report.figures import new_figure, save_figure
+from blockcache.report.figures import log_ticks, new_figure, save_figure
 from blockcache.report.suites import Collection, family
 
 # kind -> colour, marker, and where the labels of its points stand, so that equal costs leave them readable
@@ -128,20 +128,13 @@ def _draw(axes: Any, title: str, placed: list[tuple[Point, float]], reference: f
     axes.set_xscale("log")
     values = [reference, *(x for _, x in placed)]
     axes.set_xlim(min(values) / 1.4, max(values) * 1.3)
-    ticks = _ticks(values)
+    ticks = log_ticks(values)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel(title)
     axes.grid(axis="y", color="#eeeeee")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _ticks(values: list[float]) -> list[float]:
-    """1, 2 and 5 of every decade that is needed."""
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    every = [round(step * 10.0**power, 6) for power in range(low, high + 1) for step in (1, 2, 5)]
-    return [tick for tick in every if min(values) / 1.4 <= tick <= max(values) * 1.3]
 
 
 def _place(name: str) -> tuple[str, str] | None:

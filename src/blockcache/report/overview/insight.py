@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from blockcache.analysis.claims import claims
 from blockcache.analysis.file import Analysis
-from blockcache.analysis.sections import SECTIONS
+from blockcache.analysis.sections import SECTIONS, WeakerPolicy
 from blockcache.report.analysis import sentence
-from blockcache.report.document import Block, Bullets, Paragraph, Section, plain, table
+from blockcache.report.document import Block, Bullets, Folded, Paragraph, Section, plain, table
 from blockcache.report.overview.episodes import episode_charts
 from blockcache.report.overview.errors import error_charts
 from blockcache.report.overview.similarity import action_charts, similarity_charts
@@ -44,21 +44,23 @@ def _claims(analysis: Analysis) -> tuple[Block, ...]:
     """Each claim of the paper beside what was found here, and what there is not."""
     found = claims(analysis)
     verdicts = {True: "**holds**", False: "**does not hold**", None: "not told"}
-    rows = [[plain(one.claim), verdicts[one.holds], plain(one.ours), plain(one.paper), sentence(one)] for one in found]
+    rows = [[plain(one.claim), verdicts[one.holds], plain(one.ours), plain(one.paper)] for one in found]
     counts = {verdict: sum(one.holds is verdict for one in found) for verdict in (True, False, None)}
     summary = f"Of {len(found)} claims {counts[True]} hold for this policy, {counts[False]} do not"
     summary += f", and {counts[None]} could not be told." if counts[None] else "."
     known = (*analysis.sections, *analysis.absent)
     notes = [f"No {name}: {plain(why)}" for name, why in analysis.absent.items()]
     if lacking := [name for name in SECTIONS if name not in known]:
-        only = " ".join(f"--only {name}" for name in lacking)
+        only = " ".join(f"--only {name}" + " --weaker POLICY" * (name == WeakerPolicy.name) for name in lacking)
         notes.append(
             f"Not analysed yet: {', '.join(lacking)}. `blockcache analyse {analysis.source or 'POLICY'} {only}` does it."
         )
     return (
-        Paragraph(
-            f"{summary} Every verdict is computed from the analysis; the sentence says what was asked of the data."
+        Paragraph(f"{summary} Every verdict is computed from the analysis; what was asked of the data stands beneath."),
+        table(["claim", "verdict", "here", "in the paper"], rows, left=4),
+        Folded(
+            "What was asked of the data, and what was found",
+            (Bullets(tuple(f"**{plain(one.claim)}** {sentence(one)}" for one in found)),),
         ),
-        table(["claim", "verdict", "here", "in the paper", "what was found"], rows, left=5),
         *([Bullets(tuple(notes))] if notes else []),
     )

@@ -11,12 +11,13 @@ from typing import Any
 
 from blockcache.engines import accelerate
 from blockcache.errors import EngineError
+from blockcache.models.dit.shape import small as small_dit
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.dpt.shape import Shape
 from blockcache.models.rdt.config import RDTConfig, public_sampler
 from blockcache.models.rdt.shape import random_policy
 from blockcache.models.registry import port_of
-from blockcache.samplers import DDIM
+from blockcache.samplers import DDIM, Euler
 
 ENGINES = ("patched", "loop", "onnx")
 
@@ -51,6 +52,11 @@ EXAMPLES: Mapping[str, Callable[[], Any]] = {
     "the same with a transformer that encodes the conditions": lambda: _dpt(n_cond_layers=1),
     "the same, encoder only, observations in-painted": lambda: _dpt(time_as_cond=False, obs_as_cond=False),
     "RDT (Robotics Diffusion Transformer)": _rdt,
+    "LeRobot's DiT with adaLN, by DDPM or DDIM": small_dit,
+    "the same by flow matching, in Euler steps": lambda: small_dit(Euler(num_inference_steps=2)),
+    "the same with torch's own attention and learned positions": lambda: small_dit(
+        use_rope=False, use_positional_encoding=True
+    ),
 }
 
 

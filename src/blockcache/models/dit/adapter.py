@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from blockcache.errors import PolicyError
 from blockcache.models.adapter import Adapter, Layer, Route
 from blockcache.models.dit.config import FAMILY
-from blockcache.models.dit.flops import CHUNKS, KINDS, DiTShape
-from blockcache.models.dit.fold import fold
+from blockcache.models.dit.flops import CHUNKS, DiTShape
+from blockcache.models.dit.fold import attention_of, fold
 
 PARTS = ("time_mlp", "input_proj", "output_proj", "transformer_blocks")
 _OF_A_LAYER = ("norm1", "norm2", "mlp", "adaLN_modulation")
@@ -47,11 +47,6 @@ def find(denoiser: nn.Module, tokens: int) -> Adapter | str:
         timestep=_timestep,
         fold=fold,
     )
-
-
-def attention_of(layer: Any) -> Any:
-    """The attention module of a layer, rotary or torch's own; None if it has neither."""
-    return getattr(layer, "attn", None) or getattr(layer, "multihead_attn", None)
 
 
 def _lacks(layer: Any) -> str:
@@ -158,6 +153,3 @@ def _attend(layer: Any, h: Tensor) -> Tensor:
 
 def _timestep(x: Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
     return timestep
-
-
-assert len(KINDS) == 2  # a pair of names for each layer

@@ -83,9 +83,14 @@ def fold(port: Any) -> DiTProgram:
     )
 
 
+def attention_of(layer: Any) -> Any:
+    """The attention module of a layer, rotary or torch's own; None if it has neither."""
+    return getattr(layer, "attn", None) or getattr(layer, "multihead_attn", None)
+
+
 def require_supported(denoiser: Any, layers: list[Any]) -> None:
     """The forms that the folding above is written for; anything else has the patched engine."""
-    attentions = [getattr(layer, "attn", None) or layer.multihead_attn for layer in layers]
+    attentions = [attention_of(layer) for layer in layers]
     norms = [norm for layer in layers for norm in (layer.norm1, layer.norm2)]
     reasons = (
         (not isinstance(denoiser.time_mlp, nn.Sequential), "a time_mlp that is no Sequential"),
@@ -139,9 +144,8 @@ def _modulation(layers: list[Any], shape: DiTShape) -> tuple[Tensor, Tensor, Ten
 
 
 def _layer(layer: Any, index: int, width: int, heads: int) -> dict[str, Tensor]:
-    attention = getattr(layer, "attn", None)
-    if attention is None:
-        attention = layer.multihead_attn
+    attention = attention_of(layer)
+    if isinstance(attention, nn.MultiheadAttention):
         own_w, own_b = _double(attention.in_proj_weight).T, _double(attention.in_proj_bias)
     else:
         own_w, own_b = _linear(attention.qkv_proj)
@@ -161,7 +165,7 @@ def _layer(layer: Any, index: int, width: int, heads: int) -> dict[str, Tensor]:
 def _rotation(layers: list[Any], shape: DiTShape, heads: int) -> dict[str, Tensor]:
     """What queries and keys are multiplied by, (1, T, 2 * d) each: cosines, and sines with their signs. Read off what the
     policy's own rotation does, and compared with it: there are several kinds."""
-    ropes = [layer.attn.rope for layer in layers if getattr(layer, "attn", None) is not None]
+    ropes = [attention_of(layer).rope for layer in layers if hasattr(attention_of(layer), "rope")]
     if not ropes:
         return {}
     size = shape.width // heads

@@ -24,11 +24,6 @@ def euler() -> DiTPolicy:
     return _lerobots(Euler(num_inference_steps=100))
 
 
-def euler10() -> DiTPolicy:
-    """The same in 10 Euler steps."""
-    return _lerobots(Euler(num_inference_steps=10))
-
-
 def small(sampler: SamplerConfig | None = None, **changes: Any) -> DiTPolicy:
     """A small one with random weights, to try something on; `changes` are settings of its config."""
     sizes = {

@@ -361,7 +361,7 @@ def write_caching(directory: Path) -> Path:
 def write_rdt_size(directory: Path) -> Path:
     figures = dict.fromkeys(("seconds", "speedup", "gflop", "max_difference", "largest_action"), 1.5)
     content = {
-        "command": "blockcache paper rdt-size",
+        "commands": ["blockcache paper rdt-size"],
         "sizes": {"depth": 28},
         "machine": MACHINE,
         "threads": 2,

@@ -63,15 +63,17 @@ def rdt_size(
 ) -> None:
     """Time the plain RDT of these sizes beside exact reuse of keys and values: seconds, differences, memory.
 
-    Weights are random, and in memory once: about 5 GB at the default sizes, and minutes for a round.
+    Weights are random, and in memory once: about 5 GB at the default sizes, and minutes for a round. What the file holds of
+    the same sizes with other numbers of steps stays, so that these can be measured one by one.
 
     \b
     Examples:
       blockcache paper rdt-size --threads 2
+      blockcache paper rdt-size --threads 2 --steps 20 --engine loop
       blockcache paper rdt-size --blocks 4 --width 256 --heads 4 --image-tokens 500 --repeats 3
     """
     from blockcache.report.markdown import render
-    from blockcache.report.rdt_size import FORMAT, page
+    from blockcache.report.rdt_size import FORMAT, joined, page
     from blockcache.report.terminal import display
 
     source = output / "rdt-size.json"
@@ -89,7 +91,8 @@ def rdt_size(
         )
         measured = measure_size(config, steps, engines=engines, repeats=repeats, threads=threads)
         make_directory(output)
-        FORMAT.save(source, {"command": arg.typed(), **measured})
+        before = FORMAT.load(source) if source.exists() else None
+        FORMAT.save(source, joined(before, {"commands": [arg.typed()], **measured}))
     results = FORMAT.load(source)
     with FORMAT.reading(source):
         found = page(results)

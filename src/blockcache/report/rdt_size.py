@@ -13,7 +13,7 @@ FORMAT = Format(
     "blockcache.rdt-size",
     "file of RDT at its size",
     {
-        "command": str,
+        "commands": list[str],
         "sizes": dict,
         "machine": dict,
         "threads": Count,
@@ -34,6 +34,20 @@ _COLUMNS = {
 }
 
 
+def joined(before: Mapping[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """A measurement with what an earlier one of the same sizes and threads says of other numbers of steps."""
+    if before is None or any(before[name] != now[name] for name in ("sizes", "threads", "repeats")):
+        return now
+    steps = {row["steps"] for row in now["rows"]}
+    kept = [row for row in before["rows"] if row["steps"] not in steps]
+    return {
+        **now,
+        "commands": [*dict.fromkeys([*before["commands"], *now["commands"]])] if kept else now["commands"],
+        "peak_mb": max(before["peak_mb"], now["peak_mb"]),
+        "rows": sorted([*kept, *now["rows"]], key=lambda row: row["steps"]),
+    }
+
+
 def page(results: Mapping[str, Any]) -> Document:
     """The whole page."""
     sizes, weights, peak = results["sizes"], results["weights_mb"], results["peak_mb"]
@@ -44,7 +58,7 @@ def page(results: Mapping[str, Any]) -> Document:
         "RDT at its real size",
         (
             Paragraph(
-                f"Made by `{results['command']}` on {plain(str(results['machine'].get('processor')))}: random weights, batch 1, "
+                f"Made by {' and '.join(f'`{command}`' for command in results['commands'])} on {plain(str(results['machine'].get('processor')))}: random weights, batch 1, "
                 f"float32, {results['threads']} threads of torch, {results['repeats']} interleaved rounds without a warm-up. Sizes: {shown}."
             ),
             Paragraph(

@@ -13,6 +13,7 @@ from blockcache.report import caching, performance
 from blockcache.report.stored import Stored
 from blockcache.report.suites import Timings
 from blockcache.samplers import ChosenSampler
+from blockcache.schedule import Schedule
 from blockcache.studies.frontier import FrontierDistances
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +25,7 @@ LOADERS = {
     "blockcache.policy": lambda path: load_policy(path.parent),
     "blockcache.results": Results.load,
     "blockcache.sampler": ChosenSampler.load,
+    "blockcache.schedule": Schedule.load,
     "blockcache.stored": Stored.load,
     "blockcache.timings": Timings.load,
     "blockcache.tuning": Tuning.load,

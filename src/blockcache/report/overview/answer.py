@@ -137,7 +137,7 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
         ms=ms,
         plain=plain_ms,
         speed=speed,
-        share=None if full is None else chosen.flops / full,
+        share=chosen.flops / full if full and chosen.flops else None,  # FLOPs of 0 are not known
         difference=max(
             (d for d in (known, tuning.fresh, chosen.rollouts) if d is not None), key=lambda d: d.n, default=None
         ),
@@ -169,7 +169,7 @@ def _best(sources: Sources) -> Answer:
         ms=None if timed is None else timed.ms(name),
         plain=None if timed is None else timed.ms(PLAIN),
         speed=None if timed is None else timed.over(name, PLAIN),
-        share=rows[name].method.flops / full,
+        share=rows[name].method.flops / full if full and rows[name].method.flops else None,
         difference=rows[name].difference,
         why=why,
         next=(f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}",)

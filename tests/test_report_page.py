@@ -403,6 +403,14 @@ def test_the_answer_is_the_cheapest_without_a_loss():
     assert "- **1/10** of the full policy's FLOPs" in text
 
 
+def test_methods_whose_flops_are_not_known_make_a_page(no_library):
+    known = results_of({"ddim-10": (0.0, 10)})
+    unknown = replace(known, methods=tuple(replace(item, flops=0) for item in known.methods))
+    found = Sources(results=(Source("r", unknown),))
+    assert find_answer(found).share is None
+    assert "of the full policy's FLOPs" not in html.render(page(found))
+
+
 def test_where_everything_loses_the_answer_says_so():
     found = Sources(results=(Source("r", results_of({"ddim-5": (0.2, 5), "ddim-10": (0.1, 10)})),))
     text = markdown(page(found))

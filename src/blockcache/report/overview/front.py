@@ -100,7 +100,7 @@ def _seen(sources: Sources, costs: Mapping[str, float], answer: Answer | None, u
 
 def _by_flops(sources: Sources, answer: Answer | None) -> Chart:
     costs = {name: row.method.flops / 1e9 for name, row in sources.rows.items()}
-    axis = Axis("GFLOP per chunk", log=True)
+    axis = Axis("GFLOP per chunk", log=min(costs.values()) > 0)  # where FLOPs are not known they are 0
     rows = [
         [plain(method_label(name)), f"{costs[name]:.3f}", estimate(row.score, "{:.3f}"), estimate(row.difference, "{:+.3f}"), lossless(row.difference)]
         for name, row in sources.rows.items()

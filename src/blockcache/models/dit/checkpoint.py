@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from functools import partial
 
-import safetensors.torch
 from torch import Tensor
 
 from blockcache.errors import PolicyError, shortened
-from blockcache.files import PathLike, TensorInfo, no_writer, read_tensors, reading
+from blockcache.files import PathLike, reading
 from blockcache.models.directory import refuse_misfits, write_policy
 from blockcache.models.dit.config import DiTConfig
 from blockcache.models.dit.flops import CHUNKS
 from blockcache.models.dit.policy import DiTPolicy
-from blockcache.models.places import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory, shared_file
+from blockcache.models.reading import read_policy
 from blockcache.models.weight_checks import check_action_scale, check_weight
 
-WHAT, AGAIN = "policy weights", "save the policy again"
+WHAT = "policy weights"
 
 
 def load_policy(source: PathLike) -> DiTPolicy:
     """A policy directory of ours. It comes in eval mode, float32, on the CPU."""
-    directory = policy_directory(source)
-    place = shared_file(directory, WEIGHTS)
-    with no_writer(directory):
-        with FORMAT.reading(directory / CONFIG):
-            config = DiTConfig.from_dict(FORMAT.load(config_file(directory)))
-        _, tensors = read_tensors(place, WHAT, AGAIN, safetensors.torch.load, partial(check_infos, config))
-    return made(config, tensors, place)
+    return made(*read_policy(source, DiTConfig.from_dict, check_sizes))
 
 
 def made(config: DiTConfig, tensors: Mapping[str, Tensor], place: PathLike) -> DiTPolicy:
@@ -55,9 +46,13 @@ def load_tensors(policy: DiTPolicy, tensors: Mapping[str, Tensor]) -> None:
     check_action_scale(policy.normalizer.action.scale)
 
 
-def check_infos(config: DiTConfig, infos: Mapping[str, TensorInfo]) -> None:
-    """Refuse a config that would make a far larger network than its weights are, before that network is made."""
-    tensors, held = len(infos), sum(math.prod(info.shape) for info in infos.values())
+def check_sizes(config: DiTConfig, tensors: int, held: int) -> None:
+    """Refuse a config that would make a far larger network than its weights are, before that network is made.
+
+    config   what the network would be made by
+    tensors  how many tensors there are
+    held     how many numbers they hold
+    """
     width, layers = config.hidden_dim, config.num_layers
     features = config.timestep_embed_dim + config.cond_dim
     least = layers * width * (12 * width + CHUNKS * features) + 2 * config.timestep_embed_dim**2

@@ -6,6 +6,7 @@ run; the CLIP encoders are built from the sizes of the checkpoint's own tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from blockcache.errors import PolicyError, short, shortened
 from blockcache.files import PathLike, TensorInfo, dict_of, read, read_tensors
 from blockcache.files.fields import Fields
-from blockcache.models.dit.checkpoint import AGAIN, WHAT, check_infos, made
+from blockcache.models.dit.checkpoint import WHAT, check_sizes, made
 from blockcache.models.dit.clip import canonical
 from blockcache.models.dit.clip_config import CHANNELS, ClipConfig, Tower
 from blockcache.models.dit.config import DiTConfig
@@ -129,9 +130,10 @@ def read_directory(source: PathLike) -> tuple[DiTConfig, dict[str, Tensor]]:
     def check(infos: Mapping[str, TensorInfo]) -> None:
         with FORMAT.reading(directory / CONFIG):
             found.append(translated(settings, infos))
-        check_infos(found[0], infos)
+        check_sizes(found[0], len(infos), sum(math.prod(info.shape) for info in infos.values()))
 
-    _, tensors = read_tensors(directory / WEIGHTS, WHAT, AGAIN, safetensors.torch.load, check)
+    again = "save the policy again with LeRobot"
+    _, tensors = read_tensors(directory / WEIGHTS, WHAT, again, safetensors.torch.load, check)
     names = {name: canonical(name) for name in tensors}
     own = {new: tensors[name] for name, new in names.items() if new is not None}
     return found[0], {**own, **normalisers(found[0], directory)}

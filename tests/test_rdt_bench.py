@@ -14,7 +14,7 @@ from blockcache.models.registry import port_of
 from blockcache.report.document import Document
 from blockcache.report.families import families_table
 from blockcache.report.markdown import render
-from blockcache.report.rdt_size import FORMAT
+from blockcache.report.rdt_size import FORMAT, page
 from blockcache.schedule.cost import generation
 from blockcache.studies.families import accepted
 from rdt_policies import rdt_observation, rdt_policy
@@ -82,17 +82,21 @@ def test_the_study_of_its_size(blockcache):
     assert differences["loop"] < 1e-5
     assert found["rows"][0]["gflop"] > found["rows"][1]["gflop"] == found["rows"][2]["gflop"]
     assert found["peak_mb"] > found["weights_mb"] > 0
-    page = Path("rdt-size.md").read_text()
-    assert "| 3 | loop |" in page
+    shown = Path("rdt-size.md").read_text()
+    assert "| 3 | loop |" in shown
     assert "x plain" in out
     Path("rdt-size.md").unlink()
     blockcache("paper", "rdt-size", "--render-only", "-o", ".")
-    assert Path("rdt-size.md").read_text() == page
+    assert Path("rdt-size.md").read_text() == shown
     blockcache("paper", "rdt-size", *SMALL, "--steps", 1, "--engine", "loop", "--repeats", 2, "-o", ".")
     more = FORMAT.load("rdt-size.json")
     assert [row["steps"] for row in more["rows"]] == [1, 1, 2, 2, 2, 3, 3, 3]  # of the same sizes, so the others stay
     assert more["rows"][2:] == found["rows"]
     assert len(more["commands"]) == 2
+
+
+def test_the_page_in_the_docs_is_of_its_figures():
+    assert render(page(FORMAT.load(DOCS / "rdt-size.json"))) == (DOCS / "rdt-size.md").read_text()
 
 
 def test_the_table_of_families_is_the_one_in_the_docs(blockcache):

@@ -52,6 +52,10 @@ def page(results: Mapping[str, Any]) -> Document:
     """The whole page."""
     sizes, weights, peak = results["sizes"], results["weights_mb"], results["peak_mb"]
     shown = ", ".join(f"{plain(str(name))} {plain(str(value))}" for name, value in sizes.items())
+    load = results["machine"].get("load_average")
+    busy = (
+        f", while others worked too (load average {load[0]:.1f})" if load and load[0] > results["threads"] + 1 else ""
+    )
     rows = [{**row, "tflop": row["gflop"] / 1e3} for row in results["rows"]]
     largest = max((row["largest_action"] for row in rows), default=0.0)
     return Document(
@@ -59,7 +63,8 @@ def page(results: Mapping[str, Any]) -> Document:
         (
             Paragraph(
                 f"Made by {' and '.join(f'`{command}`' for command in results['commands'])} on {plain(str(results['machine'].get('processor')))}: random weights, batch 1, "
-                f"float32, {results['threads']} threads of torch, {results['repeats']} interleaved rounds without a warm-up. Sizes: {shown}."
+                f"float32, {results['threads']} threads of torch, {results['repeats']} interleaved rounds without a warm-up{busy}. "
+                f"Sizes: {shown}."
             ),
             Paragraph(
                 "Language and image tokens do not change within one generation. The plain policy, as the public code, projects them to "

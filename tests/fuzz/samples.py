@@ -146,7 +146,8 @@ def make_checkpoint(place: Path) -> list[Path]:
     )
     for name in ("ddpm.ckpt", "ddim.ckpt"):
         read_checkpoint(place / name)  # imports what it needs
-    codecs.lookup("cp437")  # zipfile's, for names that are not ASCII
+    for fixed in ("cp437", "raw-unicode-escape"):  # zipfile's, for names that are not ASCII, and pickletools'
+        codecs.lookup(fixed)  # Python imports a codec at its first use
     return [place / "ddpm.ckpt", place / "ddim.ckpt"]
 
 

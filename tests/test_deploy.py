@@ -89,7 +89,7 @@ def test_what_calibration_takes_is_measured_in_processes_of_their_own():
     found = calibration(Shape(width=16, layers=2, steps=10), observations=2)
     assert (found["observations"], found["blocks"], found["steps"]) == (2, 6, 10)
     assert min(found["plain_s"], found["costs_s"], found["solve_s"]) > 0
-    assert 100 < found["plain_mb"] < found["costs_mb"] + 50  # torch alone takes more than 100
+    assert 100 < found["plain_mb"] < found["costs_mb"] + 50 < 2000  # torch alone takes more than 100
 
 
 # -- what it says of itself

@@ -9,7 +9,7 @@ import pytest
 from blockcache import load_policy
 from blockcache.compare.results import Results
 from blockcache.compare.tuning import Tuning
-from blockcache.report import caching, performance
+from blockcache.report import caching, performance, rdt_size
 from blockcache.report.stored import Stored
 from blockcache.report.suites import Timings
 from blockcache.samplers import ChosenSampler
@@ -23,6 +23,7 @@ LOADERS = {
     "blockcache.frontier-distances": FrontierDistances.load,
     "blockcache.performance": performance.FORMAT.load,
     "blockcache.policy": lambda path: load_policy(path.parent),
+    "blockcache.rdt-size": rdt_size.FORMAT.load,
     "blockcache.results": Results.load,
     "blockcache.sampler": ChosenSampler.load,
     "blockcache.schedule": Schedule.load,

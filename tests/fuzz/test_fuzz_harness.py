@@ -49,9 +49,7 @@ def test_every_format_of_the_package_is_damaged(tmp_path, exports_stay_here):
     for name, sample in SAMPLES.items():
         (tmp_path / name).mkdir()
         written += b"".join(path.read_bytes() for path in sample.make(tmp_path / name))
-    names = [
-        name for example in EXAMPLES for name in example.formats if name.startswith("blockcache")
-    ]  # others' have no name
+    ours = [name for example in EXAMPLES for name in example.formats if name.startswith("blockcache")]
     assert [name for name in ours if name.encode() not in written] == []
 
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from blockcache.errors import ContentError, PolicyError, short
+from blockcache.errors import ContentError, PolicyError, short, shortened
 from blockcache.files import Fields, read
 from blockcache.samplers import SamplerConfig
+
+
+def refuse_unknown(config: type[Any], value: Mapping[str, Any]) -> None:
+    """Refuse settings that a config does not have; some of them by name."""
+    known = {item.name for item in fields(config)}
+    if unknown := sorted(set(value) - known):
+        names = shortened(", ".join(unknown), 100)
+        raise PolicyError(f"unknown policy settings {names}; known are {', '.join(sorted(known))}")
 
 
 def check_sizes_of(config: Any, most: Mapping[str, int]) -> None:

@@ -71,7 +71,7 @@ def _tried(name: str, policy: Any) -> Accepted:
     found = {}
     for engine in ENGINES:
         try:
-            accelerate(port, engine=engine, threads=1).disable()
+            accelerate(port, None, engine=engine, threads=1).disable()
             found[engine] = "yes"
         except EngineError as error:
             found[engine] = f"no: {error.__cause__ or error}"

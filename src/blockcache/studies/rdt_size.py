@@ -72,7 +72,7 @@ def _rows(policy: Any, engines: Sequence[str], repeats: int) -> list[dict[str, A
         if name == PLAIN:
             taken, actions[name] = _timed(policy, obs)
         else:
-            with accelerate(policy, engine=name):
+            with accelerate(policy, None, engine=name):
                 taken, actions[name] = _timed(policy, obs)
         seconds[name].append(taken)
     plain = np.array(seconds[PLAIN])

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Annotated, Any, TypeAlias
 
-from blockcache.errors import ContentError, PolicyError, short, shortened
+from blockcache.errors import ContentError, PolicyError, short
 from blockcache.files import Fields, Limit, Name, read
 from blockcache.models.dit.clip_config import ClipConfig
+from blockcache.models.settings import refuse_unknown
 from blockcache.samplers import DDPM, SamplerConfig
 
 FAMILY = "dit"
@@ -120,10 +121,7 @@ class DiTConfig:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> DiTConfig:
-        known = {item.name: item for item in fields(cls)}
-        if unknown := sorted(set(value) - set(known)):
-            names = shortened(", ".join(unknown), 100)
-            raise PolicyError(f"unknown policy settings {names}; known are {', '.join(sorted(known))}")
+        refuse_unknown(cls, value)
         needed = [item.name for item in fields(cls) if item.default is item.default_factory is MISSING]
         required, optional = (
             {name: kind for name, kind in _KINDS.items() if (name in needed) is is_needed}

@@ -20,10 +20,10 @@ from blockcache.models.dit.entrance import Entrance, behind_encoder, own_entranc
 from blockcache.models.dit.live import LivePort, horizon_of, objective_of
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.dit.program import CONDITIONING
+from blockcache.models.own_port import ConfiguredPort
 from blockcache.models.port import Port, check_not_compiled, is_altered
 from blockcache.models.weight_checks import check_action_scale
 from blockcache.observations import as_tensor
-from blockcache.samplers import SamplerConfig, table
 
 _CONSTANT = 1e6  # scales beyond this are those of numbers that never changed in the data
 
@@ -46,31 +46,10 @@ def claim(policy: Any) -> Port | str:
     return objective if isinstance(objective, str) else LivePort(policy, adapter)
 
 
-class OwnPort(Port):
+class OwnPort(ConfiguredPort):
     """Our own policy without an encoder: everything is in its config, and the program holds all of it."""
 
-    reentrant = True
-    takes_noise = True
     policy: DiTPolicy
-
-    @cached_property
-    def timesteps(self) -> tuple[float, ...]:
-        return tuple(table(self.policy.sampler).timesteps.tolist())
-
-    @property
-    def sampler(self) -> SamplerConfig:
-        return self.policy.sampler
-
-    @property
-    def sampler_settings(self) -> Mapping[str, Any]:
-        return self.sampler.to_dict()
-
-    def with_sampler(self, sampler: SamplerConfig) -> OwnPort:
-        return self._sharing_weights(self.policy.with_sampler(sampler))
-
-    @property
-    def inputs(self) -> Mapping[str, tuple[int, ...]]:
-        return self.policy.config.inputs
 
     @property
     def entrance(self) -> Entrance:
@@ -89,17 +68,10 @@ class OwnPort(Port):
         shift, base = (part.detach().cpu().double().numpy() for part in (action.shift, action.base))
         return np.asarray(base - shift * self.action_scale)
 
-    @property
-    def task(self) -> str | None:
-        return self.policy.config.task
-
     def given(self, obs: Any) -> Any:
         if not isinstance(obs, Mapping):
             return as_tensor(obs)
         return {name: as_tensor(value) for name, value in obs.items()}
-
-    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
-        return self.policy.check(obs)
 
     def typical(self, count: int) -> dict[str, Tensor]:
         """What lies within the range of the data."""
@@ -118,9 +90,6 @@ class OwnPort(Port):
     def check_weights(self) -> None:
         super().check_weights()
         check_action_scale(self.policy.normalizer.action.scale)
-
-    def settings(self) -> list[Any]:
-        return [self.policy.config]
 
     def save(self, directory: PathLike) -> bool:
         save_policy(self.policy, directory)

@@ -6,13 +6,13 @@ Knows nothing of caching or tasks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from blockcache.errors import PolicyError, short, shortened
+from blockcache.errors import PolicyError, short
 from blockcache.files import Fields, Name
 from blockcache.models.dpt.denoiser import DiffusionTransformer
 from blockcache.models.dpt.encoder import ObservationEncoder
@@ -20,7 +20,7 @@ from blockcache.models.dpt.encoder_config import EncoderConfig
 from blockcache.models.dpt.normalizer import LinearNormalizer
 from blockcache.models.noise import draw_all
 from blockcache.models.sampling import denoise, make_scheduler
-from blockcache.models.settings import check_sampler_and_record, check_sizes_of
+from blockcache.models.settings import check_sampler_and_record, check_sizes_of, refuse_unknown
 from blockcache.observations import Observation, check_observation, check_tree
 from blockcache.samplers import DDPM, SamplerConfig, table
 
@@ -124,11 +124,7 @@ class DPTConfig:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> DPTConfig:
-        known = {item.name for item in fields(cls)}
-        unknown = sorted(set(value) - known)
-        if unknown:
-            names = shortened(", ".join(unknown), 100)
-            raise PolicyError(f"unknown policy settings {names}; known are {', '.join(sorted(known))}")
+        refuse_unknown(cls, value)
         try:
             sees = value.get("encoder")
             encoder = None if sees is None else EncoderConfig.from_dict(sees)

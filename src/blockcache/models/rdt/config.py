@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from blockcache.errors import PolicyError, short, shortened
+from blockcache.errors import PolicyError, short
 from blockcache.files import Fields, Name
-from blockcache.models.settings import check_sampler_and_record, check_sizes_of
+from blockcache.models.settings import check_sampler_and_record, check_sizes_of, refuse_unknown
 from blockcache.samplers import SamplerConfig
 from blockcache.samplers.dpmsolver import DPMSolver
 
@@ -117,10 +117,7 @@ class RDTConfig:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> RDTConfig:
-        known = {item.name for item in fields(cls)}
-        if unknown := sorted(set(value) - known):
-            names = shortened(", ".join(unknown), 100)
-            raise PolicyError(f"unknown policy settings {names}; known are {', '.join(sorted(known))}")
+        refuse_unknown(cls, value)
         try:
             return cls(**{**value, "sampler": SamplerConfig.from_dict(value["sampler"])})
         except KeyError as error:

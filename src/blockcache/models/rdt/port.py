@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blockcache.errors import PolicyError
 from blockcache.files import PathLike
+from blockcache.models.own_port import ConfiguredPort
 from blockcache.models.port import Port, is_altered
 from blockcache.models.rdt.adapter import find, shape_of, shaped
 from blockcache.models.rdt.checkpoint import save_policy
@@ -20,7 +21,6 @@ from blockcache.models.rdt.config import ADAPTORS
 from blockcache.models.rdt.flops import RDTShape
 from blockcache.models.rdt.policy import MASK, RDTPolicy
 from blockcache.observations import as_tensor
-from blockcache.samplers import SamplerConfig, table
 
 
 def claim(policy: Any) -> Port | str:
@@ -38,31 +38,10 @@ def claim(policy: Any) -> Port | str:
     return "it is no RDTPolicy, and has no model of RDT's shape with lang_adaptor, img_adaptor and state_adaptor"
 
 
-class RDTPort(Port):
-    """Everything is in the policy's config, and each generation has a scheduler of its own."""
+class RDTPort(ConfiguredPort):
+    """An RDT policy, made here or around the modules of a public runner."""
 
-    reentrant = True
-    takes_noise = True
     policy: RDTPolicy
-
-    @cached_property
-    def timesteps(self) -> tuple[float, ...]:
-        return tuple(table(self.policy.sampler).timesteps.tolist())
-
-    @property
-    def sampler(self) -> SamplerConfig:
-        return self.policy.sampler
-
-    @property
-    def sampler_settings(self) -> Mapping[str, Any]:
-        return self.sampler.to_dict()
-
-    def with_sampler(self, sampler: SamplerConfig) -> RDTPort:
-        return self._sharing_weights(self.policy.with_sampler(sampler))
-
-    @property
-    def inputs(self) -> Mapping[str, tuple[int, ...]]:
-        return self.policy.config.inputs
 
     @property
     def action_scale(self) -> NDArray[np.float64]:
@@ -71,10 +50,6 @@ class RDTPort(Port):
     def acting(self, *args: Any, **kwargs: Any) -> Tensor:
         mask: Tensor = kwargs["action_mask"] if "action_mask" in kwargs else args[6]
         return mask
-
-    @property
-    def task(self) -> str | None:
-        return self.policy.config.task
 
     @property
     def looking(self) -> int:
@@ -88,9 +63,6 @@ class RDTPort(Port):
 
     def given(self, obs: Any) -> Any:
         return {name: as_tensor(value) for name, value in obs.items()} if isinstance(obs, Mapping) else obs
-
-    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
-        return self.policy.check(obs)
 
     def typical(self, count: int) -> dict[str, Tensor]:
         """An instruction that fills half of its places, a robot that has every number but the last, 25 actions a second."""
@@ -108,9 +80,6 @@ class RDTPort(Port):
         methods += [type(part).forward for part in parts if not type(part).__module__.startswith("torch.")]
         ours = all(str(getattr(method, "__module__", "")).startswith("blockcache.") for method in methods)
         return ours and not is_altered(self.adapter.denoiser)
-
-    def settings(self) -> list[Any]:
-        return [self.policy.config]
 
     def save(self, directory: PathLike) -> bool:
         save_policy(self.policy, directory)

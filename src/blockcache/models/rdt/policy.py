@@ -19,7 +19,7 @@ from blockcache.models.noise import draw_all
 from blockcache.models.rdt.config import RDTConfig
 from blockcache.models.rdt.denoiser import RDTDenoiser
 from blockcache.models.sampling import denoise
-from blockcache.observations import as_tensor, check_tree
+from blockcache.observations import as_tensor, check_tree, one_moment
 from blockcache.samplers import SamplerConfig, table
 
 LANGUAGE, MASK = "lang_tokens", "lang_attn_mask"
@@ -85,6 +85,7 @@ class RDTPolicy(nn.Module):
         action_mask     (B, 1, A) which numbers the robot has, 1 or 0; the others of an action come out as 0
         ctrl_freqs      (B,) or (B, 1) actions per second
 
+        Each of them may have an axis of moments, of length 1, behind the batch, as rollouts show them.
         Noise comes from `generator` (torch's global one without it) or, all of it, from `noise`; see `draw_noise`.
         """
         return self._act(self.check(obs), generator, noise)
@@ -129,8 +130,13 @@ class RDTPolicy(nn.Module):
         return found
 
     def _filled(self, obs: Mapping[str, Any]) -> dict[str, Any]:
-        """Language of fewer tokens than `lang_len` gets more, which the mask hides; frequencies become a column."""
-        found = dict(obs)
+        """Without an axis of moments, of which there is one; language of fewer tokens than `lang_len` gets more, which the
+        mask hides; frequencies become a column."""
+        shapes = self.config.inputs
+        found = {
+            name: one_moment(value, shapes[name]) if name in shapes and hasattr(value, "ndim") else value
+            for name, value in obs.items()
+        }
         if found.get(LANGUAGE, 0) is None:
             del found[LANGUAGE]
         if {LANGUAGE, MASK} <= found.keys():

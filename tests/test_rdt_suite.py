@@ -12,6 +12,9 @@ from blockcache.errors import FileError, TaskError
 from blockcache.models.rdt import save_policy
 from blockcache.models.rdt.config import public_sampler
 from blockcache.models.registry import port_of
+from blockcache.report.markdown import render
+from blockcache.report.rdt import page
+from blockcache.report.rdt_findings import Found
 from blockcache.report.suites import kind_of
 from blockcache.samplers import table
 from blockcache.studies.equal_flops import equal_flops
@@ -119,7 +122,7 @@ def shell(policy, tmp_path, monkeypatch, toy_by_name, command, exports_stay_here
     return command
 
 
-def test_the_quick_form_runs_from_rollouts_to_times(shell, tmp_path, policy):
+def test_the_quick_form_runs_from_rollouts_to_the_page(shell, tmp_path, policy):
     common = ["policy", "--engine", "loop", "-o", "deep"]
     code, out, err = shell("paper", "suite", RDT, *common, "--quick", "--workers", 1)
     assert code == 0, err
@@ -142,6 +145,18 @@ def test_the_quick_form_runs_from_rollouts_to_times(shell, tmp_path, policy):
     assert exact.flops["full"] < full.flops
     timed = shell("paper", "timing", *common, "--suite", RDT, "--repeats", 1, "--generations", 4)
     assert timed[0] == 0, timed
+    assert shell("paper", "rdt", "deep", "-o", "pages")[0] == 0
+    text = (tmp_path / "pages" / "rdt.md").read_text()
+    assert text == render(page([Found.load("deep")]))
+    for wanted in (
+        "**From a quick run",
+        "`blockcache paper suite rdt policy -o deep --quick`",
+        "`blockcache paper timing policy --suite rdt -o deep`",
+        "actions the same within 1e-05",
+        "12 blocks of width 32, 20 steps of dpmsolver++; engine loop",
+    ):
+        assert wanted in text
+    assert (tmp_path / "pages" / "rdt-toy-rdt.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_exact_savings_are_those_of_the_methods(results):

@@ -32,6 +32,7 @@ paper = LazyGroup(
         "results": ("suite_pages:results", "The page of results, from the suites' files."),
         "distances": ("suites:distances", "How far the frontier's actions are from the policy's own."),
         "frontier": ("suite_pages:frontier", "The page of suite frontier, with its pictures."),
+        "rdt": ("suite_pages:rdt", "The page of suite rdt, with its pictures."),
         "performance": ("studies:performance", "Everything that the page on performance shows, and the page."),
         "errors": ("studies:errors", "Caching error per block and action error of every method, and the page."),
         "flops": ("studies:flops", "FLOPs of one generation, in full and under schedules."),

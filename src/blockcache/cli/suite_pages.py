@@ -84,3 +84,27 @@ def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> 
         draw(item, output)
     write_bytes(output / "frontier.md", render(page(found)).encode())
     click.echo(f"{output / 'frontier.md'}")
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True)
+@click.option("-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for rdt.md and its pictures.")
+def rdt(directories: tuple[str, ...], output: Path) -> None:
+    """Make the page of suite rdt from the files in DIRECTORIES, one for each policy.
+
+    \b
+    Example:
+      blockcache paper rdt out/rdt-push-cube out/rdt-pick-cube -o docs
+    """
+    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.markdown import render
+    from blockcache.report.rdt import draw, page
+    from blockcache.report.rdt_findings import Found
+
+    require_matplotlib()
+    found = [Found.load(directory) for directory in directories]
+    make_directory(output)
+    for item in found:
+        draw(item, output)
+    write_bytes(output / "rdt.md", render(page(found)).encode())
+    click.echo(f"{output / 'rdt.md'}")

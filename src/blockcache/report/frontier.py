@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from blockcache.compare.checked import predicted_loss
-from blockcache.compare.methods import TunedFiles, parse_method
 from blockcache.compare.results import BASELINE, PLAIN
-from blockcache.compare.summary import MethodSummary
 from blockcache.errors import FileError
 from blockcache.files import PathLike, exists
 from blockcache.fingerprint import Fingerprint
@@ -21,7 +18,8 @@ from blockcache.measure.statistics import LOSSLESS, rank_correlation, split_half
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.figures import Label, new_figure, save_figure, write_labels
 from blockcache.report.methods import DIFFERENCE, SCORE, suite_tables
-from blockcache.report.suites import Collection, SuiteResults, Timings, kind_of, label
+from blockcache.report.own_suite import OwnSuite
+from blockcache.report.suites import Collection, Timings, kind_of, label
 from blockcache.report.verdicts import who_wins
 from blockcache.studies.frontier import FrontierDistances, MethodDistances
 from blockcache.studies.suites import DISTANCES, FRONTIER
@@ -51,11 +49,9 @@ _MEASURES: dict[str, Callable[[MethodDistances], float]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """One policy's suite with its timings and distances, whichever are there."""
+class Found(OwnSuite):
+    """With the distances, if they are there."""
 
-    directory: str
-    collection: Collection
     distances: FrontierDistances | None
 
     @classmethod
@@ -68,30 +64,12 @@ class Found:
         return cls(directory, collection, found)
 
     @property
-    def item(self) -> SuiteResults:
-        return self.collection.suites[FRONTIER]
-
-    @property
-    def timings(self) -> Timings | None:
-        return self.collection.timings
-
-    @property
-    def task(self) -> str:
-        return str(self.item.results.task["name"])
-
-    @property
     def picture(self) -> str:
         return f"frontier-{self.task}.png"
 
     @property
     def scatter(self) -> str:
         return f"frontier-{self.task}-distances.png"
-
-    @cached_property
-    def compared(self) -> dict[str, MethodSummary]:
-        """Methods with a difference to the full policy."""
-        rows = self.collection.rows.items()
-        return {name: row for name, row in rows if row.difference is not None and name != BASELINE}
 
     def losses(self) -> dict[str, float]:
         return {name: -row.difference.mean for name, row in self.compared.items() if row.difference is not None}
@@ -142,14 +120,9 @@ def page(found: Sequence[Found]) -> Document:
 
 def _policy(found: Found) -> Section:
     results, timings = found.item.results, found.timings
-    tuned = next((name for name in found.compared if isinstance(parse_method(name).sampler, TunedFiles)), None)
-    option = "" if tuned is None else f" --tuned {tuned.removeprefix('tuned:')}"
-    commands = [f"`{found.item.command(found.directory)}{option}`"]
-    source = results.policy["source"]
-    if timings is not None:
-        commands.append(f"`blockcache paper timing {source} --suite frontier -o {found.directory}{option}`")
+    commands, source = found.commands, results.policy["source"]
     if found.distances is not None:
-        commands.append(f"`blockcache paper distances {source} -o {found.directory}{option}`")
+        commands.append(f"`blockcache paper distances {source} -o {found.directory}{found.tuned_option}`")
     run = [
         plain(found.item.suite.about),
         "Commands: " + ", ".join(commands) + ".",

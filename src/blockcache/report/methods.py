@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from blockcache.compare.results import BASELINE
 from blockcache.compare.summary import MethodSummary
@@ -10,7 +10,7 @@ from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Section, Table, plain, table
 from blockcache.report.suites import SuiteResults, Timings, label
 
-SCORE, DIFFERENCE = "score, 95 %", "difference to full, 95 %"
+SCORE, SUCCESS, DIFFERENCE = "score, 95 %", "success, 95 %", "difference to full, 95 %"
 REFERENCE = "difference to the reference"  # stands for what the suite says
 
 
@@ -22,6 +22,7 @@ def cells(row: MethodSummary) -> dict[str, str]:
         "engine": method.engine,
         "n": f"{0 if row.score is None else row.score.n}" + (f" ({row.failed} failed)" if row.failed else ""),
         SCORE: estimate(row.score, "{:.3f}"),
+        SUCCESS: estimate(row.success, "{:.2f}"),
         DIFFERENCE: estimate(difference, "{:+.3f}"),
         "lossless": lossless(difference),
         "success": "" if row.success is None else f"{row.success.mean:.0%}",
@@ -40,13 +41,19 @@ def chosen(columns: Sequence[str], rows: Iterable[Mapping[str, str]], left: int 
     return table(columns, [[row[name] for name in columns] for row in rows], left=left)
 
 
-def suite_tables(item: SuiteResults, columns: Sequence[str], timings: Timings | None = None) -> tuple[Section, ...]:
+def suite_tables(
+    item: SuiteResults,
+    columns: Sequence[str],
+    timings: Timings | None = None,
+    more: Callable[[str], Mapping[str, str]] = lambda method: {},
+) -> tuple[Section, ...]:
     """A suite's methods, one table for each of its sections.
 
     Args:
         item: The suite and its results.
         columns: Which of the methods' figures to show; REFERENCE is left out where the suite has none.
         timings: How long the methods take, if that is known.
+        more: Further figures of a method by the name of their column.
     """
     reference = item.suite.reference
     against = f"difference to {label(reference)}, 95 %" if reference else ""
@@ -62,6 +69,7 @@ def suite_tables(item: SuiteResults, columns: Sequence[str], timings: Timings | 
             against: estimate(difference, "{:+.3f}"),
             "ms": shown_ms(timings, method),
             "over full": "" if over is None else f"{over:.1f}x",
+            **more(method),
         }
 
     return tuple(

@@ -41,6 +41,12 @@ def printed_table(name: str) -> dict[str, dict[str, Printed]]:
     }
 
 
+def printed_rdt() -> tuple[str, float]:
+    """What the text says of RDT-1B on ManiSkill, whose figure has no numbers, and how many times faster it gets at most."""
+    value = _published()["rdt_1b_maniskill"]
+    return str(value["notes"]), float(value["max_speed"])
+
+
 def full_gflops() -> float:
     return float(_published()["full_precision_gflops"])
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from blockcache.compare.methods import FewerSteps, FittedSteps, Solved, TeaCache, parse_method
+from blockcache.compare.methods import ActionBudget, FewerSteps, Solved, TeaCache, parse_method
 from blockcache.compare.results import BASELINE
 from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
@@ -21,6 +21,9 @@ _KINDS = {
     "DDPM-N": ("#b279a2", "v", (6, 5)),
     "BAC on DDIM": ("#f58518", "D", (-6, -11)),
     "TeaCache": ("#54a24b", "P", (-6, 5)),
+    "DPMSOLVER++-N": ("#4c78a8", "^", (-6, 5)),
+    "Action costs": ("#54a24b", "D", (6, -11)),
+    "tuned": ("#000000", "X", (6, 5)),
 }
 
 
@@ -35,9 +38,9 @@ class Point:
 
 def points(collection: Collection) -> list[Point]:
     """What is in the picture: variants by metric, objective or n are left to the tables."""
-    found = []
+    found, union = [], _usual_union(collection)
     for method, row in collection.rows.items():
-        placed = _place(method)
+        placed = _place(method, union)
         if placed is not None and row.difference is not None and math.isfinite(row.difference.low):
             ms = collection.timings.ms(method) if collection.timings else None
             found.append(Point(*placed, row.method.flops / 1e9, ms, row.difference))
@@ -137,16 +140,26 @@ def _draw(axes: Any, title: str, placed: list[tuple[Point, float]], reference: f
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _place(name: str) -> tuple[str, str] | None:
+def _usual_union(collection: Collection) -> int:
+    """The n that most BAC schedules have under the policy's own sampler: where it varies, the others are variants."""
+    methods = map(parse_method, collection.rows)
+    found = [item.reuse for item in methods if item.sampler is None and isinstance(item.reuse, Solved)]
+    unions = [reuse.union for reuse in found if reuse.method == "bac"]
+    return max(unions, key=unions.count, default=Solved("bac").union)
+
+
+def _place(name: str, union: int) -> tuple[str, str] | None:
     """The kind and the point's own name; None for what is not in the picture."""
     method, kind = parse_method(name), family(name)
     sampler, reuse = method.sampler, method.reuse
-    if isinstance(reuse, Solved):
-        usual = Solved(reuse.method, reuse.updates, union=5 if sampler is None else 3)
-        plain = reuse == usual or (reuse.method == "uniform" and not reuse.last)
-        return (kind, f"S={reuse.updates}") if kind in _KINDS and plain else None
-    if isinstance(reuse, TeaCache):
-        return (kind, f"{reuse.threshold:g}") if kind in _KINDS else None
-    if not isinstance(sampler, FewerSteps | FittedSteps) or reuse is not None:
+    if kind not in _KINDS:
         return None
-    return kind, f"N={sampler.steps}"
+    if isinstance(reuse, Solved):
+        usual = Solved(reuse.method, reuse.updates, union=union if sampler is None else 3)
+        plain = reuse == usual or (reuse.method == "uniform" and not reuse.last)
+        return (kind, f"S={reuse.updates}") if plain else None
+    if isinstance(reuse, TeaCache):
+        return kind, f"{reuse.threshold:g}"
+    if isinstance(reuse, ActionBudget):
+        return kind, f"{reuse.updates if reuse.budget is None else reuse.budget:g}"
+    return kind, f"N={sampler.steps}" if isinstance(sampler, FewerSteps) else ""

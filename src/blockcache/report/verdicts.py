@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from blockcache.compare.summary import MethodSummary
 from blockcache.measure.statistics import Estimate
-from blockcache.report.document import Bullets, Paragraph, Section, table
+from blockcache.report.document import Bullets, Paragraph, Section, Table, table
 from blockcache.report.methods import estimate, of_full, shown_ms
 from blockcache.report.suites import Collection, family, label
 
@@ -68,32 +68,44 @@ def _frontier(rows: Mapping[str, MethodSummary]) -> str:
 def _equal_flops(collection: Collection) -> list[Section]:
     if not collection.equals:
         return []
-    rows, verdicts = [], dict[str, list[str]]()
-    for cell in collection.equals:
-        pair = (str(cell.equals), cell.method)
+    pairs = [(str(cell.equals), cell.method) for cell in collection.equals]
+    flops = {name: row.method.flops for name, row in collection.rows.items()}
+    about = Paragraph(
+        "Each rival was chosen to have the FLOPs of the BAC schedule beside it. A method wins if the interval of the paired\n"
+        "difference leaves out 0."
+    )
+    return [Section("At equal FLOPs", (about, *rivals(collection, pairs, flops)))]
+
+
+def rivals(collection: Collection, pairs: Sequence[tuple[str, str]], flops: Mapping[str, int]) -> tuple[Table, Bullets]:
+    """BAC schedules beside a rival each: a table with the FLOPs that they are compared by, and how often who wins."""
+    rows = []
+    for pair in pairs:
         difference = collection.compare(*pair)
-        if difference is not None:
-            verdicts.setdefault(" against ".join(map(family, pair)), []).append(verdict(difference))
         rows.append(
             [
                 *map(label, pair),
-                *(f"{collection.rows[name].method.flops / 1e9:.3f}" for name in pair),
+                *(f"{flops[name] / 1e9:.3f}" for name in pair),
                 *(shown_ms(collection.timings, name) for name in pair),
                 "0" if difference is None else str(difference.n),
                 estimate(difference, "{:+.3f}"),
                 "" if difference is None else _winner(difference, *map(label, pair)),
             ]
         )
-    counted = [
+    header = ["BAC", "rival", "GFLOP", "rival's", "ms", "rival's", "n", "score, BAC - rival, 95 %", "wins"]
+    return table(header, rows), Bullets(tuple(counted([(collection, pair) for pair in pairs])))
+
+
+def counted(pairs: Iterable[tuple[Collection, tuple[str, str]]]) -> list[str]:
+    """How often one kind of method wins against another, loses, or is not told apart from it; by kinds."""
+    verdicts = dict[str, list[str]]()
+    for collection, pair in pairs:
+        if (difference := collection.compare(*pair)) is not None:
+            verdicts.setdefault(" against ".join(map(family, pair)), []).append(verdict(difference))
+    return [
         f"{kinds}: wins {found.count('better')}, loses {found.count('worse')}, not told apart {found.count('not told apart')}."
         for kinds, found in verdicts.items()
     ]
-    header = ["BAC", "rival", "GFLOP", "rival's", "ms", "rival's", "n", "score, BAC - rival, 95 %", "wins"]
-    about = Paragraph(
-        "Each rival was chosen to have the FLOPs of the BAC schedule beside it. A method wins if the interval of the paired\n"
-        "difference leaves out 0."
-    )
-    return [Section("At equal FLOPs", (about, table(header, rows), Bullets(tuple(counted))))]
 
 
 def verdict(difference: Estimate) -> str:

@@ -85,6 +85,8 @@ class RDTPolicy(nn.Module):
         action_mask     (B, 1, A) which numbers the robot has, 1 or 0; the others of an action come out as 0
         ctrl_freqs      (B,) or (B, 1) actions per second
 
+        Each may have an axis of one step behind the batch, as the observations of a rollout do.
+
         Noise comes from `generator` (torch's global one without it) or, all of it, from `noise`; see `draw_noise`.
         """
         return self._act(self.check(obs), generator, noise)
@@ -129,10 +131,9 @@ class RDTPolicy(nn.Module):
         return found
 
     def _filled(self, obs: Mapping[str, Any]) -> dict[str, Any]:
-        """Language of fewer tokens than `lang_len` gets more, which the mask hides; frequencies become a column."""
-        found = dict(obs)
-        if found.get(LANGUAGE, 0) is None:
-            del found[LANGUAGE]
+        """Language of fewer tokens than `lang_len` gets more, which the mask hides; frequencies become a column. A rollout
+        gives every input an axis of the observation's steps, of which there is one: that is taken away."""
+        found = {name: self._at_one_step(name, value) for name, value in obs.items() if value is not None}
         if {LANGUAGE, MASK} <= found.keys():
             tokens, mask = (as_tensor(found[name], f"the observation {name!r}") for name in (LANGUAGE, MASK))
             if tokens.ndim != 3 or mask.ndim != 2 or mask.shape != tokens.shape[:2]:
@@ -151,6 +152,10 @@ class RDTPolicy(nn.Module):
             rates = as_tensor(found["ctrl_freqs"], "the observation 'ctrl_freqs'")
             found["ctrl_freqs"] = rates[:, None] if rates.ndim == 1 else rates
         return found
+
+    def _at_one_step(self, name: str, value: Any) -> Any:
+        shape = tuple(getattr(value, "shape", ()))
+        return value[:, 0] if len(shape) == len(self.config.inputs.get(name, ())) + 2 and shape[1] == 1 else value
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """All the noise of one generation, (1 + draws, B, horizon, A), exactly as `generator` would give it."""

@@ -95,14 +95,7 @@ class RDTPolicy(nn.Module):
         self, observed: Mapping[str, Tensor], generator: torch.Generator | None, noise: Tensor | None
     ) -> dict[str, Tensor]:
         state, mask = observed["state_tokens"], observed["action_mask"]
-        given = (
-            self.denoiser.state_adaptor(torch.cat([state, mask], dim=-1)),
-            self.denoiser.lang_adaptor(observed[LANGUAGE]),
-            observed[MASK] > 0,
-            self.denoiser.img_adaptor(observed["img_tokens"]),
-            mask,
-            observed["ctrl_freqs"].flatten(),
-        )
+        given = self.encode(observed)
         chunk = (len(state), self.config.horizon, self.config.action_dim)
         sample = denoise(
             self.config.sampler,
@@ -114,6 +107,18 @@ class RDTPolicy(nn.Module):
         )
         actions = sample * mask
         return {"action": actions[:, : self.config.n_action_steps], "action_pred": actions}
+
+    def encode(self, observed: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """What the denoiser is given throughout a generation, in its order: a checked observation, adapted."""
+        mask = observed["action_mask"]
+        return (
+            self.denoiser.state_adaptor(torch.cat([observed["state_tokens"], mask], dim=-1)),
+            self.denoiser.lang_adaptor(observed[LANGUAGE]),
+            observed[MASK] > 0,
+            self.denoiser.img_adaptor(observed["img_tokens"]),
+            mask,
+            observed["ctrl_freqs"].flatten(),
+        )
 
     def check(self, obs: Any) -> dict[str, Tensor]:
         """The observation by its inputs' names, language filled up, or a sentence saying what is wrong with it."""

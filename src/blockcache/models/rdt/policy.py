@@ -19,7 +19,7 @@ from blockcache.models.noise import draw_all
 from blockcache.models.rdt.config import RDTConfig
 from blockcache.models.rdt.denoiser import RDTDenoiser
 from blockcache.models.sampling import denoise
-from blockcache.observations import as_tensor, check_tree
+from blockcache.observations import as_tensor, check_tree, one_moment
 from blockcache.samplers import SamplerConfig, table
 
 LANGUAGE, MASK = "lang_tokens", "lang_attn_mask"
@@ -138,7 +138,12 @@ class RDTPolicy(nn.Module):
     def _filled(self, obs: Mapping[str, Any]) -> dict[str, Any]:
         """Language of fewer tokens than `lang_len` gets more, which the mask hides; frequencies become a column. A rollout
         gives every input an axis of the observation's steps, of which there is one: that is taken away."""
-        found = {name: self._at_one_step(name, value) for name, value in obs.items() if value is not None}
+        shapes = self.config.inputs
+        found = {
+            name: one_moment(value, shapes[name]) if name in shapes and hasattr(value, "ndim") else value
+            for name, value in obs.items()
+            if value is not None
+        }
         if {LANGUAGE, MASK} <= found.keys():
             tokens, mask = (as_tensor(found[name], f"the observation {name!r}") for name in (LANGUAGE, MASK))
             if tokens.ndim != 3 or mask.ndim != 2 or mask.shape != tokens.shape[:2]:
@@ -157,10 +162,6 @@ class RDTPolicy(nn.Module):
             rates = as_tensor(found["ctrl_freqs"], "the observation 'ctrl_freqs'")
             found["ctrl_freqs"] = rates[:, None] if rates.ndim == 1 else rates
         return found
-
-    def _at_one_step(self, name: str, value: Any) -> Any:
-        shape = tuple(getattr(value, "shape", ()))
-        return value[:, 0] if len(shape) == len(self.config.inputs.get(name, ())) + 2 and shape[1] == 1 else value
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """All the noise of one generation, (1 + draws, B, horizon, A), exactly as `generator` would give it."""

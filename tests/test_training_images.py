@@ -8,7 +8,7 @@ from blockcache.errors import FileError
 from blockcache.models.dpt import load_policy
 from blockcache.tasks import task_spec
 from blockcache.training import TrainConfig, TrainingError, data, train
-from blockcache.training.run import TrainingRun, learnt
+from blockcache.training.run import TrainingRun
 
 TINY = TrainConfig("pusht-image", width=16, layers=1, heads=2, epochs=2, batch=4, warmup=2, trunk=16)
 STEPS = 24
@@ -44,7 +44,7 @@ def test_the_encoder_learns_with_the_denoiser(demos, tmp_path):
     assert policy.config.task == "pusht-image"
     torch.manual_seed(TINY.seed)
     fresh = type(policy)(TINY.policy_config())
-    before, after = learnt(fresh), learnt(policy)
+    before, after = TINY.recipe.learnt(fresh), TINY.recipe.learnt(policy)
     assert list(before) == list(after)
     moved = {name: float((after[name] - before[name]).detach().abs().max()) for name in before}
     assert moved["obs_encoder.obs_nets.image.backbone.nets.0.weight"] > 0

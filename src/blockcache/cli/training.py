@@ -44,9 +44,9 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed:
     Example:
       blockcache policy demonstrate metaworld-assembly -o assembly.npz
     """
-    from blockcache.tasks import make_expert
+    from blockcache.tasks import expert_factory
 
-    make_expert(task)  # a task without one says so before torch is loaded
+    expert_factory(task)  # a task without one says so before torch is loaded
 
     from blockcache.training import demonstrate as run
 
@@ -66,8 +66,16 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed:
     required=True,
     help="The policy directory to write.",
 )
+@click.option(
+    "--family",
+    type=click.Choice(["dpt", "rdt"]),
+    default="dpt",
+    help="What to train. rdt needs a task that shows language and image tokens.",
+)
 @click.option("--width", type=arg.SIZE, default=256)
 @click.option("--layers", type=arg.LAYERS, default=8)
+@click.option("--horizon", type=arg.SIZE, help="Actions that are generated at once. Default: 10 of dpt, 16 of rdt.")
+@click.option("--action-steps", "n_action_steps", type=arg.SIZE, default=8, help="Those of them that are executed.")
 @click.option("--epochs", type=arg.COUNT, default=60)
 @click.option("--lr", default=6e-4, help="Highest learning rate; a narrow policy bears a higher one.")
 @click.option("--batch", type=arg.COUNT, default=128, help="Windows in one step.")
@@ -78,7 +86,7 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed:
 @click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
 @click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
 def train(task: str, data: str, output: str, threads: int | None, resume: bool, **settings: Any) -> None:
-    """Train a DP-T policy for TASK from demonstrations. Killed at any moment, the same command goes on.
+    """Train a policy for TASK from demonstrations. Killed at any moment, the same command goes on.
 
     \b
     Examples:

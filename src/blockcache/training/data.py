@@ -14,7 +14,7 @@ from blockcache.errors import FileError, short
 from blockcache.files import PathLike, parse_arrays, read_bytes, reading
 from blockcache.observations import batch_size
 from blockcache.tasks import TaskSpec
-from blockcache.training.config import TrainingError
+from blockcache.training.errors import TrainingError
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -48,7 +48,7 @@ def read_demonstrations(spec: TaskSpec, path: PathLike) -> Demonstrations:
     with reading("demonstrations", path):
         try:
             obs = _seen(spec, arrays, path)
-            action = _rows("action", arrays["action"], spec.action_dim, spec, path)
+            action = _numbers("action", arrays["action"], (spec.action_dim,), spec, path)
             ends = arrays["episode_ends"]
         except KeyError as error:
             raise FileError(
@@ -68,17 +68,15 @@ def _seen(spec: TaskSpec, arrays: Mapping[str, Array], path: PathLike) -> Any:
     """What the task shows in each step: (N, O), or arrays by name."""
     found = _OBSERVATIONS.get(spec.name, _plain_observation)(spec, arrays)
     if spec.inputs is None:
-        return _rows("observation", found, spec.obs_dim, spec, path)
+        return _numbers("observation", found, (spec.obs_dim,), spec, path)
     return {
-        name: _frames(name, found[name], shape, spec, path)
-        if name in spec.cameras
-        else _rows(name, found[name], shape[0], spec, path)
+        name: (_frames if name in spec.cameras else _numbers)(name, found[name], tuple(shape), spec, path)
         for name, shape in spec.inputs.items()
     }
 
 
 def _frames(name: str, array: Array, shape: tuple[int, ...], spec: TaskSpec, path: PathLike) -> Array:
-    if array.dtype != np.uint8 or array.shape[1:] != tuple(shape) or not len(array):
+    if array.dtype != np.uint8 or array.shape[1:] != shape or not len(array):
         raise TrainingError(
             f"the frames {name!r} in {path} have shape {array.shape} of {array.dtype}, task {spec.name!r} needs (steps, "
             f"{', '.join(map(str, shape))}) of uint8"
@@ -86,12 +84,12 @@ def _frames(name: str, array: Array, shape: tuple[int, ...], spec: TaskSpec, pat
     return array
 
 
-def _rows(name: str, array: Array, columns: int, spec: TaskSpec, path: PathLike) -> Array:
-    """(steps, columns) in float32, or a sentence saying what is wrong with them."""
-    if array.ndim != 2 or array.shape[1] != columns or array.dtype.kind not in "fiu":
+def _numbers(name: str, array: Array, shape: tuple[int, ...], spec: TaskSpec, path: PathLike) -> Array:
+    """(steps, *shape) in float32, or a sentence saying what is wrong with them."""
+    if array.ndim == 0 or array.shape[1:] != shape or array.dtype.kind not in "fiub":
         found = f"shape {array.shape} of {array.dtype}"
         raise TrainingError(
-            f"the {name}s in {path} have {found}, task {spec.name!r} needs (steps, {columns}) of numbers"
+            f"the {name}s in {path} have {found}, task {spec.name!r} needs (steps, {', '.join(map(str, shape))}) of numbers"
         )
     with np.errstate(over="ignore"):
         rows = array.astype(np.float32)
@@ -142,7 +140,7 @@ def _pusht_frames(spec: TaskSpec, arrays: Mapping[str, Array]) -> dict[str, Arra
     """Frames are drawn from the states, as the public ones were: 25,650 of them take a minute."""
     from blockcache.tasks.pusht_image import frames_of
 
-    states = _rows("state", arrays["state"], 5, spec, "the demonstrations")
+    states = _numbers("state", arrays["state"], (5,), spec, "the demonstrations")
     return {"image": frames_of(states, spec), "agent_pos": states[:, :2]}
 
 

@@ -1,4 +1,4 @@
-"""Training a DP-T policy from demonstrations. A run that is killed goes on from its state file.
+"""Training a policy from demonstrations. A run that is killed goes on from its state file.
 
 Every random number is a function of the run's seed and the step or epoch, so the state is only weights, moments
 and a step number. With the same number of threads, a resumed run ends in the very same bits as one that was never
@@ -18,10 +18,11 @@ import torch
 
 from blockcache.files import PathLike, check_writable, exists, make_directory
 from blockcache.models.directory import check_replaceable
-from blockcache.models.dpt import load_policy, save_policy
+from blockcache.models.sources import load_policy, save_policy
 from blockcache.progress import progress_bar
-from blockcache.training.config import TrainConfig, TrainingError
+from blockcache.training.config import TrainConfig
 from blockcache.training.data import read_demonstrations
+from blockcache.training.errors import TrainingError
 from blockcache.training.run import TrainingRun
 from blockcache.training.state import read_state, write_state
 

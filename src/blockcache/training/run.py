@@ -1,4 +1,7 @@
-"""One training run: its data, weights and averages, and a single step of it. Knows nothing of files or clocks."""
+"""One training run: its data, weights and averages, and a single step of it.
+
+What differs between families is in their recipes. Knows nothing of files or clocks.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from blockcache.models.dpt import DiffusionTransformerPolicy
-from blockcache.models.sampling import make_scheduler
-from blockcache.training.config import TrainConfig, TrainingError
+from blockcache.training.config import TrainConfig
 from blockcache.training.data import Demonstrations, split
+from blockcache.training.errors import TrainingError
+from blockcache.training.objective import Objective, objective_of
 from blockcache.training.state import Progress
-from blockcache.training.windows import Windows, fit_normalizer, windows_of
+from blockcache.training.windows import Windows
 
 _BETAS, _WEIGHT_DECAY, _EMA_DECAY, _EMA_POWER = (0.9, 0.95), 1e-3, 0.9995, 0.75
 
@@ -31,30 +34,34 @@ class TrainingRun:
     data: str
     train: Windows
     held_out: Windows
-    policy: DiffusionTransformerPolicy
-    average: DiffusionTransformerPolicy  # exponential moving average of the weights: the policy that is kept
+    policy: Any
+    average: Any  # the same with an exponential moving average of the weights: the policy that is kept
+    weights: dict[str, Tensor]  # what is learnt of both, by name
+    averages: dict[str, Tensor]
     optimizer: torch.optim.Optimizer
-    signal: Tensor  # (K, 1, 1): how much of the clean sample is left at a timestep
-    sigma: Tensor  # (K, 1, 1): and how much noise is in it
+    objective: Objective
     progress: Progress
 
     @classmethod
     def begin(cls, config: TrainConfig, demos: Demonstrations, identity: dict[str, Any], data: str) -> TrainingRun:
-        policy = DiffusionTransformerPolicy(config.policy_config())
+        recipe = config.recipe
+        policy = recipe.begin(config.policy_config())
         kept, held_out = split(demos)
-        fit_normalizer(policy, demos, kept)
-        power = make_scheduler(policy.config.sampler).alphas_cumprod.reshape(-1, 1, 1)
+        recipe.fit(policy, demos, kept)
+        average = copy.deepcopy(policy).eval()
+        weights = recipe.learnt(policy)
         return cls(
             config=config,
             identity=identity,
             data=data,
-            train=windows_of(policy, demos, kept),
-            held_out=windows_of(policy, demos, held_out),
+            train=recipe.windows(policy, demos, kept),
+            held_out=recipe.windows(policy, demos, held_out),
             policy=policy,
-            average=copy.deepcopy(policy).eval(),
-            optimizer=_optimizer(policy, config.lr),
-            signal=power.sqrt(),
-            sigma=(1 - power).sqrt(),
+            average=average,
+            weights=weights,
+            averages=recipe.learnt(average),
+            optimizer=_optimizer(list(weights.values()), config.lr),
+            objective=objective_of(policy.config.sampler),
             progress=Progress(),
         )
 
@@ -74,24 +81,27 @@ class TrainingRun:
     def tensors(self) -> dict[str, Tensor]:
         """Everything that changes from step to step, by name; copying into these tensors restores a run."""
         named: dict[str, Tensor] = {}
-        averages = learnt(self.average).values()
-        for (name, weight), average in zip(learnt(self.policy).items(), averages, strict=True):
+        for name, weight in self.weights.items():
             moments = self.optimizer.state[weight]
             named |= {
                 f"weight.{name}": weight.detach(),
-                f"average.{name}": average.detach(),
+                f"average.{name}": self.averages[name].detach(),
                 f"mean.{name}": moments["exp_avg"],
                 f"square.{name}": moments["exp_avg_sq"],
                 f"count.{name}": moments["step"],
             }
         return named
 
-    def loss(self, policy: DiffusionTransformerPolicy, windows: Windows, rows: Tensor, t: Tensor) -> Tensor:
-        """Mean squared error of the predicted noise, for windows `rows` at timesteps `t`."""
+    def loss(self, policy: Any, windows: Windows, rows: Tensor, t: Tensor) -> Tensor:
+        """Mean squared error of the denoiser's output, for windows `rows` at times `t`."""
         clean = windows.action[rows]
         noise = torch.randn_like(clean)
-        noisy = self.signal[t] * clean + self.sigma[t] * noise
-        return mse_loss(policy.model(noisy, t, windows.seen(policy, rows)), noise)
+        noisy, target = self.objective.mix(clean, noise, t), self.objective.target(clean, noise)
+        predicted = self.config.recipe.predict(policy, noisy, t, windows.seen(policy, rows))
+        if windows.counted is None:
+            return mse_loss(predicted, target)
+        counted = windows.counted[rows].expand_as(clean)
+        return ((predicted - target).square() * counted).sum() / counted.sum().clamp(min=1)
 
     def rows(self, step: int) -> Tensor:
         """Which windows a step sees. Every epoch has a shuffle of its own; making it anew takes well below 1 ms."""
@@ -103,7 +113,7 @@ class TrainingRun:
         """One update of the weights and of their average."""
         step = self.progress.step
         torch.manual_seed(_mix(self.config.seed, step))
-        t = torch.randint(0, len(self.signal), (self.batch,))
+        t = self.objective.draw(self.batch)
         loss = self.loss(self.policy, self.train, self.rows(step), t)
         self.optimizer.zero_grad(set_to_none=False)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -112,8 +122,8 @@ class TrainingRun:
         self.optimizer.step()
         keep = ema_decay(step)
         with torch.no_grad():
-            for average, weight in zip(learnt(self.average).values(), learnt(self.policy).values(), strict=True):
-                average.lerp_(weight, 1 - keep)
+            for name, weight in self.weights.items():
+                self.averages[name].lerp_(weight, 1 - keep)
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(f"the loss is {value} at step {step}; lower the learning rate ({self.config.lr})")
@@ -122,12 +132,12 @@ class TrainingRun:
 
     @torch.no_grad()
     def validate(self) -> float:
-        """The averaged weights' loss on held-out episodes; noise and timesteps are the same every time."""
+        """The averaged weights' loss on held-out episodes; noise and times are the same every time."""
         torch.manual_seed(0)
         rows = self.held_out.judged
-        return self.loss(self.average, self.held_out, rows, rows % len(self.signal)).item()
+        return self.loss(self.average, self.held_out, rows, self.objective.spread(rows)).item()
 
-    def result(self) -> DiffusionTransformerPolicy:
+    def result(self) -> Any:
         """The averaged policy, with the record of how it came to be."""
         self.average.config = self.config.policy_config(self.record())
         return self.average
@@ -147,7 +157,7 @@ class TrainingRun:
             "optimizer": f"AdamW(betas {_BETAS[0]}/{_BETAS[1]}, wd {_WEIGHT_DECAY:g} on matrices)",
             "lr": f"{config.lr:g}, {config.warmup} warm-up steps, cosine to 0",
             "ema": f"decay min({_EMA_DECAY}, 1-(1+step)^-{_EMA_POWER})",
-            "loss": "epsilon MSE",
+            "loss": f"{self.objective.predicts} MSE",
             "training_loss": done.loss,
             "validation_loss": done.validation_loss,
             "seconds": round(done.seconds, 1),
@@ -165,17 +175,8 @@ def ema_decay(step: int) -> float:
     return float(min(_EMA_DECAY, 1 - (1 + step) ** -_EMA_POWER))
 
 
-def learnt(policy: DiffusionTransformerPolicy) -> dict[str, Tensor]:
-    """The parameters that training changes: the denoiser's by their own names, and the encoder's, each once."""
-    found: dict[str, Tensor] = dict(policy.model.named_parameters())
-    if policy.obs_encoder is not None:
-        found |= {f"obs_encoder.{name}": weight for name, weight in policy.obs_encoder.named_parameters()}
-    return found
-
-
-def _optimizer(policy: DiffusionTransformerPolicy, lr: float) -> torch.optim.Optimizer:
+def _optimizer(weights: list[Tensor], lr: float) -> torch.optim.Optimizer:
     """AdamW with its moments in place from the start, so that a state can be copied into them."""
-    weights = list(learnt(policy).values())
     # Two axes: the matrices of linear and attention layers. Biases and norms have one axis, embeddings three, filters four.
     decayed = [weight for weight in weights if weight.ndim == 2]
     others = [weight for weight in weights if weight.ndim != 2]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockcache.errors import FileError, short
 from blockcache.files import Count, Format, Positive, TensorInfo
-from blockcache.training.config import TrainingError
+from blockcache.training.errors import TrainingError
 
 
 @dataclass(frozen=True)

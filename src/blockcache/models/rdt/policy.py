@@ -85,7 +85,8 @@ class RDTPolicy(nn.Module):
         action_mask     (B, 1, A) which numbers the robot has, 1 or 0; the others of an action come out as 0
         ctrl_freqs      (B,) or (B, 1) actions per second
 
-        Each of them may have an axis of moments, of length 1, behind the batch, as rollouts show them.
+        Each may have an axis of one step behind the batch, as the observations of a rollout do.
+
         Noise comes from `generator` (torch's global one without it) or, all of it, from `noise`; see `draw_noise`.
         """
         return self._act(self.check(obs), generator, noise)
@@ -94,14 +95,7 @@ class RDTPolicy(nn.Module):
         self, observed: Mapping[str, Tensor], generator: torch.Generator | None, noise: Tensor | None
     ) -> dict[str, Tensor]:
         state, mask = observed["state_tokens"], observed["action_mask"]
-        given = (
-            self.denoiser.state_adaptor(torch.cat([state, mask], dim=-1)),
-            self.denoiser.lang_adaptor(observed[LANGUAGE]),
-            observed[MASK] > 0,
-            self.denoiser.img_adaptor(observed["img_tokens"]),
-            mask,
-            observed["ctrl_freqs"].flatten(),
-        )
+        given = self.encode(observed)
         chunk = (len(state), self.config.horizon, self.config.action_dim)
         sample = denoise(
             self.config.sampler,
@@ -113,6 +107,18 @@ class RDTPolicy(nn.Module):
         )
         actions = sample * mask
         return {"action": actions[:, : self.config.n_action_steps], "action_pred": actions}
+
+    def encode(self, observed: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """What the denoiser is given throughout a generation, in its order: a checked observation, adapted."""
+        mask = observed["action_mask"]
+        return (
+            self.denoiser.state_adaptor(torch.cat([observed["state_tokens"], mask], dim=-1)),
+            self.denoiser.lang_adaptor(observed[LANGUAGE]),
+            observed[MASK] > 0,
+            self.denoiser.img_adaptor(observed["img_tokens"]),
+            mask,
+            observed["ctrl_freqs"].flatten(),
+        )
 
     def check(self, obs: Any) -> dict[str, Tensor]:
         """The observation by its inputs' names, language filled up, or a sentence saying what is wrong with it."""
@@ -130,15 +136,14 @@ class RDTPolicy(nn.Module):
         return found
 
     def _filled(self, obs: Mapping[str, Any]) -> dict[str, Any]:
-        """Without an axis of moments, of which there is one; language of fewer tokens than `lang_len` gets more, which the
-        mask hides; frequencies become a column."""
+        """Language of fewer tokens than `lang_len` gets more, which the mask hides; frequencies become a column. A rollout
+        gives every input an axis of the observation's steps, of which there is one: that is taken away."""
         shapes = self.config.inputs
         found = {
             name: one_moment(value, shapes[name]) if name in shapes and hasattr(value, "ndim") else value
             for name, value in obs.items()
+            if value is not None
         }
-        if found.get(LANGUAGE, 0) is None:
-            del found[LANGUAGE]
         if {LANGUAGE, MASK} <= found.keys():
             tokens, mask = (as_tensor(found[name], f"the observation {name!r}") for name in (LANGUAGE, MASK))
             if tokens.ndim != 3 or mask.ndim != 2 or mask.shape != tokens.shape[:2]:

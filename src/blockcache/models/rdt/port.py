@@ -75,7 +75,7 @@ class RDTPort(ConfiguredPort):
 
     @property
     def trusted(self) -> bool:
-        methods = [getattr(type(self.policy), name) for name in ("predict_action", "check", "_act")]
+        methods = [getattr(type(self.policy), name) for name in ("predict_action", "check", "encode", "_act")]
         parts = self.adapter.denoiser.modules()
         methods += [type(part).forward for part in parts if not type(part).__module__.startswith("torch.")]
         ours = all(str(getattr(method, "__module__", "")).startswith("blockcache.") for method in methods)

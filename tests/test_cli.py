@@ -67,6 +67,7 @@ def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
         "results",
         "distances",
         "frontier",
+        "rdt",
         "performance",
         "errors",
         "flops",

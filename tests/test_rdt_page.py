@@ -1,6 +1,8 @@
 """The page of suite rdt: its sentences and figures follow from the records, which are made by hand here."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from blockcache.report.rdt_findings import Found, summary
 from blockcache.report.tradeoff import points
 from blockcache.studies.suites import RDT, TIMINGS, suite_by_name, with_tuned
 
+ROOT = Path(__file__).parents[1]
+PUBLISHED = ROOT / "docs/rdt.md"
 STEPS, OUTSIDE, UNIT = 20, 0.1, 10**9
 OWN = {"type": "dpmsolver++", "num_train_timesteps": 1000, "num_inference_steps": STEPS, "beta_schedule": "linear"}
 FOUND = {"largest_difference": 2e-6}
@@ -221,3 +225,11 @@ def test_the_picture_has_every_kind_of_method(tmp_path):
 def test_a_page_needs_a_suite(tmp_path):
     with pytest.raises(FileError, match="run 'blockcache paper suite rdt POLICY"):
         Found.load(tmp_path)
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="nothing is published yet")
+def test_the_published_page_is_what_the_code_makes_of_the_published_records(monkeypatch):
+    text = PUBLISHED.read_text()
+    (directories,) = re.findall(r"`blockcache paper rdt (.*) -o docs`", text)
+    monkeypatch.chdir(ROOT)  # the page names its directories as they were given
+    assert render(page([Found.load(directory) for directory in directories.split()])) == text

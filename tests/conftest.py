@@ -18,6 +18,7 @@ from cli_inputs import SMALL, STEPS
 from engine_comparison import BLOCKS
 from toy_evaluation import ready
 
+TOYS = {"toy": "toy_task:ENTRY", "toy-rdt": "toy_rdt_task:ENTRY"}
 torch.set_num_threads(1)
 # a busy machine is no failure
 settings.register_profile("blockcache", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -239,9 +240,9 @@ def measured(tmp_path_factory):
 
 @pytest.fixture
 def toy_by_name(monkeypatch):
-    """The toy task can be found by its name, as if another package brought it."""
-    point = EntryPoint("toy", "toy_task:ENTRY", "blockcache.tasks")
-    monkeypatch.setattr("blockcache.tasks.base.entry_points", lambda group: [point])
+    """The toy tasks can be found by their names, as if another package brought them."""
+    points = [EntryPoint(name, place, "blockcache.tasks") for name, place in TOYS.items()]
+    monkeypatch.setattr("blockcache.tasks.base.entry_points", lambda group: points)
 
 
 @pytest.fixture(scope="session")

@@ -361,14 +361,12 @@ def write_caching(directory: Path) -> Path:
 def write_rdt_size(directory: Path) -> Path:
     figures = dict.fromkeys(("seconds", "speedup", "gflop", "max_difference", "largest_action"), 1.5)
     content = {
-        "commands": ["blockcache paper rdt-size"],
         "sizes": {"depth": 28},
         "machine": MACHINE,
         "threads": 2,
-        "repeats": 1,
         "weights_mb": 4900.0,
         "peak_mb": 7000.0,
-        "rows": [{"steps": 5, "engine": "loop", **figures}],
+        "rows": [{"steps": 5, "engine": "loop", "repeats": 1, "command": "blockcache paper rdt-size", **figures}],
     }
     rdt_size.FORMAT.save(directory / "rdt-size.json", content)
     return directory / "rdt-size.json"

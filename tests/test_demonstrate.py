@@ -7,7 +7,7 @@ import pytest
 
 import blockcache.tasks.base
 from blockcache.errors import BlockcacheError, TaskError
-from blockcache.tasks import TaskEntry, make_expert
+from blockcache.tasks import TaskEntry, expert_factory
 from blockcache.training import TrainingError, demonstrate
 from blockcache.training.data import read_demonstrations
 from blockcache.training.demonstrate import LINGER
@@ -30,7 +30,7 @@ class Reach(Toy):
         super().step(10 * action)
 
 
-def pull(spec):
+def pull(task):
     return lambda seen: -seen[:3].astype(np.float64)
 
 
@@ -101,7 +101,7 @@ def test_useless_demands_are_refused(tmp_path, episodes, noise):
 
 def test_a_task_without_an_expert_says_so():
     with pytest.raises(TaskError, match="'silent' has no expert of its own"):
-        make_expert("silent")
+        expert_factory("silent")
 
 
 def test_the_verb(tmp_path, command):

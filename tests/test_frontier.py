@@ -1,6 +1,7 @@
 """Suite frontier: what is in it, tuned directories as methods, distances beside rollouts, modes, and the page of it all."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +21,9 @@ from blockcache.report.suites import kind_of
 from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.schedule import Schedule
 from blockcache.studies import frontier, suites
+from blockcache.studies.equal_flops import equal_flops
 from blockcache.studies.frontier import measure_distances
-from blockcache.studies.suite_runs import RolloutCounts, SuiteSetting, equal_flops, without_failed_fits
+from blockcache.studies.suite_runs import RolloutCounts, SuiteSetting, without_failed_fits
 from blockcache.studies.suites import FRONTIER, SUITES, Cell, Suite, suite_by_name
 from toy_task import Toy, observations
 
@@ -151,7 +153,7 @@ def few_methods(monkeypatch):
         names = ("full", "bac:S=5,n=1", equal("action", "bac:S=5,n=1"), "ddpm-6", "ddpm-6+action:budget=0.7")
         return Suite(FRONTIER, "small", None, tuple(Cell("All", name, main=name == "full") for name in names))
 
-    monkeypatch.setitem(suites._SUITES, FRONTIER, small)
+    monkeypatch.setitem(suites.KINDS, FRONTIER, replace(suites.KINDS[FRONTIER], make=small))
     monkeypatch.setattr(frontier, "OPEN_LOOP", 2)
     monkeypatch.setattr(frontier, "FITTING", 2)
 
@@ -189,7 +191,7 @@ def test_from_rollouts_to_the_page(shell, tmp_path):
         assert (tmp_path / "pages" / picture).read_bytes().startswith(b"\x89PNG")
     assert text == render(page([found]))
     code, _, err = shell("paper", "suite", "main", *common, "--tuned", "x")
-    assert (code, "--tuned is for suite frontier" in err) == (2, True)
+    assert (code, "--tuned is for the suites frontier and rdt" in err) == (2, True)
 
 
 def test_distances_need_observations_of_their_own(policy, tmp_path, few_methods):

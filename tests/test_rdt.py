@@ -269,6 +269,17 @@ def test_frequencies_may_be_a_column():
 # -- which policies
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_observations_of_a_rollout_have_one_step(engine):
+    policy, obs = rdt_policy(), rdt_observation(3)
+    wanted = act(policy, obs)
+    with_step = {
+        name: value if name in ("state_tokens", "action_mask") else value[:, None] for name, value in obs.items()
+    }
+    with bc.accelerate(policy, engine=engine) as fast:
+        torch.testing.assert_close(act(fast, with_step), wanted, rtol=0, atol=1e-5)
+
+
 def test_half_precision_runs_patched_and_is_refused_elsewhere():
     policy = rdt_policy().to(torch.bfloat16)
     obs = rdt_observation(1)

@@ -73,7 +73,7 @@ SMALL = ["--blocks", 2, "--width", 16, "--heads", 2, "--language-tokens", 3, "--
 def test_the_study_of_its_size(blockcache):
     out = blockcache("paper", "rdt-size", *SMALL, "--steps", 2, "--steps", 3, "--repeats", 2, "-o", ".")
     found = FORMAT.load("rdt-size.json")
-    assert found["commands"][0].endswith("--image-tokens 40 --steps 2 --steps 3 --repeats 2")
+    assert found["rows"][0]["command"].endswith("--image-tokens 40 --steps 2 --steps 3 --repeats 2")
     assert [(row["steps"], row["engine"]) for row in found["rows"]] == [
         (steps, engine) for steps in (2, 3) for engine in ("plain", "patched", "loop")
     ]
@@ -88,11 +88,12 @@ def test_the_study_of_its_size(blockcache):
     Path("rdt-size.md").unlink()
     blockcache("paper", "rdt-size", "--render-only", "-o", ".")
     assert Path("rdt-size.md").read_text() == shown
-    blockcache("paper", "rdt-size", *SMALL, "--steps", 1, "--engine", "loop", "--repeats", 2, "-o", ".")
+    blockcache("paper", "rdt-size", *SMALL, "--steps", 1, "--engine", "loop", "--repeats", 1, "-o", ".")
     more = FORMAT.load("rdt-size.json")
     assert [row["steps"] for row in more["rows"]] == [1, 1, 2, 2, 2, 3, 3, 3]  # of the same sizes, so the others stay
     assert more["rows"][2:] == found["rows"]
-    assert len(more["commands"]) == 2
+    assert [row["repeats"] for row in more["rows"]] == [1] * 2 + [2] * 6
+    assert Path("rdt-size.md").read_text().count("`blockcache paper rdt-size") == 2
 
 
 def test_the_page_in_the_docs_is_of_its_figures():

@@ -14,16 +14,8 @@ from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
 from blockcache.solvers.teacache import Rule
-from blockcache.studies.suite_runs import (
-    QUICK,
-    RolloutCounts,
-    Shortened,
-    SuiteSetting,
-    equal_flops,
-    prepare_suite,
-    teacache_threshold,
-    time_suites,
-)
+from blockcache.studies.equal_flops import equal_flops, teacache_threshold
+from blockcache.studies.suite_runs import QUICK, RolloutCounts, Shortened, SuiteSetting, prepare_suite, time_suites
 from blockcache.studies.suites import BASE, SUITES, suite_by_name, suite_of
 from toy_task import Toy, observations
 

@@ -80,7 +80,7 @@ def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> N
     from blockcache.compare.methods import parse_method
     from blockcache.report.evaluation import open_loop_blocks
     from blockcache.report.terminal import display
-    from blockcache.studies.suite_runs import equal_flops
+    from blockcache.studies.equal_flops import equal_flops
     from blockcache.studies.suites import BASE
     from blockcache.studies.tradeoff import tradeoff
 

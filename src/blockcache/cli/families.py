@@ -92,7 +92,8 @@ def rdt_size(
         measured = measure_size(config, steps, engines=engines, repeats=repeats, threads=threads)
         make_directory(output)
         before = FORMAT.load(source) if source.exists() else None
-        FORMAT.save(source, joined(before, {"commands": [arg.typed()], **measured}))
+        rows = [{**row, "command": arg.typed()} for row in measured["rows"]]
+        FORMAT.save(source, joined(before, {**measured, "rows": rows}))
     results = FORMAT.load(source)
     with FORMAT.reading(source):
         found = page(results)

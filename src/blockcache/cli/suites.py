@@ -1,4 +1,4 @@
-"""Of the group `paper`: its comparisons in closed loop, their timing, and the page that shows them."""
+"""Of the group `paper`: its comparisons in closed loop, their timing, and distances. Their pages are made elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import click
 
 from blockcache.cli import arguments as arg
 from blockcache.cli.rollouts import chosen_backend, engine_option, exit_if_failed, resumable, run_options, task_option
-from blockcache.files import make_directory, write_bytes
-from blockcache.studies.suites import DISTANCES, FRONTIER, SUITES, TIMINGS
+from blockcache.files import make_directory
+from blockcache.studies.suites import ALONE, DISTANCES, FRONTIER, KINDS, SUITES, TIMINGS
 
 if TYPE_CHECKING:
     from blockcache.report.suites import SuiteResults
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 output_option = click.option(
     "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out/suites", help="Directory, shared by all suites."
 )
-stored_option = click.option(
-    "--stored", type=arg.OUTPUT, help="Also write the small summary that the demo shows as stored."
-)
 tuned_option = click.option(
-    "--tuned", metavar="DIR", help="For suite frontier: what 'blockcache tune' wrote for the policy, compared as well."
+    "--tuned",
+    metavar="DIR",
+    help=f"For the suites {' and '.join(ALONE)}: what 'blockcache tune' wrote for the policy, compared as well.",
 )
 
 
 @click.command()
-@click.argument("name", metavar="NAME", type=click.Choice((*SUITES, FRONTIER)))
+@click.argument("name", metavar="NAME", type=click.Choice(tuple(KINDS)))
 @arg.policy_argument()
 @output_option
 @run_options
@@ -55,7 +54,7 @@ def suite(
     tuned: str | None,
     quick: bool,
 ) -> None:
-    """Run one of the paper's comparisons on POLICY, in closed loop, or the one with what came after it.
+    """Run one of the paper's comparisons on POLICY, in closed loop, or one with what came after it.
 
     \b
     Suites, one factor at a time around BAC with S = 10, n = 5, cosine:
@@ -64,8 +63,10 @@ def suite(
       metrics   cosine, MSE, L1, Wasserstein
       n-and-s   S in 3, 5, 7, 10, 20; n in 0, 1, 3, 5, 8
       ddim      BAC on DDIM-40 against fewer DDIM steps
-    And, on fresh seeds and into a directory of its own:
+    And, on fresh seeds and each into a directory of its own:
       frontier  action costs, fewer steps, placed and fitted steps, what was tuned
+      rdt       the paper's figure on RDT: BAC with S = 1, 2, 3, 5 against Uniform, fewer steps of DPM-Solver++, action
+                costs, what was tuned; 100 rollouts of a method unless --rollouts says otherwise
 
     Writes OUTPUT/NAME.json. Finished rollouts are kept in OUTPUT/state for all suites: interrupted or killed, the same
     command goes on from there, more rollouts build on those that are there, and a method in two suites runs once. The
@@ -77,6 +78,7 @@ def suite(
       blockcache paper suite ddim pusht --rollouts 100 --workers 2
       blockcache paper suite main pusht --quick -o /tmp/quick
       blockcache paper suite frontier pusht -o out/frontier --rollouts 250 --tuned tuned/
+      blockcache paper suite rdt my_rdt/ -o out/rdt
     """
     _check_tuned(tuned, name)
     if quick and (ignored := arg.given(["rollouts", "main_rollouts", "group", "generations"])):
@@ -87,6 +89,7 @@ def suite(
     from blockcache.report.suites import SuiteResults
     from blockcache.studies.suite_runs import QUICK, RolloutCounts, SuiteSetting, prepare_suite
 
+    rollouts = rollouts if arg.given(["rollouts"]) else KINDS[name].rollouts
     counts = QUICK if quick else RolloutCounts(rollouts, main_rollouts, group, generations)
     state, path = output / "state", output / f"{name}.json"
     make_directory(output)
@@ -97,7 +100,7 @@ def suite(
         results = ready.run(backend)
     results.save(path)
     _print(SuiteResults(ready.suite, results))
-    page = "frontier" if name == FRONTIER else "results"
+    page = name if KINDS[name].alone else "results"
     click.echo(f"\nwritten to {path}; 'blockcache paper {page} {output}' makes the page")
     exit_if_failed(results, path)
 
@@ -110,7 +113,7 @@ def suite(
 @arg.observations_option
 @arg.generations_option
 @click.option("--repeats", type=arg.COUNT, default=20, help="Interleaved rounds.")
-@click.option("--suite", "only", type=click.Choice([FRONTIER]), help="That one instead of the paper's.")
+@click.option("--suite", "only", type=click.Choice(ALONE), help="That one instead of the paper's.")
 @tuned_option
 def timing(
     policy: arg.PolicySource,
@@ -131,6 +134,7 @@ def timing(
     Examples:
       blockcache paper timing pusht
       blockcache paper timing pusht --suite frontier -o out/frontier --tuned tuned/
+      blockcache paper timing my_rdt/ --suite rdt -o out/rdt
     """
     _check_tuned(tuned, only)
     chosen, seen = policy.task(task), policy.observations(observations)
@@ -186,81 +190,9 @@ def distances(
     click.echo(f"written to {output / DISTANCES}")
 
 
-@click.command()
-@click.argument("directories", nargs=-1, required=True)
-@click.option(
-    "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for frontier.md and its pictures."
-)
-@stored_option
-def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> None:
-    """Make the page of suite frontier from the files in DIRECTORIES, one for each policy.
-
-    \b
-    Examples:
-      blockcache paper frontier out/frontier out/frontier-assembly -o docs
-      blockcache paper frontier out/frontier -o docs --stored src/blockcache/assets/stored_results.json
-    """
-    from blockcache.report.figures import require_matplotlib
-    from blockcache.report.frontier import Found, draw, page
-    from blockcache.report.markdown import render
-    from blockcache.report.stored import summarise_suite
-
-    require_matplotlib()
-    found = [Found.load(directory) for directory in directories]
-    if stored is not None:
-        summarise_suite(found[0].collection).save(stored)
-        click.echo(stored)
-    make_directory(output)
-    for item in found:
-        draw(item, output)
-    write_bytes(output / "frontier.md", render(page(found)).encode())
-    click.echo(f"{output / 'frontier.md'}")
-
-
 def _check_tuned(tuned: str | None, name: str | None) -> None:
-    if tuned is not None and name != FRONTIER:
-        raise click.UsageError("--tuned is for suite frontier")
-
-
-@click.command()
-@click.argument("directory")
-@click.argument("others", nargs=-1)
-@click.option(
-    "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for results.md and its picture."
-)
-@stored_option
-def results(directory: str, others: tuple[str, ...], output: Path, stored: str | None) -> None:
-    """Make the page of results from the suites' files in DIRECTORY, whichever are there.
-
-    OTHERS hold suite main of other policies, such as those of other tasks or training seeds: the page sums them up.
-
-    \b
-    Examples:
-      blockcache paper results out/suites
-      blockcache paper results out/suites out/assembly-seed0 out/assembly-seed1 -o docs
-      blockcache paper results out/suites -o docs --stored src/blockcache/assets/stored_results.json
-    """
-    from blockcache.report.figures import require_matplotlib
-    from blockcache.report.markdown import render
-    from blockcache.report.other_policies import load_other_policies
-    from blockcache.report.results import PICTURE, page
-    from blockcache.report.stored import summarise_suite
-    from blockcache.report.suites import Collection
-    from blockcache.report.tradeoff import plot_tradeoff
-
-    require_matplotlib()
-    collection, further = Collection.load(directory), load_other_policies(others)
-    if stored is not None:
-        summarise_suite(collection, "main").save(stored)
-        click.echo(stored)
-    make_directory(output)
-    plot_tradeoff(collection, output / PICTURE)
-    write_bytes(output / "results.md", render(page(collection, directory, further)).encode())
-    click.echo(f"{output / 'results.md'}")
-    if collection.missing:
-        click.echo(f"missing suites: {', '.join(collection.missing)}")
-    if collection.timings is None:
-        click.echo(f"missing timings: run 'blockcache paper timing POLICY -o {directory}'")
+    if tuned is not None and name not in ALONE:
+        raise click.UsageError(f"--tuned is for the suites {' and '.join(ALONE)}")
 
 
 def _print(found: SuiteResults) -> None:

@@ -44,9 +44,9 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed:
     Example:
       blockcache policy demonstrate metaworld-assembly -o assembly.npz
     """
-    from blockcache.tasks import make_expert
+    from blockcache.tasks import expert_factory
 
-    make_expert(task)  # a task without one says so before torch is loaded
+    expert_factory(task)  # a task without one says so before torch is loaded
 
     from blockcache.training import demonstrate as run
 

@@ -39,6 +39,7 @@ from blockcache.fitting import Clouds, Effort, fit, place
 from blockcache.models.pairing import generate, takes_generator
 from blockcache.models.places import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
+from blockcache.models.program import Program
 from blockcache.observations import hash_observations, parts
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
 from blockcache.schedule import Schedule, Strategy
@@ -73,6 +74,20 @@ class Candidate:
         """All that decides the actions besides the weights, in JSON types."""
         reuse = None if self.strategy is None else self.strategy.describe()
         return {"engine": self.engine, "sampler": dict(self.on(port).sampler_settings), "reuse": reuse}
+
+
+def engine_flops(port: Port, candidate: Candidate) -> int:
+    """What the candidate's engine computes of one generation: whole-loop engines save exactly what does not change in it."""
+    if candidate.engine not in ("loop", "onnx"):
+        return candidate.flops(port, 0.0)
+    own = candidate.on(port)
+    before = own.looking if own.behind else 0
+    return before + program_flops(own.program(), len(own.timesteps), candidate.strategy)
+
+
+def program_flops(program: Program, steps: int, strategy: Strategy | None = None) -> int:
+    """What remains of a generation after the program's exact savings."""
+    return program.once + generation(program.blocks, program.every_step, steps, strategy)
 
 
 @dataclass(frozen=True, eq=False)

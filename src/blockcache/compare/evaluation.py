@@ -265,7 +265,11 @@ def _check_widths(port: Port, spec: TaskSpec) -> None:
     """The policy takes what the task shows, moment by moment, and does what the task lets it do."""
     misfit = f"the policy does not fit task {spec.name}"
     needs = {name: (port.n_obs_steps, *shape) for name, shape in spec.shapes.items()}
-    has = dict(port.inputs)
+    # a policy that sees one moment may have no axis for it
+    has = {
+        name: (1, *shape) if port.n_obs_steps == 1 and len(shape) + 1 == len(needs.get(name, ())) else shape
+        for name, shape in port.inputs.items()
+    }
     if len(needs) == len(has) == 1 and not spec.cameras:  # whatever one array is called
         ((_, *shown),), ((_, *taken),) = needs.values(), has.values()
         differing: list[tuple[str, Any, Any]] = [("observations", taken[-1], shown[-1])] if taken != shown else []

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from blockcache.errors import FileError, ObservationError, shortened
 from blockcache.files import PathLike, parse_arrays, read_bytes, write_arrays
 from blockcache.frames import check_frames
+from blockcache.observations.trees import one_moment
 
 ALONE = "obs"
 """The name of an observation that is one array."""
@@ -61,7 +62,8 @@ def _fitting(
             f"cannot read observations from {path}: expected an array {name!r} of shape {expected}, got "
             f"{shortened(', '.join(arrays), 200) or 'no array'}"
         )
-    array, what = arrays[name], f"the observations {name!r} in {path}"
+    array: NDArray[Any] = one_moment(arrays[name], shape)
+    what = f"the observations {name!r} in {path}"
     if array.dtype.kind not in "fiu":
         raise ObservationError(f"{what} are no numbers but {array.dtype}")
     if camera:

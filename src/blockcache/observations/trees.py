@@ -35,6 +35,11 @@ def parts(batch: Any, size: int) -> list[Any]:
     return [_rows(batch, start, min(start + size, total), total) for start in range(0, total, size)]
 
 
+def one_moment(array: Any, shape: Sequence[int]) -> Any:
+    """(N, 1, *shape) -> (N, *shape): rollouts show moments, and a policy that sees one may have no axis for it."""
+    return array[:, 0] if array.ndim == len(shape) + 2 and array.shape[1] == 1 else array
+
+
 def stacked(trees: Sequence[Any]) -> Any:
     """Trees of one form behind a new axis in front: moments of a history, or samples of a batch."""
     if isinstance(trees[0], Mapping):

@@ -13,20 +13,19 @@ FORMAT = Format(
     "blockcache.rdt-size",
     "file of RDT at its size",
     {
-        "commands": list[str],
         "sizes": dict,
         "machine": dict,
         "threads": Count,
-        "repeats": Count,
         "weights_mb": float,
         "peak_mb": float,
-        "rows": list_of(Fields({"steps": Count, "engine": str, **_FIGURES})),
+        "rows": list_of(Fields({"steps": Count, "engine": str, "repeats": Count, "command": str, **_FIGURES})),
     },
     optional=("made_by",),
 )
 _COLUMNS = {
     "steps": ("steps", "{}"),
     "engine": ("engine", "{}"),
+    "rounds": ("repeats", "{}"),
     "TFLOP": ("tflop", "{:.2f}"),
     "seconds": ("seconds", "{:.1f}"),
     "x plain": ("speedup", "{:.2f}"),
@@ -36,13 +35,12 @@ _COLUMNS = {
 
 def joined(before: Mapping[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
     """A measurement with what an earlier one of the same sizes and threads says of other numbers of steps."""
-    if before is None or any(before[name] != now[name] for name in ("sizes", "threads", "repeats")):
+    if before is None or any(before[name] != now[name] for name in ("sizes", "threads")):
         return now
     steps = {row["steps"] for row in now["rows"]}
     kept = [row for row in before["rows"] if row["steps"] not in steps]
     return {
         **now,
-        "commands": [*dict.fromkeys([*before["commands"], *now["commands"]])] if kept else now["commands"],
         "peak_mb": max(before["peak_mb"], now["peak_mb"]),
         "rows": sorted([*kept, *now["rows"]], key=lambda row: row["steps"]),
     }
@@ -56,14 +54,15 @@ def page(results: Mapping[str, Any]) -> Document:
     busy = (
         f", while others worked too (load average {load[0]:.1f})" if load and load[0] > results["threads"] + 1 else ""
     )
+    commands = dict.fromkeys(row["command"] for row in results["rows"])
     rows = [{**row, "tflop": row["gflop"] / 1e3} for row in results["rows"]]
     largest = max((row["largest_action"] for row in rows), default=0.0)
     return Document(
         "RDT at its real size",
         (
             Paragraph(
-                f"Made by {' and '.join(f'`{command}`' for command in results['commands'])} on {plain(str(results['machine'].get('processor')))}: random weights, batch 1, "
-                f"float32, {results['threads']} threads of torch, {results['repeats']} interleaved rounds without a warm-up{busy}. "
+                f"Made by {' and '.join(f'`{command}`' for command in commands)} on {plain(str(results['machine'].get('processor')))}: random weights, batch 1, "
+                f"float32, {results['threads']} threads of torch, medians of interleaved rounds without a warm-up{busy}. "
                 f"Sizes: {shown}."
             ),
             Paragraph(

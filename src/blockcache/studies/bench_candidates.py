@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockcache.compare.candidates import Running
+from blockcache.compare.candidates import Running, program_flops
 from blockcache.compare.results import EAGER
 from blockcache.engines import accelerate
 from blockcache.engines.accelerate import build_checked
@@ -203,8 +203,7 @@ class CandidateMaker:
 
 
 def _flops(program: Program, schedule: Schedule) -> int:
-    """What remains of a generation after the program's exact savings."""
-    return program.once + generation(program.blocks, program.every_step, schedule.steps, schedule)
+    return program_flops(program, schedule.steps, schedule)
 
 
 def _generator() -> torch.Generator:

@@ -52,7 +52,6 @@ def measure_size(
         "sizes": {name: value for name, value in asdict(config).items() if type(value) in (int, str)},
         "machine": machine.describe(),
         "threads": threads,
-        "repeats": repeats,
         "weights_mb": weights / 1e6,
         "peak_mb": _peak_mb(),
         "rows": rows,
@@ -80,6 +79,7 @@ def _rows(policy: Any, engines: Sequence[str], repeats: int) -> list[dict[str, A
         {
             "steps": len(port.timesteps),
             "engine": name,
+            "repeats": repeats,
             "seconds": float(np.median(seconds[name])),
             "speedup": float(np.median(plain / np.array(seconds[name]))),
             "gflop": _flops(port, name) / 1e9,

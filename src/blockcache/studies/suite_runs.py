@@ -6,32 +6,28 @@ All suites of a directory share one store of finished rollouts, so a method that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from blockcache.compare.candidates import Calibrations
+from blockcache.compare.candidates import Calibrations, Candidate, engine_flops
 from blockcache.compare.evaluation import Evaluation, prepare
 from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
-from blockcache.compare.methods import ActionBudget, FittedSteps, TeaCache, parse_method
-from blockcache.compare.paired import one_thread
+from blockcache.compare.methods import FittedSteps, parse_method
+from blockcache.compare.paired import OpenLoop, one_thread
 from blockcache.compare.results import BASELINE, FRESH_SEEDS, GENERATIONS, GROUP, Results, check_nothing_lost
 from blockcache.errors import FitError
 from blockcache.files import PathLike, exists
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
 from blockcache.observations import rows
-from blockcache.samplers import table
-from blockcache.solvers.teacache import Rule
-from blockcache.studies.suites import FRONTIER, SUITES, Cell, Equal, Suite, suite_by_name, suite_of, with_tuned
+from blockcache.studies.equal_flops import equal_flops
+from blockcache.studies.suites import KINDS, SUITES, Cell, ExactSavings, Suite, suite_by_name, suite_of, with_tuned
 from blockcache.tasks import Task, make_task, task_spec
 from blockcache.tasks.base import Array, Tree
-
-NEAR = 0.05  # a rival within this share of the FLOPs counts as equal
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,8 @@ class SuiteSetting:
     progress: bool = True
 
     def for_suite(self, name: str, tuned: str | None = None) -> SuiteSetting:
-        """The frontier has fresh seeds: methods were looked for on others."""
-        if name != FRONTIER:
+        """A suite of its own has fresh seeds: methods were looked for on others."""
+        if not KINDS[name].alone:
             return self
         return replace(self, first_seed=task_spec(self.task).first_test_seed + FRESH_SEEDS, tuned=tuned)
 
@@ -134,12 +130,28 @@ class SuiteRun:
         parts = [evaluation.run(backend, progress=progress) for evaluation in self.evaluations]
         holder = {method.name: (part, method) for part in reversed(parts) for method in part.methods}
         runs = [holder[name] for name in dict.fromkeys((BASELINE, *self.suite.methods))]
+        said = {"suite": self.suite.describe()}
+        if KINDS[self.suite.name].exact:
+            said["exact"] = asdict(exact_savings(self.evaluations))
         return replace(
             parts[0],
-            setting={**parts[0].setting, "suite": self.suite.describe()},
+            setting={**parts[0].setting, **said},
             methods=tuple(method for _, method in runs),
             records=tuple(record for part, method in runs for record in part.of(method.name).values()),
         )
+
+
+def exact_savings(evaluations: Sequence[Evaluation]) -> ExactSavings:
+    """What the engines of these methods save exactly, and that it is exact: on the open-loop comparison's observations."""
+    setting, seed = evaluations[0].setting, 0
+    candidates = {name: found for part in evaluations for name, found in part.candidates.items()}
+    with one_thread():
+        plain, full = (
+            np.asarray(OpenLoop(candidate, seed).run(setting)["actions"])
+            for candidate in (Candidate(), candidates[BASELINE])
+        )
+        flops = {name: engine_flops(setting.port, candidate) for name, candidate in candidates.items()}
+    return ExactSavings(float((np.abs(full - plain) * setting.port.action_scale).max()), flops)
 
 
 def prepare_suite(setting: SuiteSetting, name: str) -> SuiteRun:
@@ -196,70 +208,6 @@ def time_suites(
     for name in names:
         evaluation.check_alike(Path(directory) / f"{name}.json")
     return evaluation.speed(repeats, progress=setting.progress)
-
-
-def equal_flops(calibrations: Calibrations) -> Equal:
-    """Finds, for a method, the member of another kind that has as many FLOPs.
-
-    Of samplers with fewer steps within 5 % of the FLOPs the one that starts at the most noise is taken: with diffusers'
-    spacing 17 of 100 steps start at timestep 80 and 16 at 90, and a rival shall not lose by that. Otherwise the nearest
-    counts, of two equally near ones the larger.
-    """
-    port = calibrations.port
-    steps = len(port.timesteps)
-
-    @cache
-    def flops(method: str, reused: float = 0.0) -> int:
-        with one_thread():
-            return calibrations.candidate(parse_method(method)).flops(port, reused)
-
-    def equal(kind: str, method: str) -> str:
-        wanted = flops(method)
-        if kind == "teacache":
-            full, least = flops("teacache", 0.0), flops("teacache", 1.0)
-            rule = calibrations.candidate(parse_method("teacache")).strategy
-            assert isinstance(rule, Rule)
-            changes = calibrations.recording().input_change
-            return str(TeaCache(teacache_threshold(rule, changes, (full - wanted) / (full - least))))
-        if kind in ("ddim", "ddpm"):
-            one = flops(f"{kind}-1")
-            near = [count for count in range(1, steps + 1) if abs(count * one - wanted) <= NEAR * wanted]
-            begins = {n: int(table(calibrations.sampler(kind, n)).timesteps[0]) for n in near}
-            near = [count for count in near if begins[count] == max(begins.values())] or list(range(1, steps + 1))
-            return f"{kind}-{min(near, key=lambda count: (abs(count * one - wanted), -count))}"
-        if kind == "action":
-            return str(ActionBudget(budget=float(f"{wanted / flops('full'):.4g}")))
-        # every block is computed at S steps, wherever they are
-        first, slope = flops("uniform:S=1"), flops("uniform:S=2") - flops("uniform:S=1")
-        updates = min(range(1, steps + 1), key=lambda s: (abs(first + (s - 1) * slope - wanted), -s))
-        return f"{kind}:S={updates}"
-
-    return equal
-
-
-def teacache_threshold(rule: Rule, changes: npt.NDArray[np.float64], reused: float) -> float:
-    """The threshold, to three digits, with which a run that sees these input changes (samples, K - 1) reuses that share.
-
-    An estimate: what TeaCache reuses changes its later inputs. What it really computes is counted when it runs.
-    """
-    estimates = np.abs(np.polyval(rule.coefficients, changes))
-    low, high = 0.0, float(estimates.sum(axis=1).max())
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _reused_share(estimates, middle) < reused else (low, middle)
-    rounded = [float(f"{value:.3g}") for value in (high, high * 1.005)]  # rounding may fall just short of a jump
-    return min(rounded, key=lambda value: abs(_reused_share(estimates, value) - reused))
-
-
-def _reused_share(estimates: npt.NDArray[np.float64], threshold: float) -> float:
-    samples, transitions = estimates.shape
-    drift, reused = np.zeros(samples), 0
-    for step in range(transitions - 1):  # the first and the last step are always computed
-        drift += estimates[:, step]
-        computed = ~(drift < threshold)
-        reused += int(samples - computed.sum())
-        drift[computed] = 0.0
-    return float(reused / (samples * (transitions + 1)))
 
 
 class Shortened:

@@ -1,7 +1,8 @@
 """Comparisons as named suites: which methods, beside which printed rows, compared with what.
 
 The paper's go one factor at a time around S = 10, n = 5, cosine, anchor and the policy's own sampler; `frontier` has what
-came after it. Values only: `suite_runs` runs them and `report` shows them. Knows nothing of torch.
+came after it, `rdt` the paper's figure on RDT. Values only: `suite_runs` runs them and `report` shows them. Knows nothing of
+torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 
 from blockcache.compare.results import Results
 from blockcache.errors import ContentError, FileError, short
-from blockcache.files import PathLike, read
+from blockcache.files import Count, PathLike, read
 
 BASE = "bac:S=10,n=5"
 TIMINGS = "timings.json"  # beside the suites' files; all their methods, timed in one run
@@ -59,7 +60,32 @@ class Suite:
 
 def suite_by_name(name: str, equal: Equal, quick: bool = False) -> Suite:
     """The suite of that name, with every method that is chosen by its FLOPs found by `equal`."""
-    return replace(_SUITES[name](equal), quick=quick)
+    return replace(KINDS[name].make(equal), quick=quick)
+
+
+@dataclass(frozen=True)
+class ExactSavings:
+    """What engines save without reusing anything from step to step, under `setting.exact` of a suite's file.
+
+    largest_difference  of an action, in normalised units: the full policy in its engine to the plain policy, same noise
+    flops               by method, what its engine computes of one generation
+    """
+
+    largest_difference: float
+    flops: dict[str, Count]
+
+
+def exact_of(results: Results, path: PathLike) -> ExactSavings | None:
+    """What a suite's file says of exact savings, if it does; strict."""
+    if "exact" not in results.setting:
+        return None
+    try:
+        found: ExactSavings = read(ExactSavings, results.setting["exact"], "setting.exact")
+        if {method.name for method in results.methods} != set(found.flops):
+            raise ContentError("its exact savings are not those of its methods")
+        return found
+    except ContentError as error:
+        raise FileError(f"the results file {path} does not fit ({error}); run the suite again") from error
 
 
 def suite_of(results: Results, path: PathLike) -> Suite:
@@ -162,19 +188,52 @@ def _frontier(equal: Equal) -> Suite:
     return Suite(FRONTIER, about, None, tuple(cells))
 
 
+def _rdt(equal: Equal) -> Suite:
+    first, uniform = "Full precision, and BAC as in the paper's figure", "Uniform"
+    fewer, costs = "Fewer solver steps", "Action costs at the FLOPs of BAC"
+    cells = [Cell(first, "full")]
+    bacs = {updates: f"bac:S={updates},n=3" for updates in (1, 2, 3, 5)}  # n as with DDIM: the paper names none here
+    cells += [Cell(first, bac) for bac in bacs.values()]
+    cells += [Cell(uniform, f"uniform:S={updates}") for updates in bacs]
+    cells += [Cell(fewer, f"{SOLVER}-{steps}") for steps in (10, 5, 3, 2, 1)]
+    cells += [Cell(f"{fewer}, at the FLOPs of BAC", equal(SOLVER, bac), equals=bac) for bac in bacs.values()]
+    # with one update for each block there is one schedule only: nothing is left to be split
+    cells += [Cell(costs, equal("action", bac), equals=bac) for updates, bac in bacs.items() if updates > 1]
+    about = "The paper's figure on RDT: BAC against Uniform, fewer steps of DPM-Solver++ and action costs."
+    return Suite(RDT, about, None, tuple(cells))
+
+
 def with_tuned(suite: Suite, directory: str) -> Suite:
-    """The suite with what `blockcache tune` wrote into a directory, for the same policy."""
-    return replace(suite, cells=(*suite.cells, Cell("Tuned", f"tuned:{directory}", main=True)))
+    """The suite with what `blockcache tune` wrote into a directory, for the same policy; a main method if any is."""
+    main = any(cell.main for cell in suite.cells)
+    return replace(suite, cells=(*suite.cells, Cell("Tuned", f"tuned:{directory}", main=main)))
 
 
-FRONTIER = "frontier"
-_SUITES: dict[str, Callable[[Equal], Suite]] = {
-    "main": _main,
-    "ablation": _ablation,
-    "metrics": _metrics,
-    "n-and-s": _n_and_s,
-    "ddim": _ddim,
-    FRONTIER: _frontier,
+@dataclass(frozen=True)
+class SuiteKind:
+    """What is true of a suite for any policy.
+
+    alone     it has fresh seeds, a directory and a page of its own, and what was tuned can be in it; the others share theirs
+    rollouts  of a method, unless somebody asks otherwise
+    exact     its file says what the engines save exactly
+    """
+
+    make: Callable[[Equal], Suite]
+    alone: bool = False
+    rollouts: int = 50
+    exact: bool = False
+
+
+FRONTIER, RDT, SOLVER = "frontier", "rdt", "dpmsolver++"
+KINDS = {
+    "main": SuiteKind(_main),
+    "ablation": SuiteKind(_ablation),
+    "metrics": SuiteKind(_metrics),
+    "n-and-s": SuiteKind(_n_and_s),
+    "ddim": SuiteKind(_ddim),
+    FRONTIER: SuiteKind(_frontier, alone=True),
+    RDT: SuiteKind(_rdt, alone=True, rollouts=100, exact=True),
 }
-SUITES = tuple(name for name in _SUITES if name != FRONTIER)
-"""The paper's, which share a directory. The frontier has seeds and a directory of its own."""
+SUITES = tuple(name for name, kind in KINDS.items() if not kind.alone)
+"""The paper's on DP-T, which share a directory."""
+ALONE = tuple(name for name, kind in KINDS.items() if kind.alone)

@@ -20,7 +20,7 @@ from blockcache.errors import TaskError
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Tree: TypeAlias = Any
 """One observation: an array, or a mapping of arrays by name."""
-Expert: TypeAlias = Callable[[Array], Array]  # observation -> action, within the task's limits
+Expert: TypeAlias = Callable[[Tree], Array]  # observation -> action, within the task's limits
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,37 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A task that can be found by name. What needs its simulator is a "module:factory" that takes the spec."""
+    """A task that can be found by name. What needs its simulator is a "module:factory"."""
 
     spec: TaskSpec
-    factory: str  # of the Task
-    expert: str | None = None  # of the Expert, where the simulator comes with one
+    factory: str  # of the Task, from the spec
+    expert: str | None = None  # of the Expert, from a Task in which an episode has begun; where the simulator has one
 
 
 def _metaworld(name: str) -> TaskEntry:
     spec = TaskSpec(name, obs_dim=39, action_dim=4, max_steps=300, success="the simulator's flag", extra="metaworld")
     return TaskEntry(spec, "blockcache.tasks.metaworld:MetaWorld", "blockcache.tasks.metaworld:expert")
+
+
+def _maniskill(name: str, max_steps: int) -> TaskEntry:
+    """The inputs are RDT's, for one observation; see `blockcache.tasks.maniskill`."""
+    spec = TaskSpec(
+        name,
+        obs_dim=0,
+        action_dim=8,
+        max_steps=max_steps,
+        success="the simulator's flag",
+        extra="maniskill",
+        inputs={
+            "state_tokens": (8,),
+            "lang_tokens": (1, 4),
+            "lang_attn_mask": (1,),
+            "img_tokens": (3, 15),
+            "action_mask": (8,),
+            "ctrl_freqs": (1,),
+        },
+    )
+    return TaskEntry(spec, "blockcache.tasks.maniskill:ManiSkill", "blockcache.tasks.maniskill:expert")
 
 
 _OURS = (
@@ -125,6 +146,10 @@ _OURS = (
     _metaworld("metaworld-assembly"),
     _metaworld("metaworld-peg-insert-side"),
     _metaworld("metaworld-pick-place"),
+    _maniskill("maniskill-push-cube", max_steps=150),
+    _maniskill("maniskill-pick-cube", max_steps=150),
+    _maniskill("maniskill-stack-cube", max_steps=200),
+    _maniskill("maniskill-peg-insertion-side", max_steps=300),
 )
 
 
@@ -140,28 +165,45 @@ def task_spec(name: str) -> TaskSpec:
 def make_task(name: str) -> Task:
     """A fresh simulator of the task; if it is not installed, the error names the extra that brings it."""
     entry = _find(name)
-    task: Task = _make(entry, entry.factory)
+    task: Task = _factory(entry, entry.factory)(entry.spec)
     return task
 
 
-def make_expert(name: str) -> Expert:
-    """The simulator's own expert for a task, for one episode."""
-    entry = _find(name)
-    if entry.expert is None:
-        raise TaskError(f"task {name!r} has no expert of its own; its demonstrations must come from elsewhere")
-    expert: Expert = _make(entry, entry.expert)
+def make_expert(name: str, simulator: Task) -> Expert:
+    """The simulator's own expert, for the episode that has begun in `simulator`, which is of that task."""
+    expert: Expert = expert_factory(name)(simulator)
     return expert
 
 
-def _make(entry: TaskEntry, factory: str) -> Any:
+def expert_factory(name: str) -> Callable[[Task], Expert]:
+    """What makes the expert of a task; without one, or without its simulator, the error says so."""
+    entry = _find(name)
+    if entry.expert is None:
+        raise TaskError(f"task {name!r} has no expert of its own; its demonstrations must come from elsewhere")
+    return _factory(entry, entry.expert)
+
+
+def _factory(entry: TaskEntry, factory: str) -> Callable[..., Any]:
     module, name = factory.split(":")
     try:
-        return getattr(importlib.import_module(module), name)(entry.spec)
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise TaskError(
-            f"the simulator of task {entry.spec.name!r} is not usable ({error}); "
-            f'install it with pip install "blockcache[{entry.spec.extra}]"'
-        ) from error
+        raise _unusable(entry, error) from error
+
+    def make(argument: Any) -> Any:
+        try:
+            return found(argument)
+        except ImportError as error:  # simulators are imported as late as can be
+            raise _unusable(entry, error) from error
+
+    return make
+
+
+def _unusable(entry: TaskEntry, error: ImportError) -> TaskError:
+    return TaskError(
+        f"the simulator of task {entry.spec.name!r} is not usable ({error}); "
+        f'install it with pip install "blockcache[{entry.spec.extra}]"'
+    )
 
 
 def _find(name: str) -> TaskEntry:

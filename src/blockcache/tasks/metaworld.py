@@ -89,11 +89,11 @@ class MetaWorld:
         self._env.close()
 
 
-def expert(spec: TaskSpec) -> Expert:
+def expert(task: MetaWorld) -> Expert:
     """Meta-World's scripted policy for the task."""
     from metaworld.policies import ENV_POLICY_MAP
 
-    policy = ENV_POLICY_MAP[f"{spec.name.removeprefix(PREFIX)}-v3"]()
+    policy = ENV_POLICY_MAP[f"{task.spec.name.removeprefix(PREFIX)}-v3"]()
 
     def act(observation: Array) -> Array:
         with warnings.catch_warnings():

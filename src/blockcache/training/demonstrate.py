@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from blockcache.files import PathLike, write_arrays
+from blockcache.observations import joined, stacked
 from blockcache.progress import progress_bar
 from blockcache.tasks import Task, make_expert, make_task, task_spec
 from blockcache.tasks.base import Array
@@ -27,7 +31,7 @@ def demonstrate(
             f"demonstrations need at least 2 episodes and noise from 0 to below 1, got {episodes=} and {noise=}"
         )
     first_test = task_spec(task).first_test_seed
-    kept: list[tuple[Array, Array]] = []
+    kept: list[tuple[Any, Array]] = []
     in_vain = 0  # failures since the last success
     simulator, seed = make_task(task), first_seed
     try:
@@ -50,20 +54,20 @@ def demonstrate(
                 bar.set_postfix(failed=seed - first_seed - len(kept), refresh=False)
     finally:
         simulator.close()
+    seen = joined([obs for obs, _ in kept])
     write_arrays(
         out,
-        obs=np.concatenate([obs for obs, _ in kept]),
+        **(seen if isinstance(seen, Mapping) else {"obs": seen}),
         action=np.concatenate([action for _, action in kept]),
-        episode_ends=np.cumsum([len(obs) for obs, _ in kept]),
+        episode_ends=np.cumsum([len(action) for _, action in kept]),
     )
     return seed - first_seed - episodes
 
 
-def _episode(simulator: Task, task: str, seed: int, noise: float) -> tuple[Array, Array] | None:
-    """What was seen and what the expert wanted, (steps, O) and (steps, A); None if it failed."""
-    act, random = make_expert(task), np.random.default_rng(seed)
-    seen, wanted = [np.asarray(simulator.reset(seed))], list[Array]()
-    left = LINGER
+def _episode(simulator: Task, task: str, seed: int, noise: float) -> tuple[Any, Array] | None:
+    """What was seen, (steps, O) or such arrays by name, and what the expert wanted, (steps, A); None if it failed."""
+    seen, wanted, random = [simulator.reset(seed)], list[Array](), np.random.default_rng(seed)
+    act, left = make_expert(task, simulator), LINGER
     while left and len(wanted) < simulator.spec.max_steps:
         wanted.append(act(seen[-1]))
         simulator.step(wanted[-1] + noise * random.standard_normal(wanted[-1].shape))
@@ -71,4 +75,4 @@ def _episode(simulator: Task, task: str, seed: int, noise: float) -> tuple[Array
         left -= simulator.success
     if not simulator.success:
         return None
-    return np.stack(seen[:-1]).astype(np.float32), np.stack(wanted).astype(np.float32)
+    return stacked(seen[:-1]), np.stack(wanted).astype(np.float32)

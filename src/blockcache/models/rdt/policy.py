@@ -19,7 +19,7 @@ from blockcache.models.noise import draw_all
 from blockcache.models.rdt.config import RDTConfig
 from blockcache.models.rdt.denoiser import RDTDenoiser
 from blockcache.models.sampling import denoise
-from blockcache.observations import as_tensor, check_tree
+from blockcache.observations import as_tensor, check_tree, one_moment
 from blockcache.samplers import SamplerConfig, table
 
 LANGUAGE, MASK = "lang_tokens", "lang_attn_mask"
@@ -85,6 +85,8 @@ class RDTPolicy(nn.Module):
         action_mask     (B, 1, A) which numbers the robot has, 1 or 0; the others of an action come out as 0
         ctrl_freqs      (B,) or (B, 1) actions per second
 
+        Each may have an axis of one step behind the batch, as the observations of a rollout do.
+
         Noise comes from `generator` (torch's global one without it) or, all of it, from `noise`; see `draw_noise`.
         """
         return self._act(self.check(obs), generator, noise)
@@ -134,10 +136,14 @@ class RDTPolicy(nn.Module):
         return found
 
     def _filled(self, obs: Mapping[str, Any]) -> dict[str, Any]:
-        """Language of fewer tokens than `lang_len` gets more, which the mask hides; frequencies become a column."""
-        found = dict(obs)
-        if found.get(LANGUAGE, 0) is None:
-            del found[LANGUAGE]
+        """Language of fewer tokens than `lang_len` gets more, which the mask hides; frequencies become a column. A rollout
+        gives every input an axis of the observation's steps, of which there is one: that is taken away."""
+        shapes = self.config.inputs
+        found = {
+            name: one_moment(value, shapes[name]) if name in shapes and hasattr(value, "ndim") else value
+            for name, value in obs.items()
+            if value is not None
+        }
         if {LANGUAGE, MASK} <= found.keys():
             tokens, mask = (as_tensor(found[name], f"the observation {name!r}") for name in (LANGUAGE, MASK))
             if tokens.ndim != 3 or mask.ndim != 2 or mask.shape != tokens.shape[:2]:

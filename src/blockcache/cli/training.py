@@ -68,13 +68,18 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed:
 )
 @click.option(
     "--family",
-    type=click.Choice(["dpt", "rdt"]),
+    type=click.Choice(["dpt", "rdt", "dit"]),
     default="dpt",
-    help="What to train. rdt needs a task that shows language and image tokens.",
+    help="rdt needs a task that shows language and image tokens, dit one that shows a row of numbers.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["ddpm", "flow"]),
+    help="What a dit learns: noise, for 100 DDPM steps, or a flow, for 10 Euler steps. Default: ddpm.",
 )
 @click.option("--width", type=arg.SIZE, default=256)
 @click.option("--layers", type=arg.LAYERS, default=8)
-@click.option("--horizon", type=arg.SIZE, help="Actions that are generated at once. Default: 10 of dpt, 16 of rdt.")
+@click.option("--horizon", type=arg.SIZE, help="Actions that are generated at once. Default: 10 of dpt, 16 of others.")
 @click.option("--action-steps", "n_action_steps", type=arg.SIZE, default=8, help="Those of them that are executed.")
 @click.option("--epochs", type=arg.COUNT, default=60)
 @click.option("--lr", default=6e-4, help="Highest learning rate; a narrow policy bears a higher one.")
@@ -93,6 +98,7 @@ def train(task: str, data: str, output: str, threads: int | None, resume: bool, 
       blockcache policy train pusht --data pusht_cchi_v7_lowdim.npz -o my_policy
       blockcache policy train metaworld-assembly --data assembly.npz -o assembly --width 64 --layers 4 --lr 5e-3
       blockcache policy train pusht-image --data pusht_cchi_v7_lowdim.npz -o camera_policy --trunk 32 --batch 64
+      blockcache policy train metaworld-assembly --family dit --objective flow --data assembly.npz -o flow --width 128
       nice -n 19 blockcache policy train pusht --data demos.npz -o small --width 128 --epochs 80
     """
     from blockcache.training import TrainConfig

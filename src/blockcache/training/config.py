@@ -18,6 +18,7 @@ class TrainConfig:
     horizon, n_obs_steps: of the policy; the family's own where nothing else is said.
     trunk: width of the cameras' networks, for tasks with cameras: 64, ResNet18's, where nothing else is said.
     family: one of `recipes.RECIPES`.
+    objective: what the denoiser learns, of families that have a choice; their first where nothing else is said.
     """
 
     task: str
@@ -34,12 +35,18 @@ class TrainConfig:
     seed: int = 0
     trunk: int | None = None
     family: str = "dpt"
+    objective: str | None = None
 
     def __post_init__(self) -> None:
         recipe = self.recipe
-        for name in ("horizon", "n_obs_steps"):
+        defaults = {
+            "horizon": recipe.horizon,
+            "n_obs_steps": recipe.n_obs_steps,
+            "objective": recipe.objectives[0],
+        }
+        for name, default in defaults.items():
             if getattr(self, name) is None:
-                object.__setattr__(self, name, getattr(recipe, name))
+                object.__setattr__(self, name, default)
         for name, least in (("epochs", 1), ("batch", 1), ("warmup", 0), ("seed", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -65,5 +72,5 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """What tells runs apart. Settings that came later stand there only where they matter: older states go on."""
-        absent = {"trunk": None, "family": "dpt"}
+        absent = {"trunk": None, "family": "dpt", "objective": None}
         return {name: value for name, value in asdict(self).items() if name not in absent or value != absent[name]}

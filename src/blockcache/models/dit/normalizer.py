@@ -38,6 +38,14 @@ class Field(nn.Module):
     def unnormalize(self, value: Tensor) -> Tensor:
         return (value - self.base) / self.scale + self.shift
 
+    def fit(self, data: Tensor, tolerance: float = 1e-4) -> None:
+        """Map the range of data (N, size), number by number, to [-1, 1]; one that does not change becomes 0."""
+        low, high = data.amin(dim=0), data.amax(dim=0)
+        changes = high - low >= tolerance
+        self.shift.copy_(low)
+        self.scale.copy_(torch.where(changes, 2.0 / (high - low), 1.0))
+        self.base.copy_(torch.where(changes, -1.0, 0.0))
+
 
 class Normalizer(nn.Module):
     """A field for each input, under its name without dots, and one for the action; `sizes` are their numbers."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from blockcache.training.errors import TrainingError
 from blockcache.training.recipes.base import Recipe
+from blockcache.training.recipes.dit import DiTRecipe
 from blockcache.training.recipes.dpt import DPTRecipe
 from blockcache.training.recipes.rdt import RDTRecipe
 
-RECIPES: dict[str, Recipe] = {"dpt": DPTRecipe(), "rdt": RDTRecipe()}
+RECIPES: dict[str, Recipe] = {"dpt": DPTRecipe(), "rdt": RDTRecipe(), "dit": DiTRecipe()}
 
 __all__ = ["RECIPES", "Recipe", "recipe_of"]
 

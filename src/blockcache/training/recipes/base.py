@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from blockcache.training.data import Demonstrations
+from blockcache.training.errors import TrainingError
 from blockcache.training.windows import Windows
 
 if TYPE_CHECKING:
+    from blockcache.tasks import TaskSpec
     from blockcache.training.config import TrainConfig
 
 
@@ -18,14 +20,30 @@ class Recipe(ABC):
     """How policies of one family are trained.
 
     horizon, n_obs_steps: of a policy, where nothing else is asked for.
+    objectives: what the denoiser may learn, by name, the default first; None where a family has no choice.
     """
 
     horizon: int
     n_obs_steps: int
+    objectives: tuple[str | None, ...] = (None,)
 
-    @abstractmethod
     def check(self, settings: TrainConfig) -> None:
         """Refuse settings that the family does not have, and tasks whose observations it cannot take."""
+        spec, known = settings.spec, [name for name in self.objectives if name is not None]
+        if settings.objective not in self.objectives:
+            expected = f"one of {', '.join(known)}" if known else "none: there is no choice"
+            raise TrainingError(
+                f"the objective of a {settings.family} policy must be {expected}; got {settings.objective!r}"
+            )
+        if settings.trunk is not None and not spec.cameras:
+            raise TrainingError(
+                f"task {spec.name!r} has no cameras, so there is no trunk to set; got {settings.trunk!r}"
+            )
+        self.check_task(spec)
+
+    @abstractmethod
+    def check_task(self, spec: TaskSpec) -> None:
+        """Refuse a task whose observations are none for the family."""
 
     @abstractmethod
     def config(self, settings: TrainConfig, training: dict[str, Any] | None) -> Any:

@@ -18,6 +18,7 @@ from blockcache.training.recipes.base import Recipe
 from blockcache.training.windows import EncodedWindows, Windows, windowed
 
 if TYPE_CHECKING:
+    from blockcache.tasks import TaskSpec
     from blockcache.training.config import TrainConfig
 
 
@@ -25,12 +26,7 @@ class DPTRecipe(Recipe):
     horizon = 10
     n_obs_steps = 2
 
-    def check(self, settings: TrainConfig) -> None:
-        spec = settings.spec
-        if settings.trunk is not None and not spec.cameras:
-            raise TrainingError(
-                f"task {spec.name!r} has no cameras, so there is no trunk to set; got {settings.trunk!r}"
-            )
+    def check_task(self, spec: TaskSpec) -> None:
         odd = [name for name, shape in spec.shapes.items() if len(shape) != (3 if name in spec.cameras else 1)]
         if odd or (spec.inputs is not None and not spec.cameras):
             shapes = ", ".join(f"{name} {shape}" for name, shape in spec.shapes.items())

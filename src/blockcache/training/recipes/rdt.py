@@ -30,11 +30,11 @@ class RDTRecipe(Recipe):
     n_obs_steps = 1
 
     def check(self, settings: TrainConfig) -> None:
-        if settings.trunk is not None:
-            raise TrainingError(f"an rdt policy has no trunk, got {settings.trunk!r}; leave it out")
+        super().check(settings)
         if settings.n_obs_steps != 1:
             raise TrainingError(f"an rdt policy sees one moment: n_obs_steps must be 1, got {settings.n_obs_steps}")
-        spec = settings.spec
+
+    def check_task(self, spec: TaskSpec) -> None:
         expected = _inputs(spec)
         if dict(spec.shapes) != expected:
             raise TrainingError(

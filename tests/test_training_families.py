@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import training_tasks
+from blockcache.cli.training import train as train_verb
 from blockcache.errors import FileError, PolicyError
 from blockcache.models.dit.normalizer import Field
 from blockcache.models.dit.policy import DiTPolicy
@@ -17,6 +18,7 @@ from blockcache.samplers import DDPM, Euler, table
 from blockcache.training import TrainConfig, TrainingError, loop, train
 from blockcache.training.data import read_demonstrations, split
 from blockcache.training.objective import objective_of
+from blockcache.training.recipes import RECIPES
 from blockcache.training.run import TrainingRun
 
 SIZES = {"layers": 2, "heads": 2, "horizon": 4, "n_action_steps": 2, "batch": 8, "warmup": 10}
@@ -33,11 +35,11 @@ def tiny(name, **changes):
     """A run of "rdt", "dit-ddpm" or "dit-flow" that is over in no time."""
     family, _, objective = name.partition("-")
     settings = {"width": 16, "epochs": 2, **SIZES, **changes}
-    return TrainConfig("tokens" if family == "rdt" else "row", family=family, objective=objective or None, **settings)
+    return TrainConfig("toy-rdt" if family == "rdt" else "row", family=family, objective=objective or None, **settings)
 
 
 def demonstrated(config, path, **changes):
-    make = training_tasks.token_demos if config.task == "tokens" else training_tasks.row_demos
+    make = training_tasks.token_demos if config.task == "toy-rdt" else training_tasks.row_demos
     np.savez(path, **make(**changes))
     return path
 
@@ -99,16 +101,15 @@ def test_rdt_learns_to_do_what_an_image_token_shows(tmp_path):
     run, left, seen, wanted = learned(tiny("rdt", **LONG | {"epochs": 160}), tmp_path / "demos.npz")
     policy = saved(run, tmp_path / "policy")
     assert isinstance(policy, RDTPolicy)
-    assert (policy.config.task, policy.config.sampler.num_inference_steps) == ("tokens", 20)
+    assert (policy.config.task, policy.config.sampler.num_inference_steps) == ("toy-rdt", 20)
     record = policy.config.training
     assert (record["loss"], record["steps"], record["windows"]) == ("sample MSE", 160, 32)  # 4 episodes of 8 steps
     assert left < 0.01
-    for name in ("state_tokens", "action_mask"):
-        seen[name] = seen[name][:, None]
-    done = policy.predict_action(seen, generator=torch.Generator().manual_seed(0))["action"]
-    assert done.shape == (32, 2, 3)
-    assert (done[..., :2] - wanted[:, None, :2]).abs().max() < 0.05  # of -0.8 to 0.8
-    assert (done[..., 2] == 0).all()  # not the robot's
+    rolled_out = {name: value[:, None] for name, value in seen.items()}
+    done = policy.predict_action(rolled_out, generator=torch.Generator().manual_seed(0))["action"]
+    assert done.shape == (32, 2, 4)
+    assert (done[..., :3] - wanted[:, None, :3]).abs().max() < 0.05  # of -0.8 to 0.8
+    assert (done[..., 3] == 0).all()  # not the robot's
 
 
 @pytest.mark.parametrize(
@@ -173,23 +174,23 @@ def test_rdt_begins_without_an_output_and_with_places_apart(tmp_path):
     assert torch.cdist(places, places).fill_diagonal_(9.0).min() > 0.5
     steps = run.train.obs
     assert steps.shape == (32,)  # each begins a window, also the last of an episode
-    torch.testing.assert_close(run.train.action[7, :, :2], run.train.action[7, :1, :2].expand(4, -1))
+    torch.testing.assert_close(run.train.action[7], run.train.action[7, :1].expand(4, -1))
 
 
 def test_what_is_not_the_robots_does_not_count(tmp_path):
     run = begun(tiny("rdt"), tmp_path / "demos.npz")
-    assert (run.train.action[..., 2] == 0).all()
+    assert (run.train.action[..., 3] == 0).all()
     rows, t = torch.arange(8), torch.full((8,), 500)
     torch.manual_seed(1)
     before = run.loss(run.policy, run.train, rows, t)
     with torch.no_grad():
-        run.policy.denoiser.model.final_layer.ffn_final.fc2.bias[2] = 100.0
+        run.policy.denoiser.model.final_layer.ffn_final.fc2.bias[3] = 100.0
     torch.manual_seed(1)
     torch.testing.assert_close(run.loss(run.policy, run.train, rows, t), before)
-    torch.testing.assert_close(before, run.train.action[rows, :, :2].square().mean())  # it begins by saying 0
-    whole = begun(tiny("rdt"), tmp_path / "whole.npz", action_mask=np.ones((40, 3)))
+    torch.testing.assert_close(before, run.train.action[rows, :, :3].square().mean())  # it begins by saying 0
+    whole = begun(tiny("rdt"), tmp_path / "whole.npz", action_mask=np.ones((40, 4)))
     assert whole.train.counted is None
-    assert (whole.train.action[..., 2] == 7).all()
+    assert (whole.train.action[..., 3] == 7).all()
 
 
 # --- killed and resumed ---------------------------------------------------------------------------------------------
@@ -238,12 +239,12 @@ def test_an_older_run_is_told_apart_by_what_it_was_then():
     [
         ({"task": "row", "family": "pi0"}, "family 'pi0' cannot be trained; known families are dpt, rdt, dit"),
         ({"task": "row", "family": "rdt"}, r"needs observations state_tokens \(2,\), .*; task 'row' shows obs \(4,\)"),
-        ({"task": "tokens", "family": "rdt", "n_obs_steps": 2}, "sees one moment: n_obs_steps must be 1, got 2"),
+        ({"task": "toy-rdt", "family": "rdt", "n_obs_steps": 2}, "sees one moment: n_obs_steps must be 1, got 2"),
         (
-            {"task": "tokens", "family": "rdt", "trunk": 16},
-            "task 'tokens' has no cameras, so there is no trunk to set; got 16",
+            {"task": "toy-rdt", "family": "rdt", "trunk": 16},
+            "task 'toy-rdt' has no cameras, so there is no trunk to set; got 16",
         ),
-        ({"task": "tokens"}, r"dpt policy sees one row of numbers, .* task 'tokens' shows state_tokens \(3,\)"),
+        ({"task": "toy-rdt"}, r"dpt policy sees one row of numbers, .* task 'toy-rdt' shows state_tokens \(4,\)"),
     ],
 )
 def test_settings_that_do_not_fit(settings, message):
@@ -252,20 +253,20 @@ def test_settings_that_do_not_fit(settings, message):
 
 
 def test_a_horizon_shorter_than_what_is_executed():
-    assert (TrainConfig("tokens", family="rdt").horizon, TrainConfig("row").horizon) == (16, 10)
+    assert (TrainConfig("toy-rdt", family="rdt").horizon, TrainConfig("row").horizon) == (16, 10)
     with pytest.raises(PolicyError, match="the executed slice ends at 8, behind the horizon 4"):
-        TrainConfig("tokens", family="rdt", horizon=4)
+        TrainConfig("toy-rdt", family="rdt", horizon=4)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lang_tokens": np.zeros((40, 2, 3))}, r"\(40, 2, 3\) of float64, task 'tokens' needs \(steps, 2, 4\)"),
-        ({"ctrl_freqs": np.zeros(40)}, r"\(40,\) of float64, task 'tokens' needs \(steps, 1\)"),
-        ({"img_tokens": np.full((40, 3, 5), np.nan)}, "hold NaN or infinity"),
-        ({"action_mask": np.full((40, 3), 0.5)}, "'action_mask' is a mask: expected 1 or 0"),
-        ({"action_mask": np.zeros((40, 3))}, "hides every number of the actions"),
-        ({"lang_attn_mask": np.zeros((40, 2))}, "hides all language tokens of a step"),
+        ({"lang_tokens": np.zeros((40, 5, 3))}, r"\(40, 5, 3\) of float64, task 'toy-rdt' needs \(steps, 5, 7\)"),
+        ({"ctrl_freqs": np.zeros(40)}, r"\(40,\) of float64, task 'toy-rdt' needs \(steps, 1\)"),
+        ({"img_tokens": np.full((40, 10, 9), np.nan)}, "hold NaN or infinity"),
+        ({"action_mask": np.full((40, 4), 0.5)}, "'action_mask' is a mask: expected 1 or 0"),
+        ({"action_mask": np.zeros((40, 4))}, "hides every number of the actions"),
+        ({"lang_attn_mask": np.zeros((40, 5))}, "hides all language tokens of a step"),
     ],
 )
 def test_demonstrations_that_do_not_fit(tmp_path, changes, message):
@@ -274,6 +275,12 @@ def test_demonstrations_that_do_not_fit(tmp_path, changes, message):
 
 
 # --- on the command line ----------------------------------------------------------------------------------------------
+
+
+def test_the_verb_offers_what_there_are_recipes_for():
+    options = {option.name: option for option in train_verb.params}
+    assert list(options["family"].type.choices) == list(RECIPES)
+    assert tuple(options["objective"].type.choices) == RECIPES["dit"].objectives
 
 
 def words(tmp_path, name, *more):
@@ -300,7 +307,7 @@ def words(tmp_path, name, *more):
 @pytest.mark.parametrize(
     ("name", "more", "expected"),
     [
-        ("rdt", [], {"family": "rdt", "task": "tokens", "depth": 1, "hidden_size": 16}),
+        ("rdt", [], {"family": "rdt", "task": "toy-rdt", "depth": 1, "hidden_size": 16}),
         ("dit-flow", ["--objective", "flow"], {"family": "dit", "task": "row", "num_layers": 1, "hidden_dim": 16}),
     ],
 )
@@ -316,7 +323,7 @@ def test_the_verb_trains_a_family(blockcache, tmp_path, name, more, expected):
     ("name", "more", "message"),
     [
         ("rdt", ["--trunk", "16"], "has no cameras"),
-        ("rdt", ["--objective", "flow"], "of a rdt policy must be none"),
+        ("rdt", ["--objective", "flow"], "of family rdt must be none"),
         ("dit", ["--family", "pi0"], "'pi0' is not one of 'dpt', 'rdt', 'dit'"),
         ("dit", ["--family", "rdt"], "an rdt policy needs observations"),
     ],

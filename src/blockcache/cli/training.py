@@ -98,6 +98,7 @@ def train(task: str, data: str, output: str, threads: int | None, resume: bool, 
       blockcache policy train pusht --data pusht_cchi_v7_lowdim.npz -o my_policy
       blockcache policy train metaworld-assembly --data assembly.npz -o assembly --width 64 --layers 4 --lr 5e-3
       blockcache policy train pusht-image --data pusht_cchi_v7_lowdim.npz -o camera_policy --trunk 32 --batch 64
+      blockcache policy train maniskill-push-cube --family rdt --data push.npz -o push --width 128 --layers 4 --lr 1e-3
       blockcache policy train metaworld-assembly --family dit --objective flow --data assembly.npz -o flow --width 128
       nice -n 19 blockcache policy train pusht --data demos.npz -o small --width 128 --epochs 80
     """

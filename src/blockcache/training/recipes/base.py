@@ -33,7 +33,7 @@ class Recipe(ABC):
         if settings.objective not in self.objectives:
             expected = f"one of {', '.join(known)}" if known else "none: there is no choice"
             raise TrainingError(
-                f"the objective of a {settings.family} policy must be {expected}; got {settings.objective!r}"
+                f"the objective of family {settings.family} must be {expected}; got {settings.objective!r}"
             )
         if settings.trunk is not None and not spec.cameras:
             raise TrainingError(

@@ -72,6 +72,8 @@ def test_same_seed_same_episode_whatever_was_before(name: str, make: Callable[[s
     other = waving(task, 100_001)
     np.testing.assert_array_equal(waving(task, 100_000), first)
     np.testing.assert_array_equal(waving(make(name), 100_000), first)
+    task.close()
+    np.testing.assert_array_equal(waving(make(name), 100_000), first)  # in the simulator that was given back
     assert np.abs(first[0] - other[0]).max() > 1e-3
 
 

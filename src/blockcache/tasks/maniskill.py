@@ -9,6 +9,7 @@ simulator's own success flag was set, 0 before.
 from __future__ import annotations
 
 import importlib
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from io import StringIO
@@ -38,6 +39,9 @@ UNIT = 0.5  # radians
 _OPEN = 0.04  # where a finger is then, in metres
 _DECIMETRES = 10.0  # in a metre: positions then have about the size of the other numbers
 _CONTROL_RATE = 20.0  # actions a second
+_idle: defaultdict[str, list[Any]] = defaultdict(list)
+"""Simulators that nobody uses any more, by task. To build a scene and take it down takes longer than to play in it, and a
+reset leaves nothing of what was played before."""
 
 
 class ManiSkill:
@@ -94,9 +98,9 @@ class ManiSkill:
         )
 
     def close(self) -> None:
-        self._env.close()
-        if self._planner is not None:
-            self._planner.close()
+        used = [self._env] if self._planner is None else [self._env, self._planner.unwrapped]
+        _idle[self.spec.name] += [env for env in used if env is not None]
+        self._env = self._planner = None
 
     def plan(self) -> list[Array]:
         """What ManiSkill's motion planner does in this episode, from its start to its end, as actions of this task. It
@@ -144,6 +148,8 @@ def expert(task: ManiSkill) -> Expert:
 
 
 def _make(spec: TaskSpec) -> Any:
+    if _idle[spec.name]:
+        return _idle[spec.name].pop()
     with _without_visuals():
         return gymnasium.make(
             TASKS[spec.name][0],

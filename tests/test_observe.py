@@ -7,6 +7,8 @@ import pytest
 
 from blockcache.compare.observe import observe
 from blockcache.errors import TaskError
+from blockcache.models.dit.checkpoint import save_policy
+from dit_policies import tiny_dit
 from toy_task import Toy
 
 
@@ -78,3 +80,23 @@ def test_new_ones_stand_behind_those_of_a_file(make_policy, toy_by_name):
     assert {int(seed) // 20 for seed in more.moments[9:, 0]} == {2}
     assert len(more.obs) == len(more.moments) == 14
     assert more.behind(seen.obs, None).moments is None
+
+
+def test_what_a_task_shows_without_a_name_is_the_only_input_of_a_policy(toy_by_name, command, tmp_path):
+    save_policy(tiny_dit(vectors={}, action_dim=3, task="toy"), tmp_path / "dit")
+    code, out, _ = command(
+        "policy",
+        "observe",
+        tmp_path / "dit",
+        "-o",
+        tmp_path / "dit" / "observations.npz",
+        "--episodes",
+        3,
+        "--count",
+        6,
+    )
+    assert (code, "6 observations of 3 episodes" in out) == (0, True)
+    options = ["--rollouts", 2, "--workers", 1, "--generations", 4, "-o", tmp_path / "eval.json"]
+    code, out, error = command("eval", tmp_path / "dit", "-m", "bac:S=2,n=1", *options)
+    assert code == 0, error
+    assert "bac:S=2,n=1" in out

@@ -47,7 +47,11 @@ def fit_observations(
     inputs   the policy's: shapes by name, without the batch
     cameras  which of them are frames
     path     of that file, for a sentence
+
+    A task that shows one array has no name for it: it is the only input of a policy that has one.
     """
+    if len(inputs) == 1 and ALONE in arrays:
+        arrays = {**dict.fromkeys(inputs, arrays[ALONE]), **arrays}
     found = {name: _fitting(arrays, name, shape, name in cameras, path) for name, shape in inputs.items()}
     return found[ALONE] if set(found) == {ALONE} else found
 

@@ -17,12 +17,8 @@ from itertools import chain, repeat
 from typing import Any
 from unittest.mock import patch
 
-import gymnasium
-import mani_skill.envs  # noqa: F401  # registers its tasks
 import numpy as np
 import numpy.typing as npt
-import sapien.render
-from sapien.wrapper import actor_builder, urdf_loader
 
 from blockcache.errors import TaskError
 from blockcache.tasks.base import Array, Expert, TaskSpec
@@ -148,6 +144,9 @@ def expert(task: ManiSkill) -> Expert:
 
 
 def _make(spec: TaskSpec) -> Any:
+    import gymnasium
+    import mani_skill.envs  # noqa: F401  # registers its tasks
+
     if _idle[spec.name]:
         return _idle[spec.name].pop()
     with _without_visuals():
@@ -162,16 +161,19 @@ def _make(spec: TaskSpec) -> Any:
         ).unwrapped  # without the limit of steps, which is the task's own here
 
 
-class _Recorded(gymnasium.Wrapper):  # type: ignore[misc]  # the simulator comes without types
-    """A simulator that keeps the actions it is given."""
+class _Recorded:
+    """A simulator that keeps the actions it is given, as ManiSkill's planner takes one."""
 
     def __init__(self, env: Any) -> None:
-        super().__init__(env)
+        self.unwrapped = env
         self.actions: list[Array] = []
+
+    def reset(self, seed: int) -> Any:
+        return self.unwrapped.reset(seed=seed)
 
     def step(self, action: Array) -> Any:
         self.actions.append(np.array(action, dtype=np.float64))
-        return self.env.step(action)
+        return self.unwrapped.step(action)
 
 
 class _NoMaterial:
@@ -185,6 +187,9 @@ class _NoMaterial:
 def _without_visuals() -> Iterator[None]:
     """Scenes that are built meanwhile have bodies, and nothing to see. ManiSkill's `render_backend="none"` alone still makes
     materials, which needs a Vulkan device."""
+    import sapien.render
+    from sapien.wrapper import actor_builder, urdf_loader
+
     builder = actor_builder.ActorBuilder
     with ExitStack() as changed:
         for place in (sapien.render, urdf_loader):

@@ -227,7 +227,6 @@ def test_a_page_needs_a_suite(tmp_path):
         Found.load(tmp_path)
 
 
-@pytest.mark.skipif(not PUBLISHED.exists(), reason="nothing is published yet")
 def test_the_published_page_is_what_the_code_makes_of_the_published_records(monkeypatch):
     text = PUBLISHED.read_text()
     (directories,) = re.findall(r"`blockcache paper rdt (.*) -o docs`", text)

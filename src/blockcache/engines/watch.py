@@ -24,13 +24,13 @@ class Watch:
     """The largest norm of all rows that were seen. A row of the residual stream keeps whatever a block added to it."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
+        self._held: list[Tensor] = []
         self._bytes = 0
         self._found: list[Tensor] = []
 
     def see(self, value: Tensor) -> None:
         """(..., d): its rows."""
-        self._held.setdefault((value.shape[1:], value.dtype), []).append(value)
+        self._held.append(value)
         self._bytes += value.nbytes
         if self._bytes > HELD_BYTES:
             self._measure()
@@ -42,10 +42,13 @@ class Watch:
         return torch.stack(self._found).amax()
 
     def _measure(self) -> None:
-        for (_, dtype), held in self._held.items():
+        alike: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
+        for value in self._held:
+            alike.setdefault((value.shape[1:], value.dtype), []).append(value)
+        for (_, dtype), held in alike.items():
             wide = torch.promote_types(dtype, torch.float32)  # squares of half precision overflow at 256
             self._found.append(torch.linalg.vector_norm(torch.cat(held), dim=-1, dtype=wide).amax().float())
-        self._held, self._bytes = {}, 0
+        self._held, self._bytes = [], 0
 
 
 class GenerationWatch:

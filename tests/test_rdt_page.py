@@ -120,16 +120,16 @@ def test_the_sentences_follow_from_the_records(two):
         "**BAC S = 5**: lossless on push; worse on pick (by 0.40).",
     ]
     everywhere = said[5].removeprefix("**Lossless on every task**, of the methods that all of them met: ")
-    assert everywhere == ", ".join(f"DPMSOLVER++-{n}" for n in (10, 5, 3, 2, 1, 4, 7)) + "."
+    assert everywhere == ", ".join(f"DPM-Solver++-{n}" for n in (10, 5, 3, 2, 1, 4, 7)) + "."
     assert said[6] == (
-        "**The cheapest lossless method**: on push DPMSOLVER++-1 (1/20.0 of the FLOPs, 20.0x over full precision in the "
-        "same engine); on pick DPMSOLVER++-1 (1/20.0 of the FLOPs, 20.0x over full precision in the same engine)."
+        "**The cheapest lossless method**: on push DPM-Solver++-1 (1/20.0 of the FLOPs, 20.0x over full precision in the "
+        "same engine); on pick DPM-Solver++-1 (1/20.0 of the FLOPs, 20.0x over full precision in the same engine)."
     )
     # S = 1 and all of pick lose against the solver, S = 2, 3 and 5 of push are not told apart from it
     assert said[7:10] == [
-        "**At equal FLOPs** BAC against DPMSOLVER++-N: wins 0, loses 5, not told apart 3.",
+        "**At equal FLOPs** BAC against DPM-Solver++-N: wins 0, loses 5, not told apart 3.",
         "**At equal FLOPs** BAC against Action costs: wins 0, loses 0, not told apart 6.",
-        "**At no more FLOPs in the engine** BAC against DPMSOLVER++-N: wins 0, loses 5, not told apart 3.",
+        "**At no more FLOPs in the engine** BAC against DPM-Solver++-N: wins 0, loses 5, not told apart 3.",
     ]
     assert said[10] == (
         "**Exact savings alone**, nothing approximated: on push 1/2.2 of the FLOPs and 4.0x the speed of the plain policy, "
@@ -159,7 +159,7 @@ def test_other_data_say_other_things(tmp_path):
     said = summary([found])
     assert said[1] == "**BAC S = 1**: lossless on peg."
     assert "tuned" in said[5]
-    assert said[6] == "**The cheapest lossless method**: on peg DPMSOLVER++-1 (1/20.0 of the FLOPs)."
+    assert said[6] == "**The cheapest lossless method**: on peg DPM-Solver++-1 (1/20.0 of the FLOPs)."
     assert "1/2.2 of the FLOPs, actions **not the same** within 1e-05" in said[-2]
     assert said[-1] == "Full precision itself seldom succeeds on peg: little can be lost there."
     text = render(page([found]))
@@ -218,7 +218,7 @@ def test_three_trials_of_the_first_75():
 
 def test_the_picture_has_every_kind_of_method(tmp_path):
     shown = {(point.kind, point.name) for point in points(make(tmp_path, "push", push, tuned="there").collection)}
-    assert {("BAC", "S=1"), ("Uniform", "S=5"), ("DPMSOLVER++-N", "N=1"), ("Action costs", "0.05")} <= shown
+    assert {("BAC", "S=1"), ("Uniform", "S=5"), ("DPM-Solver++-N", "N=1"), ("Action costs", "0.05")} <= shown
     assert ("tuned", "") in shown
 
 

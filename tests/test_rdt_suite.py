@@ -49,7 +49,7 @@ def test_it_has_a_directory_seeds_and_many_rollouts_of_its_own():
         "full precision",
         "BAC",
         "Uniform",
-        "DPMSOLVER++-N",
+        "DPM-Solver++-N",
         "Action costs",
     }
     tuned = with_tuned(found, "there")

@@ -31,7 +31,7 @@ _KINDS = {
     "Action costs": ("#009E73", "D"),
     "DDPM-N": ("#0072B2", "v"),
     "DDIM-N": ("#56B4E9", "^"),
-    "SDE-DPMSOLVER++-N": ("#999999", "s"),
+    "SDE-DPM-Solver++-N": ("#999999", "s"),
     "placed DDPM-N": ("#CC79A7", "P"),
     "fitted-N": ("#E69F00", "X"),
     "reuse on few steps": ("#000000", "d"),
@@ -297,4 +297,4 @@ def _draw_distances(found: Found, measured: FrontierDistances, path: PathLike) -
 
 def _short(name: str) -> str:
     """A point's own name beside its kind's colour."""
-    return label(name).replace("SDE-DPMSOLVER++", "SDE").replace("Action costs", "action")
+    return label(name).replace("SDE-DPM-Solver++", "SDE").replace("Action costs", "action")

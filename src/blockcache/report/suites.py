@@ -196,14 +196,19 @@ def kind_of(name: str) -> str:
 def _sampler(part: FewerSteps | FittedSteps | SamplerFile | TunedFiles) -> str:
     """The kind of a sampler: "DDIM", "placed DDPM", "fitted"."""
     if isinstance(part, FewerSteps):
-        return f"placed {part.kind.upper()}" if part.placed else part.kind.upper()
+        return f"placed {_solver(part.kind)}" if part.placed else _solver(part.kind)
     return "fitted" if isinstance(part, FittedSteps) else "a sampler file"
+
+
+def _solver(kind: str) -> str:
+    """As papers write it: "DDPM", "SDE-DPM-Solver++"."""
+    return kind.upper().replace("DPMSOLVER", "DPM-Solver")
 
 
 def _named(part: FewerSteps | FittedSteps | SamplerFile | TunedFiles) -> str:
     """A sampler for people: "DDIM-40", "DDPM-8 placed", "fitted-5 spread=1"."""
     if isinstance(part, FewerSteps):
-        return f"{part.kind.upper()}-{part.steps}" + (" placed" if part.placed else "")
+        return f"{_solver(part.kind)}-{part.steps}" + (" placed" if part.placed else "")
     if isinstance(part, TunedFiles):
         return "tuned"
     return str(part).replace(":", " ") if isinstance(part, FittedSteps) else part.path

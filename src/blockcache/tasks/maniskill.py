@@ -2,13 +2,13 @@
 "image" tokens, the task as its language. No picture is ever drawn, so no Vulkan device is needed.
 
 Joints are given as they differ from the arm's home pose, in units of half a radian; the gripper goes from -1, closed, to 1.
-The seed draws where things are; the physics has no randomness. The score of an episode is its success: 1 once the
-simulator's own success flag was set, 0 before.
+The seed draws where things are; the physics has no randomness. The score of an episode is its success.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from blockcache.errors import TaskError
 from blockcache.tasks.base import Array, Expert, TaskSpec
+from blockcache.tasks.flagged import Flagged
 
 # Our name -> ManiSkill's, the module of its motion planner, and the members that are what is moved and where to.
 TASKS = {
@@ -40,22 +41,23 @@ _idle: defaultdict[str, list[Any]] = defaultdict(list)
 reset leaves nothing of what was played before."""
 
 
-class ManiSkill:
+class ManiSkill(Flagged):
     """One ManiSkill simulator."""
 
+    simulator = "ManiSkill"
+
     def __init__(self, spec: TaskSpec) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self._env = _make(spec)
         self._planner: _Recorded | None = None  # a simulator of its own, made when a plan is asked for
-        self._steps = 0
-        self._success: bool | None = None  # None before the first reset
         self._seed = 0
         self._seen: dict[str, Array] = {}
 
     def reset(self, seed: int) -> dict[str, Array]:
         with _without_visuals():  # some scenes are built anew for every seed
             self._env.reset(seed=int(seed))
-        self._steps, self._success, self._seed = 0, False, int(seed)
+        self._begin()
+        self._seed = int(seed)
         self._seen = self._look()
         return self._seen
 
@@ -63,29 +65,12 @@ class ManiSkill:
         return self._seen
 
     def step(self, action: Array) -> None:
-        if self._success is None:
-            raise TaskError("the ManiSkill episode has not begun; call reset first")
-        wanted = np.asarray(action, dtype=np.float64)
-        if wanted.shape != (self.spec.action_dim,) or not np.isfinite(wanted).all():
-            raise TaskError(f"a ManiSkill action is {self.spec.action_dim} finite numbers, got {action!r}")
+        wanted = self._checked(action)
         limits = self._env.action_space
         targets = np.append(HOME + UNIT * wanted[:-1], wanted[-1])
         *_, info = self._env.step(np.clip(targets, limits.low, limits.high).astype(np.float32))
-        self._steps += 1
-        self._success |= bool(info["success"])
+        self._stepped(info["success"])
         self._seen = self._look()
-
-    @property
-    def score(self) -> float:
-        return float(self.success)
-
-    @property
-    def success(self) -> bool:
-        return bool(self._success)
-
-    @property
-    def done(self) -> bool:
-        return self.success or self._steps >= self.spec.max_steps
 
     def render(self) -> npt.NDArray[np.uint8]:
         raise TaskError(
@@ -145,7 +130,10 @@ def expert(task: ManiSkill) -> Expert:
 
 def _make(spec: TaskSpec) -> Any:
     import gymnasium
-    import mani_skill.envs  # noqa: F401  # registers its tasks
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*libvulkan")  # nothing is drawn
+        import mani_skill.envs  # noqa: F401  # registers its tasks
 
     if _idle[spec.name]:
         return _idle[spec.name].pop()

@@ -1,7 +1,6 @@
 """Meta-World manipulation with a Sawyer arm: 39 numbers in (the goal among them), hand motion and grip out.
 
-The seed draws where objects and goal are; the physics has no randomness. The score of an episode is its success: 1 once
-the simulator's own success flag was set, 0 before.
+The seed draws where objects and goal are; the physics has no randomness. The score of an episode is its success.
 """
 
 from __future__ import annotations
@@ -17,20 +16,23 @@ import numpy.typing as npt
 
 from blockcache.errors import TaskError
 from blockcache.tasks.base import Array, Expert, TaskSpec
+from blockcache.tasks.flagged import Flagged
 
 PREFIX = "metaworld-"  # of the names of these tasks; what follows is Meta-World's own name
 _LIMIT = 1.0  # of every action, either way
 
 
-class MetaWorld:
+class MetaWorld(Flagged):
     """One Meta-World simulator."""
 
+    simulator = "Meta-World"
+
     def __init__(self, spec: TaskSpec) -> None:
+        super().__init__(spec)
         if sys.platform == "linux":  # MuJoCo chooses when it is imported; without a screen only EGL draws
             os.environ.setdefault("MUJOCO_GL", "egl" if find_library("EGL") else "disable")
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
-        self.spec = spec
         # The plain class, not its "goal observable" form, which draws from numpy's global generator.
         self._env: Any = ALL_V3_ENVIRONMENTS[f"{spec.name.removeprefix(PREFIX)}-v3"](
             render_mode="rgb_array", camera_name="corner2", width=384, height=384
@@ -40,14 +42,12 @@ class MetaWorld:
         self._env._freeze_rand_vec = False
         self._env.seeded_rand_vec = True
         del self._env.sawyer_observation_space  # cached while the goal was hidden, it would clip the goal to zero
-        self._steps = 0
-        self._success: bool | None = None  # None before the first reset
         self._seen = np.zeros(spec.obs_dim, dtype=np.float32)
 
     def reset(self, seed: int) -> Array:
         self._env.seed(int(seed))
         observed, _ = self._env.reset()
-        self._steps, self._success = 0, False
+        self._begin()
         self._seen = np.asarray(observed, dtype=np.float32)
         return self._seen
 
@@ -55,27 +55,9 @@ class MetaWorld:
         return self._seen
 
     def step(self, action: Array) -> None:
-        if self._success is None:
-            raise TaskError("the Meta-World episode has not begun; call reset first")
-        wanted = np.asarray(action, dtype=np.float64)
-        if wanted.shape != (self.spec.action_dim,) or not np.isfinite(wanted).all():
-            raise TaskError(f"a Meta-World action is {self.spec.action_dim} finite numbers, got {action!r}")
-        observed, *_, info = self._env.step(np.clip(wanted, -_LIMIT, _LIMIT))
-        self._steps += 1
-        self._success |= bool(info["success"])
+        observed, *_, info = self._env.step(np.clip(self._checked(action), -_LIMIT, _LIMIT))
+        self._stepped(info["success"])
         self._seen = np.asarray(observed, dtype=np.float32)
-
-    @property
-    def score(self) -> float:
-        return float(self.success)
-
-    @property
-    def success(self) -> bool:
-        return bool(self._success)
-
-    @property
-    def done(self) -> bool:
-        return self.success or self._steps >= self.spec.max_steps
 
     def render(self) -> npt.NDArray[np.uint8]:
         try:

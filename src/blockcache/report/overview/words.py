@@ -15,7 +15,7 @@ KINDS: dict[str, tuple[Colour, Marker]] = {
     "Uniform": ("grey", "square"),
     "DDPM-N": ("blue", "down"),
     "DDIM-N": ("sky", "up"),
-    "SDE-DPMSOLVER++-N": ("grey", "cross"),
+    "SDE-DPM-Solver++-N": ("grey", "cross"),
     "placed DDPM-N": ("pink", "cross"),
     "fitted-N": ("amber", "x"),
     "reuse on few steps": ("ink", "diamond"),

@@ -7,7 +7,7 @@ task. Whatever is finished is kept, so a tuning that was killed goes on where it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.looks import GLANCE, LONG, Clock, Looks
-from blockcache.compare.results import FRESH_SEEDS, GENERATIONS
+from blockcache.compare.results import BASELINE, FRESH_SEEDS, GENERATIONS
 from blockcache.compare.summary import summarise
 from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, choose, front, promising
 from blockcache.files import Count, Format, PathLike, make_directory
@@ -116,10 +116,9 @@ def tune(
     budgets = OWN_BUDGETS[2:5] if free else OWN_BUDGETS
     points += looks.at([f"action:budget={budget:g}" for budget in budgets], GLANCE)
     looked = look_longer(looks, points, goal)
-    # the rest of the front is shown as it was glanced at
-    plain_ms, points = looks.timed(
-        [*looked.values(), *(point for point in front(points) if point.method not in looked)]
-    )
+    # the rest of the front is shown as it was glanced at, and so is what all of it is compared with
+    rest = {point.method: point for point in points if point.method == BASELINE or point in front(points)}
+    plain_ms, points = looks.timed(list((rest | looked).values()))
     fresh = None
     if task is not None:
         first = task_spec(task).first_test_seed
@@ -141,11 +140,10 @@ def tune(
             rows = summarise(evaluation.run(backend, progress=progress))
             return {names[row.method.name]: row.difference for row in rows if row.difference is not None}
 
-        best = [point.method for point in promising(long_looked(points), goal, ROLLED_OUT)]
-        rolled = differences(best, first + TUNING_SEEDS)
-        points = [replace(point, rollouts=rolled.get(point.method)) for point in points]
-        chosen = choose([point for point in points if point.rollouts is not None], goal)
-        fresh = differences([chosen.method], first + FRESH_SEEDS)[chosen.method]
+        points = roll_out(points, goal, lambda methods: differences(methods, first + TUNING_SEEDS))
+        chosen = choose([point for point in points if point.rollouts or point.method == BASELINE], goal)
+        if chosen.method != BASELINE:
+            fresh = differences([chosen.method], first + FRESH_SEEDS)[chosen.method]
     else:
         chosen = choose(long_looked(points), goal)
     tuning = Tuning(
@@ -188,8 +186,24 @@ def look_longer(looks: Looks, points: list[Point], goal: Goal) -> dict[str, Poin
     return looked
 
 
+def roll_out(
+    points: list[Point], goal: Goal, differences: Callable[[list[str]], Mapping[str, Estimate]]
+) -> list[Point]:
+    """All points, the best few of them rolled out. A prediction may flatter too: where none of these rules the loss out that
+    was asked for, the next ones are rolled out. The full policy needs none: it is what the others are compared with."""
+    waiting = [point for point in points if point.method != BASELINE and goal.miss(point) < math.inf]
+    rolled: dict[str, Estimate] = {}
+    while waiting:
+        rolled |= differences([point.method for point in promising(long_looked(waiting), goal, ROLLED_OUT)])
+        points = [replace(point, rollouts=rolled.get(point.method)) for point in points]
+        waiting = [point for point in waiting if point.method not in rolled]
+        if goal.loss is None or any(point.rollouts and goal.miss(point) == 0 for point in points):
+            break
+    return points
+
+
 def long_looked(points: list[Point]) -> list[Point]:
-    """Those that were looked at for long: a glance is not enough to be chosen by."""
+    """Those of them that were looked at for longest: a glance is not enough to be chosen by."""
     most = max(point.chunks for point in points)
     return [point for point in points if point.chunks == most]
 

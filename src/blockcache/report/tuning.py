@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockcache.compare.results import BASELINE
 from blockcache.compare.tuning import Point, Tuning
 from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS
@@ -54,15 +55,20 @@ def _answer(found: Tuning) -> str:
     if not found.met:
         unit = "ms" if goal.deadline_ms is not None else "of the score"
         miss = goal.miss(chosen)
-        return f"Nothing was found {goal.text()}; nearest is {what} It misses by {miss:.3g} {unit}."
-    proof = "Not rolled out: the loss is a prediction; `--task` measures it."
-    if found.fresh is not None:
-        allowed = -LOSSLESS if goal.loss is None else goal.loss
-        proof = (
-            f"On {found.fresh.n} fresh pairs of rollouts its score differs by {found.fresh.text('{:+.3f}')}: "
-            f"a loss of {allowed:g} is {'' if found.fresh.low > -allowed else 'not '}ruled out."
-        )
-    return f"The best {goal.text()} is {what} {proof}"
+        return f"Nothing was found {goal.text()}; nearest is {what} It misses by {miss:.3g} {unit}. {_proof(found)}"
+    return f"The best {goal.text()} is {what} {_proof(found)}"
+
+
+def _proof(found: Tuning) -> str:
+    if found.chosen.method == BASELINE:
+        return "It computes every block at every step, and loses nothing."
+    if found.fresh is None:
+        return "Not rolled out: the loss is a prediction; `--task` measures it."
+    allowed = -LOSSLESS if found.goal.loss is None else found.goal.loss
+    return (
+        f"On {found.fresh.n} fresh pairs of rollouts its score differs by {found.fresh.text('{:+.3f}')}: "
+        f"a loss of {allowed:g} is {'' if found.fresh.low > -allowed else 'not '}ruled out."
+    )
 
 
 def _sampler_note(chosen: Point) -> list[str]:

@@ -389,7 +389,7 @@ def test_a_deadline_that_one_step_does_not_keep_is_refused(policy, run):
 
 def test_a_goal_that_nothing_meets_is_said_with_the_nearest_miss(policy, run):
     found = run(policy, loss=1e-9, keep_spread=True).tuning
-    (answer, *_) = tuning_blocks(replace(found, goal=Goal(loss=1e-9), chosen=replace(found.chosen, loss=0.4)))
+    (answer, *_) = tuning_blocks(replace(found, goal=Goal(loss=1e-9), chosen=point("ddpm-3", loss=0.4)))
     assert "Nothing was found for a loss of at most 1e-09; nearest is" in answer.text
     assert "It misses by 0.4 of the score. Not rolled out" in answer.text
 
@@ -408,6 +408,33 @@ def test_the_full_policy_can_be_the_answer(policy, run):
     full = point("full", 9.0)
     text = tuning_blocks(replace(run(policy).tuning, goal=Goal(loss=0.1), points=(full,), chosen=full))[0].text
     assert text.endswith("It computes every block at every step, and loses nothing.")
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("action:budget=0.2", "only what its blocks reuse is changed"),
+        ("dpmsolver++-5", "Plain fewer steps won"),
+        ("dpmsolver++-5+action:budget=0.5", "another sampler than the policy's own"),
+        ("ddpm-5:placed", "another sampler than the policy's own"),
+    ],
+)
+def test_what_was_changed_of_the_policy_is_said(policy, run, method, words):
+    chosen = point(method)
+    *_, notes = tuning_blocks(replace(run(policy).tuning, points=(chosen,), chosen=chosen))
+    assert any(words in item for item in notes.items)
+
+
+def test_reuse_is_tried_on_top_of_every_sampler_whatever_its_name():
+    points = [
+        point("dpmsolver++-5", 5, 0.01),
+        point("ddim-6", 6, 0.02),
+        point("full", 20),
+        point("action:budget=0.2", 9),
+    ]
+    assert tune.cached_methods(points, Goal(loss=0.1)) == [
+        f"{name}+action:budget={budget:g}" for name in ("dpmsolver++-5", "ddim-6") for budget in tune.BUDGETS
+    ]
 
 
 def test_with_the_sampler_kept_only_schedules_are_tried(policy, run):
@@ -463,13 +490,13 @@ def test_a_foreign_policy_gets_its_sampler_and_schedule(run, tmp_path):
 
 
 def test_the_table_marks_the_front_and_the_choice(tmp_path):
-    points = (point("fast", 1.0, 0.02), point("slow", 9.0, 0.0), point("beaten", 9.5, 0.05))
+    points = (point("ddpm-5", 1.0, 0.02), point("ddpm-16", 9.0, 0.0), point("ddim-16", 9.5, 0.05))
     found = Tuning(
         policy={"source": "x", "fingerprint": bc.Fingerprint().to_dict()}, goal=Goal(deadline_ms=5.0), setting={},
         machine={}, plain_ms=90.0, points=points, chosen=points[0], fresh=None, notes=(),
     )  # fmt: skip
     answer, shown, _ = tuning_blocks(found)
-    assert "The best within 5 ms is **fast**" in answer.text
+    assert "The best within 5 ms is **ddpm-5**" in answer.text
     assert "90x the plain policy" in answer.text
     assert isinstance(shown, Table)
     assert [row[0] for row in shown.rows] == ["chosen", "front", ""]

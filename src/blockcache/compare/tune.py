@@ -15,6 +15,7 @@ from typing import Any
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.looks import GLANCE, LONG, Clock, Looks
+from blockcache.compare.methods import parse_method
 from blockcache.compare.results import BASELINE, FRESH_SEEDS, GENERATIONS
 from blockcache.compare.summary import summarise
 from blockcache.compare.tuning import Goal, Point, Tuning, TuningError, choose, front, promising
@@ -108,7 +109,8 @@ def tune(
     if deadline_ms is not None:
         looks.check_deadline(deadline_ms)
     free = not keep_sampler and port.sampler is not None
-    points = looks.at(["full", *(fewer_steps(port) if free else ())], GLANCE)
+    simple = [BASELINE, *(fewer_steps(port) if free else ())]
+    points = looks.at(simple, GLANCE)
     if free and isinstance(port.sampler, Diffusion):
         points += at_chosen_samplers(looks, goal, most=len(port.timesteps))
     if free:
@@ -116,8 +118,8 @@ def tune(
     budgets = OWN_BUDGETS[2:5] if free else OWN_BUDGETS
     points += looks.at([f"action:budget={budget:g}" for budget in budgets], GLANCE)
     looked = look_longer(looks, points, goal)
-    # the rest of the front is shown as it was glanced at, and so is what all of it is compared with
-    rest = {point.method: point for point in points if point.method == BASELINE or point in front(points)}
+    # the rest of the front is shown as it was glanced at, and so is what anybody would try first
+    rest = {point.method: point for point in points if point.method in simple or point in front(points)}
     plain_ms, points = looks.timed(list((rest | looked).values()))
     fresh = None
     if task is not None:
@@ -245,7 +247,8 @@ def at_chosen_samplers(looks: Looks, goal: Goal, most: int) -> list[Point]:
 
 def cached_methods(points: list[Point], goal: Goal) -> list[str]:
     """The best samplers so far with part of their blocks' outputs reused: a sampler that is too slow may fit then."""
-    bare = [point for point in points if "+" not in point.method and not point.method.startswith(("full", "action"))]
+    parsed = {point.method: parse_method(point.method) for point in points}
+    bare = [point for point in points if parsed[point.method].sampler and not parsed[point.method].reuse]
     by_loss = sorted(bare, key=lambda point: (point.loss, point.p50_ms))[:2]
     wanted = sorted(bare, key=goal.order)[:2]
     names = dict.fromkeys(point.method for point in (*wanted, *by_loss))

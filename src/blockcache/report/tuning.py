@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockcache.compare.methods import FewerSteps, parse_method
 from blockcache.compare.results import BASELINE
 from blockcache.compare.tuning import Point, Tuning
 from blockcache.files import PathLike
@@ -40,7 +41,7 @@ def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
         "Milliseconds: one chunk, batch 1, all interleaved in one run with the plain policy, "
         f"which takes {found.plain_ms:.1f} ms.",
         "Predicted loss: from how far the actions are from the policy's own as distributions (docs/check.md); a prediction.",
-        *(_sampler_note(chosen)),
+        _sampler_note(chosen),
         *(plain(note) + "." for note in found.notes),
     ]
     return (Paragraph(_answer(found)), table(_COLUMNS, rows, left=3), Bullets(tuple(notes)))
@@ -71,17 +72,13 @@ def _proof(found: Tuning) -> str:
     )
 
 
-def _sampler_note(chosen: Point) -> list[str]:
-    method = chosen.method
-    if method.startswith(("full", "action", "bac")):
-        return ["The sampler is the policy's own: only what its blocks reuse is changed."]
-    plainly = "+" not in method and "fitted" not in method and "placed" not in method
-    words = (
-        "Plain fewer steps won: no schedule does better here."
-        if plainly
-        else "This is another sampler than the policy's own."
-    )
-    return [words]
+def _sampler_note(chosen: Point) -> str:
+    method = parse_method(chosen.method)
+    if method.sampler is None:
+        return "The sampler is the policy's own: only what its blocks reuse is changed."
+    if method.reuse is None and isinstance(method.sampler, FewerSteps) and not method.sampler.placed:
+        return "Plain fewer steps won: no schedule does better here."
+    return "This is another sampler than the policy's own."
 
 
 def draw_front(found: Tuning, path: PathLike) -> None:

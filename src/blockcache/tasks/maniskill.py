@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from io import StringIO
 from itertools import chain, repeat
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -36,9 +36,9 @@ UNIT = 0.5  # radians
 _OPEN = 0.04  # where a finger is then, in metres
 _DECIMETRES = 10.0  # in a metre: positions then have about the size of the other numbers
 _CONTROL_RATE = 20.0  # actions a second
-_idle: defaultdict[str, list[Any]] = defaultdict(list)
-"""Simulators that nobody uses any more, by task. To build a scene and take it down takes longer than to play in it, and a
-reset leaves nothing of what was played before."""
+_ANEW = {"reconfigure": True}
+"""How a simulator is reset: in a scene that has been used, PhysX remembers in which order bodies touched, and a grasp then
+ends a little elsewhere."""
 
 
 class ManiSkill(Flagged):
@@ -54,8 +54,8 @@ class ManiSkill(Flagged):
         self._seen: dict[str, Array] = {}
 
     def reset(self, seed: int) -> dict[str, Array]:
-        with _without_visuals():  # some scenes are built anew for every seed
-            self._env.reset(seed=int(seed))
+        with _building():
+            self._env.reset(seed=int(seed), options=_ANEW)
         self._begin()
         self._seed = int(seed)
         self._seen = self._look()
@@ -79,8 +79,6 @@ class ManiSkill(Flagged):
         )
 
     def close(self) -> None:
-        used = [self._env] if self._planner is None else [self._env, self._planner.unwrapped]
-        _idle[self.spec.name] += [env for env in used if env is not None]
         self._env = self._planner = None
 
     def plan(self) -> list[Array]:
@@ -92,7 +90,7 @@ class ManiSkill(Flagged):
             f"mani_skill.examples.motionplanning.panda.solutions.{TASKS[self.spec.name][1]}"
         )
         self._planner.actions.clear()
-        with _without_visuals(), redirect_stdout(StringIO()):  # it prints where it gives up
+        with _building(), redirect_stdout(StringIO()):  # it prints where it gives up
             module.solve(self._planner, seed=self._seed)
         return [np.append((targets[:-1] - HOME) / UNIT, targets[-1]) for targets in self._planner.actions]
 
@@ -135,9 +133,7 @@ def _make(spec: TaskSpec) -> Any:
         warnings.filterwarnings("ignore", ".*libvulkan")  # nothing is drawn
         import mani_skill.envs  # noqa: F401  # registers its tasks
 
-    if _idle[spec.name]:
-        return _idle[spec.name].pop()
-    with _without_visuals():
+    with _building():
         return gymnasium.make(
             TASKS[spec.name][0],
             num_envs=1,
@@ -157,7 +153,7 @@ class _Recorded:
         self.actions: list[Array] = []
 
     def reset(self, seed: int) -> Any:
-        return self.unwrapped.reset(seed=seed)
+        return self.unwrapped.reset(seed=seed, options=_ANEW)
 
     def step(self, action: Array) -> Any:
         self.actions.append(np.array(action, dtype=np.float64))
@@ -172,14 +168,17 @@ class _NoMaterial:
 
 
 @contextmanager
-def _without_visuals() -> Iterator[None]:
+def _building() -> Iterator[None]:
     """Scenes that are built meanwhile have bodies, and nothing to see. ManiSkill's `render_backend="none"` alone still makes
-    materials, which needs a Vulkan device."""
+    materials, which needs a Vulkan device. Nor is all garbage of Python collected for each of them, which ManiSkill does for
+    the sake of a GPU and which takes longer than the building."""
     import sapien.render
+    from mani_skill.envs import sapien_env
     from sapien.wrapper import actor_builder, urdf_loader
 
     builder = actor_builder.ActorBuilder
     with ExitStack() as changed:
+        changed.enter_context(patch.object(sapien_env, "gc", SimpleNamespace(collect=lambda: 0)))
         for place in (sapien.render, urdf_loader):
             changed.enter_context(patch.object(place, "RenderMaterial", _NoMaterial))
         for name in dir(builder):

@@ -78,13 +78,13 @@ def _all_tasks(found: Sequence[Found]) -> list[Block]:
     """The figure as a table: each method's difference on every task."""
     header = ["method", *(plain(item.task) for item in found)]
     rows = [["full precision: its success", *(estimate(item.collection.full.success, "{:.2f}") for item in found)]]
-    for name in shared(found):
-        differences = [item.compared[name].difference for item in found]
+    for names in shared(found):
+        differences = [item.compared[name].difference for item, name in zip(found, names, strict=True)]
         shown = [
             f"**{estimate(value, '{:+.2f}')}**" if value is not None and value.lossless else estimate(value, "{:+.2f}")
             for value in differences
         ]
-        rows.append([plain(label(name)), *shown])
+        rows.append([plain(label(names[0])), *shown])
     about = "Paired difference of the score to full precision, 95 % intervals; **lossless** ones are bold."
     return [Paragraph(about), table(header, rows)]
 

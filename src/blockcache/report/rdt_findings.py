@@ -81,7 +81,7 @@ def summary(found: Sequence[Found]) -> list[str]:
     ]
     for updates in sorted({updates for item in found for updates in item.bacs}):
         items.append(f"**BAC S = {updates}**: {_verdicts(found, updates)}.")
-    everywhere = [name for name in shared(found) if all(_lossless(item, name) for item in found)]
+    everywhere = [names[0] for names in shared(found) if all(map(_lossless, found, names))]
     items.append(
         "**Lossless on every task**, of the methods that all of them met: " + (_listed(everywhere) or "none") + "."
     )
@@ -120,9 +120,11 @@ def _verdicts(found: Sequence[Found], updates: int) -> str:
     return "; ".join(f"{verdict} on {', '.join(tasks)}" for verdict, tasks in places.items() if tasks)
 
 
-def shared(found: Sequence[Found]) -> list[str]:
-    """Methods that every policy met, in the order of the suite."""
-    return [name for name in found[0].item.suite.methods if all(name in item.compared for item in found)]
+def shared(found: Sequence[Found]) -> list[tuple[str, ...]]:
+    """What every policy met, in the order of the suite: the method by its name on each. What was tuned goes by one name for
+    people, and is another method on each."""
+    named = [{label(name): name for name in item.item.suite.methods if name in item.compared} for item in found]
+    return [tuple(names[key] for names in named) for key in named[0] if all(key in names for names in named)]
 
 
 def _lossless(item: Found, name: str) -> bool:

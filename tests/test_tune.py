@@ -129,6 +129,11 @@ def test_where_rollouts_contradict_the_prediction_the_next_ones_are_rolled_out()
     assert asked == [["f1", "f2", "f3"]]
 
 
+def test_what_cannot_be_rolled_out_is_tried_once():
+    points = [point(f"f{ms}", ms) for ms in (1, 2, 3, 4)]
+    assert tune.roll_out(points, Goal(loss=0.1), lambda methods: {}) == points
+
+
 def test_a_deadline_is_not_kept_the_better_by_more_rollouts():
     _, asked = rolled_out([point(f"f{ms}", ms) for ms in (1, 2, 3, 4)], Goal(deadline_ms=9), {})
     assert asked == [["f1", "f2", "f3"]]

@@ -196,9 +196,10 @@ def roll_out(
     waiting = [point for point in points if point.method != BASELINE and goal.miss(point) < math.inf]
     rolled: dict[str, Estimate] = {}
     while waiting:
-        rolled |= differences([point.method for point in promising(long_looked(waiting), goal, ROLLED_OUT)])
+        best = promising(long_looked(waiting), goal, ROLLED_OUT)
+        rolled |= differences([point.method for point in best])
         points = [replace(point, rollouts=rolled.get(point.method)) for point in points]
-        waiting = [point for point in waiting if point.method not in rolled]
+        waiting = [point for point in waiting if point not in best]  # also what could not be rolled out
         if goal.loss is None or any(point.rollouts and goal.miss(point) == 0 for point in points):
             break
     return points

@@ -15,10 +15,12 @@ help:
 	@echo "make fuzz   100,000 damaged files a format and 2,000 random policies, summary in out/fuzz.json; hours"
 	@echo "make bench  engines beside what users run today, into out/; leave the machine alone while it runs"
 
-$(READY): requirements.txt pyproject.toml
+HOUSES := runtime library laboratory
+
+$(READY): requirements.txt $(HOUSES:%=%/pyproject.toml)
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps $(HOUSES:%=--editable ./%)
 	@touch $@
 
 demo: $(READY)
@@ -33,23 +35,23 @@ lint: $(READY)
 test: lint
 	$(PYTHON) -m pytest
 
-$(BROWSER): tests/browser/requirements.txt $(READY)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement tests/browser/requirements.txt
+$(BROWSER): library/tests/browser/requirements.txt $(READY)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement library/tests/browser/requirements.txt
 	@touch $@
 
 test-browser: $(BROWSER)
-	sh tests/browser/install_chromium.sh
-	$(PYTHON) -m pytest tests/browser
+	sh library/tests/browser/install_chromium.sh
+	$(PYTHON) -m pytest library/tests/browser
 
 bench: $(READY)
 	mkdir -p out
 	$(VENV)/bin/blockcache bench --json out/bench.json --plot out/bench.png
 
 fuzz: $(READY)
-	$(PYTHON) -m tests.fuzz --output out/fuzz.json
+	PYTHONPATH=library/tests $(PYTHON) -m fuzz --output out/fuzz.json
 
 pins: $(READY)
-	{ sed -n '/^#/p' requirements.txt; $(PYTHON) -m pip freeze --exclude blockcache --exclude playwright --exclude greenlet --exclude pyee | sed 's/+cpu//'; } > requirements.new
+	{ sed -n '/^#/p' requirements.txt; $(PYTHON) -m pip freeze --exclude blockcache --exclude blockcache-runtime --exclude blockcache-lab --exclude playwright --exclude greenlet --exclude pyee | sed 's/+cpu//'; } > requirements.new
 	mv requirements.new requirements.txt
 
 clean:

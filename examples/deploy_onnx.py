@@ -8,8 +8,7 @@ import sys
 import time
 
 import numpy as np
-
-from blockcache.deploy import ExportedPolicy, History, open_export
+from blockcache_runtime import ExportedPolicy, History, open_export
 
 
 class Robot:

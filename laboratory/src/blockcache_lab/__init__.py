@@ -1,0 +1,1 @@
+"""The laboratory: the paper's suites, analyses and pages, training, and simulators beyond Push-T."""

@@ -1,0 +1,22 @@
+"""Verbs of the laboratory: `paper ...`, `analyse`, `policy train` and `policy demonstrate`."""
+
+from blockcache.cli.lazy import LazyGroup
+
+paper = LazyGroup(
+    "paper",
+    package=__name__,
+    help="The paper's comparisons and measurements, and the pages made from them.",
+    verbs={
+        "suite": ("suites:suite", "One of the paper's comparisons, the frontier or RDT, in closed loop."),
+        "timing": ("suites:timing", "Milliseconds of all the suites' methods, in one interleaved run."),
+        "results": ("suite_pages:results", "The page of results, from the suites' files."),
+        "distances": ("suites:distances", "How far the frontier's actions are from the policy's own."),
+        "frontier": ("suite_pages:frontier", "The page of suite frontier, with its pictures."),
+        "rdt": ("suite_pages:rdt", "The page of suite rdt, with its pictures."),
+        "performance": ("studies:performance", "Everything that the page on performance shows, and the page."),
+        "errors": ("studies:errors", "Caching error per block and action error of every method, and the page."),
+        "flops": ("studies:flops", "FLOPs of one generation, in full and under schedules."),
+        "families": ("families:families", "Which policies are accepted, and by which engines."),
+        "rdt-size": ("families:rdt_size", "RDT at its real size: the plain policy beside exact reuse."),
+    },
+)

@@ -1,0 +1,183 @@
+"""Of the group `paper`: what is measured without a simulator (performance, errors, flops), and its pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from blockcache.cli import arguments as arg
+from blockcache_runtime.cores import cores
+from blockcache_runtime.files import make_directory, write_bytes
+
+output_option = click.option(
+    "-o",
+    "--output",
+    type=arg.OUTPUT_DIRECTORY,
+    default="out",
+    help="Directory for the figures (.json) and the page (.md).",
+)
+render_option = click.option("--render-only", is_flag=True, help="The page anew from its figures; measures nothing.")
+
+
+@click.command()
+@output_option
+@render_option
+@click.option("--repeats", type=click.IntRange(2, arg.MOST), default=30, help="Interleaved rounds.")
+def performance(output: Path, render_only: bool, repeats: int) -> None:
+    """Measure everything that docs/performance.md shows, and write the page. About ten minutes on two idle cores.
+
+    \b
+    Examples:
+      blockcache paper performance
+      blockcache paper performance -o docs --render-only
+    """
+    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.markdown import render
+    from blockcache.report.performance import FORMAT, page
+    from blockcache_lab.pages.performance_pictures import BENCH_PICTURE, GROWTH_PICTURE, plot_bench, plot_growth
+
+    require_matplotlib()
+    source = output / "performance.json"
+    if not render_only:
+        measured = _measure_everything(repeats)
+        make_directory(output)
+        FORMAT.save(source, measured)
+    results = FORMAT.load(source)
+    with FORMAT.reading(source):
+        found = page(results)
+        plot_bench(results["bench"], output / BENCH_PICTURE)
+        plot_growth(results["growth"], output / GROWTH_PICTURE)
+    write_bytes(output / "performance.md", render(found).encode())
+    click.echo(f"{output / 'performance.md'}")
+
+
+def _measure_everything(repeats: int) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from blockcache.compare.bench import run_bench
+    from blockcache.models.dpt.shape import Shape
+    from blockcache.models.registry import port_of
+    from blockcache_lab.studies.limits import measure_limits
+    from blockcache_lab.studies.scaling import calibration, compare_shapes, exported, footprint, growth, printed_for
+
+    shape = Shape()
+    click.echo("1/6 benchmark")
+    port = port_of(shape.policy())
+    found = run_bench(port, printed_for(shape), port.typical(1), asdict(shape), threads=cores(), repeats=repeats)
+    bench = found.to_dict()
+    for row in bench["rows"]:
+        del row["samples_ms"]
+    click.echo("2/6 where the time goes")
+    limits = [measure_limits(exported(shape), threads, repeats) for threads in sorted({1, cores()})]
+    click.echo("3/6 other shapes")
+    shapes = compare_shapes(cores(), repeats=7)
+    click.echo("4/6 growth")
+    grown = growth(repeats=15)
+    click.echo("5/6 memory and long runs")
+    feet = {
+        "8 x 256, T = 10": footprint(shape, calls=300, generations=1000),
+        "8 x 256, T = 10, large pages": footprint(shape, calls=300, generations=1000, large_pages=True),
+        "8 x 768, T = 16": footprint(Shape(width=768, horizon=16), calls=30, generations=20),
+    }
+    click.echo("6/6 calibration")
+    recorded = calibration(shape)
+    return {
+        "bench": bench,
+        "limits": limits,
+        "shapes": shapes,
+        "growth": grown,
+        "footprint": feet,
+        "calibration": recorded,
+    }
+
+
+@click.command()
+@arg.policy_argument(required=False)
+@output_option
+@render_option
+@arg.observations_option
+@arg.generations_option
+@arg.threads_option
+def errors(
+    policy: arg.PolicySource | None,
+    output: Path,
+    render_only: bool,
+    observations: str | None,
+    generations: int,
+    threads: int,
+) -> None:
+    """Caching error per block and action error of POLICY under every method at S = 5, 10 and 20.
+
+    \b
+    Examples:
+      blockcache paper errors pusht
+      blockcache paper errors -o docs --render-only
+    """
+    from blockcache.report.markdown import render
+    from blockcache.report.terminal import display
+    from blockcache_lab.pages.caching import FORMAT, page
+
+    if (policy is None) != render_only:
+        raise click.UsageError(
+            "name either a POLICY to measure, or --render-only to write the page of what was measured"
+        )
+    source = output / "caching-error.json"
+    if policy is not None:
+        seen = policy.observations(observations)
+
+        import torch
+
+        from blockcache_lab.studies.caching import caching_study
+
+        torch.set_num_threads(threads)
+        measured = caching_study(policy.port, seen, generations=generations, command=arg.typed())
+        make_directory(output)
+        FORMAT.save(source, measured)
+    results = FORMAT.load(source)
+    with FORMAT.reading(source):
+        found = page(results)
+    write_bytes(output / "caching-error.md", render(found).encode())
+    display(found)
+
+
+@click.command()
+@click.argument("schedules", nargs=-1)
+@click.option("--policy", type=arg.POLICY, help="Take the shape from this policy.")
+@click.option("--width", type=arg.SIZE, default=256)
+@click.option("--layers", type=arg.LAYERS, default=8)
+@click.option("--tokens", type=arg.SIZE, default=10, help="Action tokens (the horizon).")
+@click.option("--cond-tokens", type=arg.SIZE, default=3, help="Condition tokens: the time and the observation steps.")
+@click.option("--cond-dim", type=click.IntRange(0, 100_000), default=66, help="Numbers per observation step.")
+@click.option("--action-dim", type=arg.SIZE, default=2)
+@click.option("--steps", type=arg.SIZE, default=100, help="Denoising steps.")
+def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: int, **sizes: int) -> None:
+    """FLOPs of one generation, in full and under each of the SCHEDULES (files or names of the paper's).
+
+    By formula: 2 x multiply-adds, attention products included, batch 1. The default shape is the paper's.
+
+    \b
+    Examples:
+      blockcache paper flops square_ph pusht kitchen
+      blockcache paper flops schedule.json --policy pusht
+      blockcache paper flops --width 768 --tokens 16
+    """
+    if policy is not None:
+        arg.refuse_sizes_beside_a_policy({"steps", *sizes})
+    loaded = {name: arg.load_schedule(name) for name in schedules}
+
+    from blockcache.models.dpt.flops import DPTShape
+    from blockcache.report.performance import flops_table
+    from blockcache.report.terminal import display
+    from blockcache.schedule.cost import generation
+
+    if policy is not None:
+        port = policy.port
+        blocks, every_step, steps = port.adapter.blocks, port.adapter.every_step, len(port.timesteps)
+    else:
+        action = sizes.pop("action_dim")
+        shape = DPTShape(**sizes, input_dim=action, output_dim=action)
+        blocks, every_step = shape.blocks, shape.every_step
+    costs = {name: (generation(blocks, every_step, steps, item), item.reused_share) for name, item in loaded.items()}
+    display(flops_table(generation(blocks, every_step, steps), costs))

@@ -1,0 +1,110 @@
+"""Of the group `paper`: the pages that show the suites, made from their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from blockcache.cli import arguments as arg
+from blockcache_runtime.files import make_directory, write_bytes
+
+stored_option = click.option(
+    "--stored", type=arg.OUTPUT, help="Also write the small summary that the demo shows as stored."
+)
+
+
+@click.command()
+@click.argument("directory")
+@click.argument("others", nargs=-1)
+@click.option(
+    "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for results.md and its picture."
+)
+@stored_option
+def results(directory: str, others: tuple[str, ...], output: Path, stored: str | None) -> None:
+    """Make the page of results from the suites' files in DIRECTORY, whichever are there.
+
+    OTHERS hold suite main of other policies, such as those of other tasks or training seeds: the page sums them up.
+
+    \b
+    Examples:
+      blockcache paper results out/suites
+      blockcache paper results out/suites out/assembly-seed0 out/assembly-seed1 -o docs
+      blockcache paper results out/suites -o docs --stored src/blockcache/assets/stored_results.json
+    """
+    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.markdown import render
+    from blockcache.report.stored import summarise_suite
+    from blockcache.report.suites import Collection
+    from blockcache_lab.pages.other_policies import load_other_policies
+    from blockcache_lab.pages.results import PICTURE, page
+    from blockcache_lab.pages.tradeoff import plot_tradeoff
+
+    require_matplotlib()
+    collection, further = Collection.load(directory), load_other_policies(others)
+    if stored is not None:
+        summarise_suite(collection, "main").save(stored)
+        click.echo(stored)
+    make_directory(output)
+    plot_tradeoff(collection, output / PICTURE)
+    write_bytes(output / "results.md", render(page(collection, directory, further)).encode())
+    click.echo(f"{output / 'results.md'}")
+    if collection.missing:
+        click.echo(f"missing suites: {', '.join(collection.missing)}")
+    if collection.timings is None:
+        click.echo(f"missing timings: run 'blockcache paper timing POLICY -o {directory}'")
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True)
+@click.option(
+    "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for frontier.md and its pictures."
+)
+@stored_option
+def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> None:
+    """Make the page of suite frontier from the files in DIRECTORIES, one for each policy.
+
+    \b
+    Examples:
+      blockcache paper frontier out/frontier out/frontier-assembly -o docs
+      blockcache paper frontier out/frontier -o docs --stored src/blockcache/assets/stored_results.json
+    """
+    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.markdown import render
+    from blockcache.report.stored import summarise_suite
+    from blockcache_lab.pages.frontier import Found, draw, page
+
+    require_matplotlib()
+    found = [Found.load(directory) for directory in directories]
+    if stored is not None:
+        summarise_suite(found[0].collection).save(stored)
+        click.echo(stored)
+    make_directory(output)
+    for item in found:
+        draw(item, output)
+    write_bytes(output / "frontier.md", render(page(found)).encode())
+    click.echo(f"{output / 'frontier.md'}")
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True)
+@click.option("-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for rdt.md and its pictures.")
+def rdt(directories: tuple[str, ...], output: Path) -> None:
+    """Make the page of suite rdt from the files in DIRECTORIES, one for each policy.
+
+    \b
+    Example:
+      blockcache paper rdt out/rdt-push-cube out/rdt-pick-cube -o docs
+    """
+    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.markdown import render
+    from blockcache_lab.pages.rdt import draw, page
+    from blockcache_lab.pages.rdt_findings import Found
+
+    require_matplotlib()
+    found = [Found.load(directory) for directory in directories]
+    make_directory(output)
+    for item in found:
+        draw(item, output)
+    write_bytes(output / "rdt.md", render(page(found)).encode())
+    click.echo(f"{output / 'rdt.md'}")

@@ -1,0 +1,209 @@
+"""Of the group `paper`: its comparisons in closed loop, their timing, and distances. Their pages are made elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from blockcache.cli import arguments as arg
+from blockcache.cli.rollouts import chosen_backend, engine_option, exit_if_failed, resumable, run_options, task_option
+from blockcache_lab.studies.suites import ALONE, DISTANCES, FRONTIER, KINDS, SUITES, TIMINGS
+from blockcache_runtime.files import make_directory
+
+if TYPE_CHECKING:
+    from blockcache.report.suites import SuiteResults
+
+output_option = click.option(
+    "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out/suites", help="Directory, shared by all suites."
+)
+tuned_option = click.option(
+    "--tuned",
+    metavar="DIR",
+    help=f"For the suites {' and '.join(ALONE)}: what 'blockcache tune' wrote for the policy, compared as well.",
+)
+
+
+@click.command()
+@click.argument("name", metavar="NAME", type=click.Choice(tuple(KINDS)))
+@arg.policy_argument()
+@output_option
+@run_options
+@click.option(
+    "--main-rollouts",
+    type=arg.COUNT,
+    default=250,
+    help="In suite main, of full, BAC, and Uniform, DDIM and DDPM at equal FLOPs; in suite frontier, of the tuned one.",
+)
+@tuned_option
+@click.option("--quick", is_flag=True, help="A few short rollouts, to see that it works. No results.")
+def suite(
+    name: str,
+    policy: arg.PolicySource,
+    output: Path,
+    task: str | None,
+    engine: str,
+    workers: int | None,
+    ray: str | None,
+    observations: str | None,
+    rollouts: int,
+    main_rollouts: int,
+    group: int,
+    generations: int,
+    tuned: str | None,
+    quick: bool,
+) -> None:
+    """Run one of the paper's comparisons on POLICY, in closed loop, or one with what came after it.
+
+    \b
+    Suites, one factor at a time around BAC with S = 10, n = 5, cosine:
+      main      BAC against Uniform, TeaCache, DDIM and DDPM with fewer steps, at equal FLOPs
+      ablation  what each part of BAC is worth; anchor against consecutive; the last step as in the released code
+      metrics   cosine, MSE, L1, Wasserstein
+      n-and-s   S in 3, 5, 7, 10, 20; n in 0, 1, 3, 5, 8
+      ddim      BAC on DDIM-40 against fewer DDIM steps
+    And, on fresh seeds and each into a directory of its own:
+      frontier  action costs, fewer steps, placed and fitted steps, what was tuned
+      rdt       the paper's figure on RDT: BAC with S = 1, 2, 3, 5 against Uniform, fewer steps of DPM-Solver++, action
+                costs, what was tuned; 100 rollouts of a method unless --rollouts says otherwise
+
+    Writes OUTPUT/NAME.json. Finished rollouts are kept in OUTPUT/state for all suites: interrupted or killed, the same
+    command goes on from there, more rollouts build on those that are there, and a method in two suites runs once. The
+    exit code is 1 if a simulator failed in some rollout.
+
+    \b
+    Examples:
+      blockcache paper suite main pusht
+      blockcache paper suite ddim pusht --rollouts 100 --workers 2
+      blockcache paper suite main pusht --quick -o /tmp/quick
+      blockcache paper suite frontier pusht -o out/frontier --rollouts 250 --tuned tuned/
+      blockcache paper suite rdt my_rdt/ -o out/rdt
+    """
+    _check_tuned(tuned, name)
+    if quick and (ignored := arg.given(["rollouts", "main_rollouts", "group", "generations"])):
+        raise click.UsageError(f"{', '.join(ignored)} and --quick exclude one another: a quick run has its own amounts")
+    backend = chosen_backend(workers, ray)
+    chosen, seen = policy.task(task), policy.observations(observations)
+
+    from blockcache.report.suites import SuiteResults
+    from blockcache_lab.studies.suite_runs import QUICK, RolloutCounts, SuiteSetting, prepare_suite
+
+    rollouts = rollouts if arg.given(["rollouts"]) else KINDS[name].rollouts
+    counts = QUICK if quick else RolloutCounts(rollouts, main_rollouts, group, generations)
+    state, path = output / "state", output / f"{name}.json"
+    make_directory(output)
+    with resumable(state):
+        setting = SuiteSetting(policy.port, chosen, seen, state, counts, str(policy), engine)
+        ready = prepare_suite(setting.for_suite(name, tuned), name)
+        ready.check_output(path)
+        results = ready.run(backend)
+    results.save(path)
+    _print(SuiteResults(ready.suite, results))
+    page = name if KINDS[name].alone else "results"
+    click.echo(f"\nwritten to {path}; 'blockcache paper {page} {output}' makes the page")
+    exit_if_failed(results, path)
+
+
+@click.command()
+@arg.policy_argument()
+@output_option
+@task_option
+@engine_option
+@arg.observations_option
+@arg.generations_option
+@click.option("--repeats", type=arg.COUNT, default=20, help="Interleaved rounds.")
+@click.option("--suite", "only", type=click.Choice(ALONE), help="That one instead of the paper's.")
+@tuned_option
+def timing(
+    policy: arg.PolicySource,
+    output: Path,
+    task: str | None,
+    engine: str,
+    observations: str | None,
+    generations: int,
+    repeats: int,
+    only: str | None,
+    tuned: str | None,
+) -> None:
+    """Milliseconds of all methods of all suites, in one interleaved run, so that any two can be compared.
+
+    No rollouts; leave the machine alone meanwhile. Writes OUTPUT/timings.json, beside the files of the suites that it is of.
+
+    \b
+    Examples:
+      blockcache paper timing pusht
+      blockcache paper timing pusht --suite frontier -o out/frontier --tuned tuned/
+      blockcache paper timing my_rdt/ --suite rdt -o out/rdt
+    """
+    _check_tuned(tuned, only)
+    chosen, seen = policy.task(task), policy.observations(observations)
+
+    from blockcache.compare.evaluation import save_timings
+    from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteSetting, time_suites
+
+    counts = RolloutCounts(generations=generations)
+    make_directory(output)
+    setting = SuiteSetting(policy.port, chosen, seen, output / "state", counts, str(policy), engine)
+    names = SUITES if only is None else (only,)
+    times = time_suites(setting.for_suite(names[0], tuned), output, repeats, names)
+    save_timings(output / TIMINGS, times, policy.port.fingerprint)
+    click.echo(f"written to {output / TIMINGS}")
+
+
+@click.command()
+@arg.policy_argument()
+@output_option
+@task_option
+@engine_option
+@arg.observations_option
+@arg.generations_option
+@click.option("--samples", type=click.IntRange(4, 10_000), default=64, help="Chunks for each observation.")
+@tuned_option
+def distances(
+    policy: arg.PolicySource,
+    output: Path,
+    task: str | None,
+    engine: str,
+    observations: str | None,
+    generations: int,
+    samples: int,
+    tuned: str | None,
+) -> None:
+    """How far the actions of suite frontier's methods are from the policy's own, to set beside what they cost in rollouts.
+
+    At observations that nothing was calibrated or fitted on. Writes OUTPUT/distances.json, beside the suite's file.
+
+    \b
+    Example:
+      blockcache paper distances pusht -o out/frontier --tuned tuned/
+    """
+    chosen, seen = policy.task(task), policy.observations(observations)
+
+    from blockcache_lab.studies.frontier import measure_distances
+    from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteSetting
+
+    make_directory(output)
+    counts = RolloutCounts(generations=generations)
+    setting = SuiteSetting(policy.port, chosen, seen, output / "state", counts, str(policy), engine)
+    measure_distances(setting.for_suite(FRONTIER, tuned), output, samples).save(output / DISTANCES)
+    click.echo(f"written to {output / DISTANCES}")
+
+
+def _check_tuned(tuned: str | None, name: str | None) -> None:
+    if tuned is not None and name not in ALONE:
+        raise click.UsageError(f"--tuned is for the suites {' and '.join(ALONE)}")
+
+
+def _print(found: SuiteResults) -> None:
+    from blockcache.report.document import Paragraph
+    from blockcache.report.methods import DIFFERENCE, REFERENCE, SCORE, suite_tables
+    from blockcache.report.terminal import display
+
+    columns = ("method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", REFERENCE)
+    notes = (
+        "Differences are paired, with 95 % intervals. Lossless: the interval's lower end is above -0.03.",
+        "† shares the full policy's initial noise only: another sampler.",
+    )
+    quick = ["A quick run: a few shortened rollouts, no results."] if found.suite.quick else []
+    display(*map(Paragraph, quick), *suite_tables(found, columns), Paragraph(" ".join(notes)))

@@ -1,0 +1,104 @@
+"""The verbs `policy demonstrate` and `policy train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from blockcache.cli import arguments as arg
+from blockcache.cli.rollouts import first_seed_option
+from blockcache_runtime.files import check_writable, opened
+
+
+def _demonstrations(path: str) -> str:
+    with opened(path, "demonstrations"):
+        return path
+
+
+def _policy_to_write(path: str) -> str:
+    check_writable(Path(path).parent, directory=True)  # a policy takes its place as a whole
+    return path
+
+
+@click.command()
+@click.argument("task", type=arg.TASK)
+@click.option("-o", "--output", type=arg.OUTPUT, required=True, help="The .npz file to write.")
+@click.option("--episodes", type=click.IntRange(2, arg.MOST), default=300, help="Successful ones.")
+@click.option(
+    "--noise",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.1,
+    help="Spread of what is added to the actions that are executed, in the task's units; what is kept is the expert's.",
+)
+@first_seed_option
+def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed: int) -> None:
+    """Let the simulator's own expert show TASK, to train on. Episodes in which it fails are left out.
+
+    \b
+    Example:
+      blockcache policy demonstrate metaworld-assembly -o assembly.npz
+    """
+    from blockcache.tasks import expert_factory
+
+    expert_factory(task)  # a task without one says so before torch is loaded
+
+    from blockcache_lab.training import demonstrate as run
+
+    failed = run(task, output, episodes, noise=noise, first_seed=first_seed)
+    click.echo(f"{output}: {episodes} episodes; the expert failed in {failed} more, which are left out")
+
+
+@click.command()
+@click.argument("task", type=arg.TASK)
+@click.option(
+    "--data", type=arg.Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=arg.Checked("directory", _policy_to_write),
+    required=True,
+    help="The policy directory to write.",
+)
+@click.option(
+    "--family",
+    type=click.Choice(["dpt", "rdt", "dit"]),
+    default="dpt",
+    help="rdt needs a task that shows language and image tokens, dit one that shows a row of numbers.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["ddpm", "flow"]),
+    help="What a dit learns: noise, for 100 DDPM steps, or a flow, for 10 Euler steps. Default: ddpm.",
+)
+@click.option("--width", type=arg.SIZE, default=256)
+@click.option("--layers", type=arg.LAYERS, default=8)
+@click.option("--horizon", type=arg.SIZE, help="Actions that are generated at once. Default: 10 of dpt, 16 of others.")
+@click.option("--action-steps", "n_action_steps", type=arg.SIZE, default=8, help="Those of them that are executed.")
+@click.option("--epochs", type=arg.COUNT, default=60)
+@click.option("--lr", default=6e-4, help="Highest learning rate; a narrow policy bears a higher one.")
+@click.option("--batch", type=arg.COUNT, default=128, help="Windows in one step.")
+@click.option(
+    "--trunk", type=arg.SIZE, help="Width of the cameras' networks, a multiple of 16. Default: 64, ResNet18's."
+)
+@click.option("--seed", type=arg.SEED, default=0, help="Of the weights, the noise and the order of the data.")
+@click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
+@click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
+def train(task: str, data: str, output: str, threads: int | None, resume: bool, **settings: Any) -> None:
+    """Train a policy for TASK from demonstrations. Killed at any moment, the same command goes on.
+
+    \b
+    Examples:
+      blockcache policy train pusht --data pusht_cchi_v7_lowdim.npz -o my_policy
+      blockcache policy train metaworld-assembly --data assembly.npz -o assembly --width 64 --layers 4 --lr 5e-3
+      blockcache policy train pusht-image --data pusht_cchi_v7_lowdim.npz -o camera_policy --trunk 32 --batch 64
+      blockcache policy train maniskill-push-cube --family rdt --data push.npz -o push --width 128 --layers 4 --lr 1e-3
+      blockcache policy train metaworld-assembly --family dit --objective flow --data assembly.npz -o flow --width 128
+      nice -n 19 blockcache policy train pusht --data demos.npz -o small --width 128 --epochs 80
+    """
+    from blockcache_lab.training import TrainConfig
+    from blockcache_lab.training import train as run
+
+    click.echo(run(TrainConfig(task, **settings), data, output, threads=threads, resume=resume))

@@ -1,0 +1,1 @@
+"""The pages and sections that the laboratory writes from files of results."""

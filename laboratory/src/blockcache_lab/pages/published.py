@@ -1,0 +1,66 @@
+"""The tables printed in the paper, row by row, from the package's copy of them. Averages are recomputed from the cells.
+
+The printed averages mix conventions and some do not follow from their cells, so none of them is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+GROUPS = {"ph": "proficient human (PH)", "mh": "mixed human (MH)", "multi_stage": "multi-stage"}
+
+
+@dataclass(frozen=True)
+class Printed:
+    """One row. A cell holds one success rate, or two: "max performance / average of last 10 checkpoints"."""
+
+    cells: Mapping[str, tuple[float, ...]]
+    gflops: float | None
+    speed: float | None
+
+    @property
+    def average(self) -> tuple[float, ...]:
+        """Of the first figures, and of the second ones."""
+        columns = zip(*self.cells.values(), strict=True)
+        return tuple(sum(column) / len(self.cells) for column in columns)
+
+
+def printed_table(name: str) -> dict[str, dict[str, Printed]]:
+    """Group of tasks -> name of the row -> row; a table without groups has one, "mixed tasks"."""
+    value = _published()[name]
+    flat = all("cells" in row for row in value.values())
+    groups = {"mixed tasks": value} if flat else value
+    return {
+        GROUPS.get(group, group): {row: _row(content) for row, content in rows.items()}
+        for group, rows in groups.items()
+    }
+
+
+def printed_rdt() -> tuple[str, float]:
+    """What the text says of RDT-1B on ManiSkill, whose figure has no numbers, and how many times faster it gets at most."""
+    value = _published()["rdt_1b_maniskill"]
+    return str(value["notes"]), float(value["max_speed"])
+
+
+def full_gflops() -> float:
+    return float(_published()["full_precision_gflops"])
+
+
+def _row(value: Mapping[str, Any]) -> Printed:
+    cells = value["cells"]
+    if "gflops" in value:
+        return Printed({task: tuple(cell) for task, cell in cells.items()}, value["gflops"], value["speed"])
+    speeds = [cell["speed"] for cell in cells.values()]  # printed for each task
+    return Printed({task: (cell["success"],) for task, cell in cells.items()}, None, sum(speeds) / len(speeds))
+
+
+@cache
+def _published() -> dict[str, Any]:
+    text = resources.files("blockcache_lab").joinpath("assets", "published_results.json").read_text("utf-8")
+    value: dict[str, Any] = json.loads(text)
+    return value

@@ -1,0 +1,229 @@
+"""docs/rdt.md, from the files of suite rdt only: the paper's figure on RDT beside what else makes such a policy faster.
+
+Every verdict is computed; none is written down here. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockcache.measure.statistics import difference_interval
+from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
+from blockcache.report.methods import DIFFERENCE, SUCCESS, estimate, shown_ms, suite_tables
+from blockcache.report.suites import label
+from blockcache.results.rollouts import BASELINE, PLAIN, Record
+from blockcache_lab.pages.rdt_findings import Found, is_success, shared, summary
+from blockcache_lab.pages.tradeoff import plot_tradeoff
+from blockcache_lab.pages.verdicts import rivals, who_wins
+
+TRIALS, EPISODES = 3, 25
+"""As the paper has them."""
+AS_PRINTED, IN_ENGINE = f"{TRIALS} x {EPISODES}", "in the engine"
+REAL_BLOCKS, REAL_WIDTH, REAL_IMAGE_TOKENS = 84, 2048, 4374
+"""Of RDT-1B."""
+_COLUMNS = [
+    "method",
+    "n",
+    SUCCESS,
+    AS_PRINTED,
+    DIFFERENCE,
+    "lossless",
+    "GFLOP",
+    "of full",
+    IN_ENGINE,
+    "ms",
+    "over full",
+]
+
+
+def draw(found: Found, directory: Path) -> None:
+    """The picture of one policy: what methods lose, against FLOPs, and against milliseconds if they are known."""
+    plot_tradeoff(found.collection, directory / found.picture)
+
+
+def page(found: Sequence[Found]) -> Document:
+    """The whole page; its pictures lie beside it."""
+    made_from = (
+        "Made from the files of suite rdt; every sentence with a figure or a verdict in it is computed from them. The "
+        f"command:\n`blockcache paper rdt {' '.join(item.directory for item in found)} -o docs`."
+    )
+    quick = "**From a quick run: a few shortened rollouts. No figure on this page means anything.**"
+    about = (
+        "The paper's second architecture is RDT-1B with DPM-Solver++ in 20 steps on ManiSkill. These are other, smaller policies of "
+        "the same architecture: the same question, not the same experiment. S counts the updates of each block, the first step "
+        "among them; with S = 1 BAC, Uniform and action costs are one and the same schedule, every block at the first step. The "
+        "paper says no n for RDT; ours is 3, as it has it on DDIM."
+    )
+    return Document(
+        "RDT: the paper's figure, rolled out again",
+        (
+            *([Paragraph(quick)] if any(item.collection.quick for item in found) else []),
+            Paragraph(made_from),
+            Paragraph(about),
+            Section("In short", (Bullets(tuple(summary(found))), *_all_tasks(found))),
+            *(_policy(item) for item in found),
+            Section("What this does not show", (Bullets(tuple(_limits(found))),)),
+        ),
+    )
+
+
+# ---- all policies
+
+
+def _all_tasks(found: Sequence[Found]) -> list[Block]:
+    """The figure as a table: each method's difference on every task."""
+    header = ["method", *(plain(item.task) for item in found)]
+    rows = [["full precision: its success", *(estimate(item.collection.full.success, "{:.2f}") for item in found)]]
+    for names in shared(found):
+        differences = [item.compared[name].difference for item, name in zip(found, names, strict=True)]
+        shown = [
+            f"**{estimate(value, '{:+.2f}')}**" if value is not None and value.lossless else estimate(value, "{:+.2f}")
+            for value in differences
+        ]
+        rows.append([plain(label(names[0])), *shown])
+    about = "Paired difference of the score to full precision, 95 % intervals; **lossless** ones are bold."
+    return [Paragraph(about), table(header, rows)]
+
+
+# ---- one policy
+
+
+def _policy(found: Found) -> Section:
+    results, timings = found.item.results, found.timings
+    fingerprint = results.policy["fingerprint"]
+    widths, sampler = fingerprint["widths"] or {}, fingerprint["sampler"] or {}
+    run = [
+        plain(found.item.suite.about),
+        f"**Task** {plain(found.task)}, at most {results.task['max_steps']} steps; success: {plain(results.task['success'])}. "
+        + ("The score is success." if is_success(found) else "The score is the task's own, from 0 to 1."),
+        f"**Policy** `{results.policy['source']}`: {len(fingerprint['blocks'] or ())} blocks of width "
+        f"{widths.get('width', '?')}, {fingerprint['steps']} steps of {plain(str(sampler.get('type', '?')))}; engine "
+        f"{found.collection.full.method.engine}.",
+        "**Commands** " + ", ".join(found.commands) + ".",
+        f"Seeds from {results.setting['first_seed']}, on which nothing was chosen; differences are paired, 95 % intervals. "
+        "† is another sampler, which shares the initial noise.",
+        f"*{AS_PRINTED}*: success over the first {TRIALS * EPISODES} episodes, as the paper prints it, in {TRIALS} groups of "
+        f"{EPISODES}: mean and standard deviation over the groups. *GFLOP*: by formula, of the policy as the public code "
+        f"computes it; *{IN_ENGINE}*: what is left of them there, where what does not change in a generation is done once.",
+    ]
+    if timings is not None:
+        run.append(
+            f"Milliseconds: {timings.setting}; {plain(timings.machine['processor'])}. *Over full* is the speed-up over full "
+            "precision in the same engine."
+        )
+    picture = Figure(
+        found.picture,
+        f"score against FLOPs on {found.task}",
+        "Paired difference of the score to full precision, 95 % intervals. Further left is cheaper, higher is better.",
+    )
+    return Section(
+        plain(found.task),
+        (
+            Bullets(tuple(run)),
+            picture,
+            *_exact(found),
+            who_wins(found.collection),
+            *_no_dearer(found),
+            *suite_tables(found.item, _COLUMNS, timings, lambda method: _more(found, method)),
+        ),
+    )
+
+
+def _more(found: Found, method: str) -> Mapping[str, str]:
+    trials = as_printed(found.item.results.of(method))
+    left = None if found.exact is None else found.exact.flops.get(method)
+    return {
+        AS_PRINTED: "" if trials is None else f"{trials[0]:.2f} ± {trials[1]:.2f}",
+        IN_ENGINE: "" if left is None else f"{left / 1e9:.3f}",
+    }
+
+
+def as_printed(records: Mapping[int, Record]) -> tuple[float, float] | None:
+    """Mean and standard deviation of the success over three trials of 25 episodes: the first ones, by seed. None where some
+    of them are missing or failed."""
+    first = [records[seed].success for seed in sorted(records)[: TRIALS * EPISODES]]
+    if len(first) < TRIALS * EPISODES or None in first:
+        return None
+    trials = np.array(first, dtype=float).reshape(TRIALS, EPISODES).mean(axis=1)
+    return float(trials.mean()), float(trials.std(ddof=1))
+
+
+def _exact(found: Found) -> list[Block]:
+    """Exact reuse by itself: the plain policy, which projects keys and values at every step, beside the full one here."""
+    if found.exact is None:
+        return []
+    full, timings = found.collection.full, found.timings
+    over = None if timings is None else timings.over(BASELINE, PLAIN)
+    rows = [
+        ["plain policy, torch", f"{full.method.flops / 1e9:.3f}", shown_ms(timings, PLAIN), "", ""],
+        [
+            f"full precision, {full.method.engine}",
+            f"{found.exact.flops[BASELINE] / 1e9:.3f}",
+            shown_ms(timings, BASELINE),
+            "" if over is None else f"{over:.1f}x",
+            f"{found.exact.largest_difference:.1e}",
+        ],
+    ]
+    about = (
+        "The conditions do not change within a generation, so the engine projects them to keys and values once; nothing is "
+        "approximated and no block is skipped. Part of its speed is the engine's own: it runs no Python. At RDT-1B's size, where "
+        "most of the work is in these projections: [rdt-size.md](rdt-size.md)."
+    )
+    columns = ["every block at every step", "GFLOP", "ms", "over plain", "largest difference of an action"]
+    return [Section("Exact reuse alone", (Paragraph(about), table(columns, rows)))]
+
+
+def _no_dearer(found: Found) -> list[Block]:
+    if found.exact is None or not found.cheaper_pairs:
+        return []
+    about = (
+        "By formula keys and values count at every use, and here they are projected once, so what is equal by formula need not "
+        "be equal in the engine. Beside each BAC schedule the solver with the most steps that costs no more there."
+    )
+    shown = rivals(found.collection, found.cheaper_pairs, found.exact.flops)
+    return [Section("At no more FLOPs in the engine", (Paragraph(about), *shown))]
+
+
+# ---- what it does not show
+
+
+def _limits(found: Sequence[Found]) -> list[str]:
+    prints = [item.item.results.policy["fingerprint"] for item in found]
+    own = "; ".join(dict.fromkeys(map(_size, prints)))
+    compared = [row.difference for item in found for row in item.compared.values() if row.difference is not None]
+    half = [(value.high - value.low) / 2 for value in compared if np.isfinite(value.low)]
+    items = [
+        f"RDT-1B itself has {REAL_BLOCKS} blocks of width {REAL_WIDTH} and {REAL_IMAGE_TOKENS} image tokens, made from camera "
+        f"frames; the policies here have: {own}. What is saved exactly grows with the image tokens.",
+        f"{len(compared)} comparisons with a full policy are made and nothing is corrected for that many looks.",
+    ]
+    if half:
+        items.append(
+            f"Half the width of the intervals is about {np.median(half):.3f}: smaller differences cannot be seen."
+        )
+    if counts := {item.collection.full.score.n for item in found if is_success(item) and item.collection.full.score}:
+        items += [_what_lossless_takes(n) for n in sorted(counts)]
+    return items
+
+
+def _size(fingerprint: Mapping[str, Any]) -> str:
+    widths = fingerprint["widths"] or {}
+    blocks = f"{len(fingerprint['blocks'] or ())} blocks of width {widths.get('width', '?')}"
+    return f"{blocks}, {widths.get('img_tokens', '?')} image tokens"
+
+
+def _what_lossless_takes(pairs: int) -> str:
+    """How many more pairs may be lost than won, where a score is 0 or 1."""
+    lost = 0
+    while lost < pairs and difference_interval([-1.0] * lost + [0.0] * (pairs - lost), of_successes=True).lossless:
+        lost += 1
+    if lost == 0:
+        return f"Over {pairs} successes and failures nothing can be shown to be lossless, not even a method that loses no pair."
+    return (
+        f"Over {pairs} successes and failures *lossless* is a hard word: a method that loses {lost} pair{'s' if lost > 1 else ''} "
+        "and wins none is not shown to be."
+    )

@@ -1,0 +1,171 @@
+"""What suite rdt says of several policies, in sentences: what is lossless where, and who wins at equal FLOPs.
+
+From the suites' files only; every verdict is computed. Knows nothing of torch or of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockcache.compare.methods import FewerSteps, Solved, parse_method
+from blockcache.measure.statistics import LOSSLESS
+from blockcache.report.document import plain
+from blockcache.report.methods import of_full
+from blockcache.report.suites import Collection, label
+from blockcache.results.rollouts import BASELINE, PLAIN
+from blockcache_lab.pages.own_suite import OwnSuite
+from blockcache_lab.pages.published import printed_rdt
+from blockcache_lab.pages.verdicts import counted
+from blockcache_lab.studies.suites import RDT, ExactSavings, exact_of
+
+EXACT = 1e-5
+"""Actions, in normalised units, that differ by less are the same but for rounding."""
+SELDOM = 0.2
+"""A policy that certainly succeeds less often than this has little to lose."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found(OwnSuite):
+    """With what its engines save exactly, if the file says so."""
+
+    exact: ExactSavings | None
+
+    @classmethod
+    def load(cls, directory: str) -> Found:
+        collection = Collection.load(directory, (RDT,))
+        return cls(directory, collection, exact_of(collection.first, Path(directory) / f"{RDT}.json"))
+
+    @property
+    def picture(self) -> str:
+        return f"rdt-{self.task}.png"
+
+    @property
+    def bacs(self) -> dict[int, str]:
+        """The BAC schedules under the policy's own sampler, by S."""
+        found = {name: parse_method(name) for name in self.compared}
+        return {
+            method.reuse.updates: name
+            for name, method in found.items()
+            if method.sampler is None and isinstance(method.reuse, Solved) and method.reuse.method == "bac"
+        }
+
+    @property
+    def equal_pairs(self) -> list[tuple[str, str]]:
+        """BAC and its rivals at equal FLOPs, by formula."""
+        return [(str(cell.equals), cell.method) for cell in self.collection.equals]
+
+    @property
+    def cheaper_pairs(self) -> list[tuple[str, str]]:
+        """BAC and the most steps of the solver that cost no more in the engine."""
+        if self.exact is None:
+            return []
+        flops, pairs = self.exact.flops, []
+        for bac in self.bacs.values():
+            fitting = [name for name in self.compared if _fewer(name) and flops[name] <= flops[bac]]
+            pairs += [(bac, max(fitting, key=lambda name: flops[name]))] if fitting else []
+        return pairs
+
+
+def _fewer(name: str) -> bool:
+    method = parse_method(name)
+    return isinstance(method.sampler, FewerSteps) and method.reuse is None
+
+
+def summary(found: Sequence[Found]) -> list[str]:
+    """What the data say, in sentences; all tasks together."""
+    said, fastest = printed_rdt()
+    items = [
+        f"**The paper**: {said}; up to {fastest:g}x. S = 1 computes less than S = 2, so losing less there would be a surprise."
+    ]
+    for updates in sorted({updates for item in found for updates in item.bacs}):
+        items.append(f"**BAC S = {updates}**: {_verdicts(found, updates)}.")
+    everywhere = [names[0] for names in shared(found) if all(map(_lossless, found, names))]
+    items.append(
+        "**Lossless on every task**, of the methods that all of them met: " + (_listed(everywhere) or "none") + "."
+    )
+    items += [f"**The cheapest lossless method**: {'; '.join(map(_cheapest, found))}."]
+    items += [
+        f"**At equal FLOPs** {line}"
+        for line in counted((item.collection, pair) for item in found for pair in item.equal_pairs)
+    ]
+    items += [
+        f"**At no more FLOPs in the engine** {line}"
+        for line in counted((item.collection, pair) for item in found for pair in item.cheaper_pairs)
+    ]
+    if exact := [line for item in found if (line := _exactly(item))]:
+        items.append(f"**Exact savings alone**, nothing approximated: {'; '.join(exact)}.")
+    if weak := [item.task for item in found if _seldom_succeeds(item)]:
+        items.append(
+            f"Full precision itself seldom succeeds on {', '.join(map(plain, weak))}: little can be lost there."
+        )
+    return items
+
+
+def _verdicts(found: Sequence[Found], updates: int) -> str:
+    """On which tasks BAC is lossless, on which it is worse and by how much, and where neither is shown."""
+    places: dict[str, list[str]] = {"lossless": [], "worse": [], "not shown either way": []}
+    for item in found:
+        row = item.compared.get(item.bacs.get(updates, ""))
+        if row is None or row.difference is None:
+            continue
+        low, high, lost = row.difference.low, row.difference.high, -row.difference.mean
+        if low > LOSSLESS:
+            places["lossless"].append(plain(item.task))
+        elif high < 0:
+            places["worse"].append(f"{plain(item.task)} (by {lost:.2f})")
+        else:
+            places["not shown either way"].append(f"{plain(item.task)} ({-lost:+.2f})")
+    return "; ".join(f"{verdict} on {', '.join(tasks)}" for verdict, tasks in places.items() if tasks)
+
+
+def shared(found: Sequence[Found]) -> list[tuple[str, ...]]:
+    """What every policy met, in the order of the suite: the method by its name on each. What was tuned goes by one name for
+    people, and is another method on each."""
+    named = [{label(name): name for name in item.item.suite.methods if name in item.compared} for item in found]
+    return [tuple(names[key] for names in named) for key in named[0] if all(key in names for names in named)]
+
+
+def _lossless(item: Found, name: str) -> bool:
+    difference = item.compared[name].difference
+    return difference is not None and difference.lossless
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(plain(label(name)) for name in names)
+
+
+def _cheapest(item: Found) -> str:
+    good = [name for name in item.compared if _lossless(item, name)]
+    if not good:
+        return f"on {plain(item.task)} none"
+    rows, full = item.collection.rows, item.collection.full.method.flops
+    best = min(good, key=lambda name: rows[name].method.flops)
+    timings = item.timings
+    over = None if timings is None else timings.over(best, BASELINE)
+    speed = "" if over is None else f", {over:.1f}x over full precision in the same engine"
+    return f"on {plain(item.task)} {plain(label(best))} ({of_full(rows[best].method.flops, full)} of the FLOPs{speed})"
+
+
+def _exactly(item: Found) -> str | None:
+    if item.exact is None:
+        return None
+    full = item.collection.full.method.flops
+    over = None if item.timings is None else item.timings.over(BASELINE, PLAIN)
+    speed = "" if over is None else f" and {over:.1f}x the speed of the plain policy"
+    return (
+        f"on {plain(item.task)} {of_full(item.exact.flops[BASELINE], full)} of the FLOPs{speed}, actions "
+        f"{'the same' if item.exact.largest_difference < EXACT else '**not the same**'} within {EXACT:g}"
+    )
+
+
+def is_success(item: Found) -> bool:
+    """Whether the task has no score besides success."""
+    records = [record for record in item.item.results.records if record.error is None]
+    return all(record.score == float(bool(record.success)) for record in records)
+
+
+def _seldom_succeeds(item: Found) -> bool:
+    success = item.collection.full.success
+    return success is not None and success.high < SELDOM

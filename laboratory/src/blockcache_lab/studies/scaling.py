@@ -1,0 +1,236 @@
+"""How the engines behave away from the benchmark's one point: other shapes, growing cost, memory, long runs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blockcache.engines import accelerate, export_policy
+from blockcache.measure.latency import measure
+from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.models.dpt.shape import Shape
+from blockcache.models.registry import port_of
+from blockcache.progress import progress_bar
+from blockcache.schedule import Schedule
+from blockcache.schedule.presets import stretched_schedule
+from blockcache.solvers import uniform
+
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+SHAPES: dict[str, Shape] = {
+    "width 128": Shape(width=128),
+    "width 768, T = 16": Shape(width=768, horizon=16),
+    "T = 16": Shape(horizon=16),
+    "DDIM-40": Shape(sampler="ddim", steps=40),
+    "DPM-Solver++ 20": Shape(sampler="dpmsolver++", steps=20),
+    "batch 8": Shape(batch=8),
+    "batch 64": Shape(batch=64),
+}
+
+
+def printed_for(shape: Shape) -> Schedule:
+    """The paper's square_ph schedule, stretched to the shape."""
+    return stretched_schedule("square_ph", port_of(shape.policy()).adapter.blocks, shape.steps)
+
+
+def compare_shapes(threads: int, repeats: int, shapes: dict[str, Shape] = SHAPES) -> list[dict[str, Any]]:
+    """Each engine under the (stretched) printed schedule: milliseconds, and the largest difference to patched.
+
+    torch has all `threads` here, as it has by default; the onnx engine is measured with one and with all.
+    """
+    rows = []
+    torch.set_num_threads(threads)
+    for name, shape in progress_bar(shapes.items(), "other shapes", unit="shape"):
+        policy, schedule = shape.policy(), printed_for(shape)
+        obs = torch.randn(shape.batch, shape.n_obs_steps, shape.obs_dim, generator=torch.Generator().manual_seed(0))
+        with ExitStack() as stack:
+            calls: dict[str, Callable[[], dict[str, Tensor]]] = {}
+            for label, engine, count in (
+                ("patched", "patched", 1),
+                ("loop", "loop", 1),
+                ("onnx_1", "onnx", 1),
+                ("onnx_n", "onnx", threads),
+            ):
+                own = copy.deepcopy(policy)
+                stack.enter_context(accelerate(own, schedule, engine, threads=count))
+                calls[label] = partial(_generate, own, obs)
+            latency = measure(calls, repeats, warmup=1, progress=False)
+            actions = {label: call()["action_pred"] for label, call in calls.items()}
+        rows.append(
+            {
+                "name": name,
+                "ms": {label: value.p50 * 1e3 for label, value in latency.items()},
+                # a random policy's unclipped samples can be large: relative to the largest action, where that is above 1
+                "difference": {label: _difference(value, actions["patched"]) for label, value in actions.items()},
+            }
+        )
+    return rows
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1.0))
+
+
+def _generate(policy: DiffusionTransformerPolicy, obs: Tensor) -> dict[str, Tensor]:
+    return policy.predict_action(obs, generator=torch.Generator().manual_seed(0))
+
+
+def growth(repeats: int) -> dict[str, list[dict[str, float]]]:
+    """Milliseconds of the onnx engine (one thread) against K at a fixed share, and against the updates at K = 100."""
+    by_steps = {steps: (Shape(sampler="ddim", steps=steps), steps // 10) for steps in (20, 40, 60, 80, 100)}
+    by_updates = {updates: (Shape(), updates) for updates in (2, 5, 10, 20, 30, 40)}
+    return {"steps": _grow(by_steps, repeats), "updates": _grow(by_updates, repeats)}
+
+
+def _grow(cases: dict[int, tuple[Shape, int]], repeats: int) -> list[dict[str, float]]:
+    obs = torch.randn(1, 2, 66)
+    with ExitStack() as stack:
+        calls: dict[str, Callable[[], dict[str, Tensor]]] = {}
+        computed = {}
+        for key, (shape, updates) in cases.items():
+            policy = shape.policy()
+            names = printed_for(shape).blocks
+            schedule = Schedule(shape.steps, dict.fromkeys(names, uniform(shape.steps, updates)))
+            computed[key] = schedule.computed
+            stack.enter_context(accelerate(policy, schedule, "onnx", threads=1))
+            calls[str(key)] = partial(_generate, policy, obs)
+        latency = measure(calls, repeats)
+    return [{"x": key, "computed": computed[key], "ms": latency[str(key)].p50 * 1e3} for key in cases]
+
+
+def exported(shape: Shape) -> bytes:
+    """The export of a shape under the (stretched) printed schedule."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "policy.onnx"
+        export_policy(shape.policy(), printed_for(shape), path)
+        return path.read_bytes()
+
+
+def footprint(shape: Shape, calls: int, generations: int, large_pages: bool = False) -> dict[str, Any]:
+    """Export, then load and run in a process without torch, as on a robot: seconds, megabytes, steadiness, growth.
+
+    `large_pages`: on Linux the process asks for them for all that it allocates.
+    """
+    policy, schedule = shape.policy(), printed_for(shape)
+    weights = sum(parameter.numel() * 4 for parameter in policy.parameters())
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "policy.onnx"
+        started = time.perf_counter()
+        export_policy(policy, schedule, path)
+        export_s = time.perf_counter() - started
+        size = path.stat().st_size
+        arguments = [str(path), str(calls), str(generations)]
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, **(LARGE_PAGES if large_pages else {})},
+        )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    milliseconds = found.pop("ms")
+    return {
+        "weights_mb": weights / 1e6,
+        "file_mb": size / 1e6,
+        "export_s": export_s,
+        "calls": calls,
+        "generations": generations,
+        "p50_ms": float(np.percentile(milliseconds, 50)),
+        "p99_ms": float(np.percentile(milliseconds, 99)),
+        "peak_over_weights": found["peak_mb"] * 1e6 / weights,
+        **found,
+    }
+
+
+def calibration(shape: Shape, observations: int = 16) -> dict[str, Any]:
+    """Seconds and peak megabytes of `calibrate`, plain and with action costs, each in a process of its own."""
+    plain, costs = (_calibrated(shape, observations, with_costs) for with_costs in (False, True))
+    return {
+        "observations": observations,
+        "blocks": costs["blocks"],
+        "steps": shape.steps,
+        "plain_s": plain["seconds"],
+        "costs_s": costs["seconds"],
+        "plain_mb": plain["peak_mb"],
+        "costs_mb": costs["peak_mb"],
+        "solve_s": costs["solve_s"],
+    }
+
+
+def _calibrated(shape: Shape, observations: int, with_costs: bool) -> dict[str, Any]:
+    asked = json.dumps({"shape": asdict(shape), "observations": observations, "with_costs": with_costs})
+    done = subprocess.run([sys.executable, "-c", _CALIBRATION, asked], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+_CALIBRATION = """
+import json, sys, time
+from blockcache import calibrate, solve
+from blockcache.models.dpt.shape import Shape
+from blockcache.models.registry import port_of
+
+asked = json.loads(sys.argv[1])
+port = port_of(Shape(**asked["shape"]).policy())
+seen = next(iter(port.typical(asked["observations"]).values())).split(1)
+started = time.perf_counter()
+recording = calibrate(port, seen, action_costs=asked["with_costs"], progress=False)
+seconds, solved = time.perf_counter() - started, time.perf_counter()
+if asked["with_costs"]:
+    solve(recording, method="action", budget=0.2)
+solve_s = time.perf_counter() - solved
+with open("/proc/self/status") as file:  # getrusage would count the parent, from which this process was forked
+    peak = next(int(line.split()[1]) * 1024 / 1e6 for line in file if line.startswith("VmHWM"))
+print(json.dumps({
+    "seconds": seconds,
+    "solve_s": solve_s,
+    "peak_mb": peak,
+    "blocks": len(port.adapter.blocks),
+}))
+"""
+
+_PROBE = """
+import json, sys, time
+import numpy as np
+import onnxruntime  # here already: what the library takes is not the policy's
+from blockcache_runtime import open_export
+
+def megabytes(what):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 / 1e6 for line in file if line.startswith(what))
+
+path, calls, generations = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+before = megabytes("VmRSS")
+started = time.perf_counter()
+policy = open_export(path, threads=1)
+loaded = time.perf_counter() - started
+rng = np.random.default_rng(0)
+obs, noise = rng.standard_normal([1, *policy.sizes["obs"][1:]], dtype=np.float32), policy.draw_noise(1, rng)
+for _ in range(5):
+    policy.predict_action(obs, noise=noise)
+peak = megabytes("VmHWM")
+ms = []
+for _ in range(calls):
+    started = time.perf_counter()
+    policy.predict_action(obs, noise=noise)
+    ms.append((time.perf_counter() - started) * 1e3)
+settled = megabytes("VmRSS")
+for _ in range(generations):
+    policy.predict_action(obs, noise=noise)
+assert "torch" not in sys.modules
+print(json.dumps({"load_s": loaded, "peak_mb": peak - before, "growth_mb": megabytes("VmRSS") - settled, "ms": ms}))
+"""

@@ -1,0 +1,248 @@
+"""Running a suite: choose methods by their FLOPs, evaluate them, put it all into one results file.
+
+All suites of a directory share one store of finished rollouts, so a method that is in two suites runs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockcache.compare.candidates import Calibrations, Candidate, engine_flops
+from blockcache.compare.equal_flops import equal_flops
+from blockcache.compare.evaluation import Evaluation, prepare
+from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
+from blockcache.compare.methods import FittedSteps, parse_method
+from blockcache.compare.paired import OpenLoop, one_thread
+from blockcache.measure.latency import Latency
+from blockcache.models.port import Port
+from blockcache.observations import rows
+from blockcache.results.rollouts import BASELINE, FRESH_SEEDS, GENERATIONS, GROUP, Results, check_nothing_lost
+from blockcache.tasks import Task, make_task, task_spec
+from blockcache.tasks.base import Array, Tree
+from blockcache_lab.studies.suites import KINDS, SUITES, Cell, ExactSavings, Suite, suite_by_name, suite_of, with_tuned
+from blockcache_runtime.errors import FitError
+from blockcache_runtime.files import PathLike, exists
+
+
+@dataclass(frozen=True)
+class RolloutCounts:
+    """How much is run: rollouts of a method and of the main ones, how many of them as one batch, and what to calibrate
+    on. Episodes that are cut short (`max_steps`) show that everything works, and nothing else."""
+
+    rollouts: int = 50
+    main_rollouts: int = 250
+    group: int = GROUP
+    generations: int = GENERATIONS
+    max_steps: int | None = None
+
+    @property
+    def quick(self) -> bool:
+        return self.max_steps is not None
+
+    def of(self, cell: Cell) -> int:
+        return max(self.rollouts, self.main_rollouts) if cell.main else self.rollouts
+
+
+QUICK = RolloutCounts(rollouts=2, main_rollouts=4, group=2, generations=4, max_steps=24)
+
+
+@dataclass(frozen=True, eq=False)
+class SuiteSetting:
+    """What all suites of one directory share; `state` keeps what is finished. See `evaluation.prepare`.
+
+    tuned  a directory of `blockcache tune`, to be compared too
+    """
+
+    port: Port
+    task: str
+    observations: Any
+    state: PathLike
+    counts: RolloutCounts = RolloutCounts()
+    source: str = ""
+    engine: str = "auto"
+    make: Callable[[], Task] | None = None
+    first_seed: int | None = None
+    tuned: str | None = None
+    progress: bool = True
+
+    def for_suite(self, name: str, tuned: str | None = None) -> SuiteSetting:
+        """A suite of its own has fresh seeds: methods were looked for on others."""
+        if not KINDS[name].alone:
+            return self
+        return replace(self, first_seed=task_spec(self.task).first_test_seed + FRESH_SEEDS, tuned=tuned)
+
+    def evaluation(self, methods: Sequence[str], rollouts: int) -> Evaluation:
+        make = partial(make_task, self.task) if self.make is None else self.make
+        if self.counts.max_steps is not None:
+            make = partial(Shortened, make, self.counts.max_steps)
+        return prepare(
+            self.port,
+            self.task,
+            methods,
+            self.observations if not self.counts.quick else rows(self.observations, 0, self.counts.generations + 4),
+            state=self.state,
+            source=self.source,
+            rollouts=rollouts,
+            first_seed=self.first_seed,
+            group=self.counts.group,
+            engine=self.engine,
+            generations=self.counts.generations,
+            make=make,
+            progress=self.progress,
+        )
+
+    def suites(self, names: Iterable[str]) -> list[Suite]:
+        """Suites by name, their methods chosen. The calibration is the one that `prepare` will find in the store."""
+        self.evaluation((), 1)  # refuses what does not fit before anything takes long
+        seen = rows(self.observations, 0, self.counts.generations)
+        equal = equal_flops(Calibrations(self.port, seen, keep=self.state, progress=self.progress))
+        found = [suite_by_name(name, equal, self.counts.quick) for name in names]
+        return found if self.tuned is None else [with_tuned(suite, self.tuned) for suite in found]
+
+
+@dataclass(frozen=True, eq=False)
+class SuiteRun:
+    """A suite that is ready to run. The evaluations differ in how many rollouts they have, the most come first."""
+
+    suite: Suite
+    evaluations: tuple[Evaluation, ...]
+
+    def check_output(self, path: PathLike) -> None:
+        """Refuse a file that this run would not merely bring up to date; that of a quick run is worth nothing."""
+        if not exists(path):
+            return
+        quick = suite_of(Results.load(path), path).quick
+        if self.suite.quick and not quick:
+            raise EvaluationError(f"{path} holds real results; let a quick run write to another directory")
+        if quick and not self.suite.quick:
+            return
+        for evaluation in self.evaluations:
+            evaluation.check_alike(path)
+        check_nothing_lost(path, set[tuple[str, int]]().union(*(part.rollouts for part in self.evaluations)))
+
+    def run(self, backend: Backend = one_by_one, *, progress: bool = True) -> Results:
+        parts = [evaluation.run(backend, progress=progress) for evaluation in self.evaluations]
+        holder = {method.name: (part, method) for part in reversed(parts) for method in part.methods}
+        runs = [holder[name] for name in dict.fromkeys((BASELINE, *self.suite.methods))]
+        said = {"suite": self.suite.describe()}
+        if KINDS[self.suite.name].exact:
+            said["exact"] = asdict(exact_savings(self.evaluations))
+        return replace(
+            parts[0],
+            setting={**parts[0].setting, **said},
+            methods=tuple(method for _, method in runs),
+            records=tuple(record for part, method in runs for record in part.of(method.name).values()),
+        )
+
+
+def exact_savings(evaluations: Sequence[Evaluation]) -> ExactSavings:
+    """What the engines of these methods save exactly, and that it is exact: on the open-loop comparison's observations."""
+    setting, seed = evaluations[0].setting, 0
+    candidates = {name: found for part in evaluations for name, found in part.candidates.items()}
+    with one_thread():
+        plain, full = (
+            np.asarray(OpenLoop(candidate, seed).run(setting)["actions"])
+            for candidate in (Candidate(), candidates[BASELINE])
+        )
+        flops = {name: engine_flops(setting.port, candidate) for name, candidate in candidates.items()}
+    return ExactSavings(float((np.abs(full - plain) * setting.port.action_scale).max()), flops)
+
+
+def prepare_suite(setting: SuiteSetting, name: str) -> SuiteRun:
+    """Calibrate, choose what is to be chosen by its FLOPs, and prepare the rollouts."""
+    (suite,) = setting.suites([name])
+    suite = without_failed_fits(setting, suite)
+    counts = {
+        cell.method: max(setting.counts.of(other) for other in suite.cells if other.method == cell.method)
+        for cell in suite.cells
+    }
+    methods = {count: [name for name in counts if counts[name] == count] for count in sorted(set(counts.values()))}
+    return SuiteRun(suite, tuple(setting.evaluation(methods[count], count) for count in reversed(methods)))
+
+
+def without_failed_fits(setting: SuiteSetting, suite: Suite) -> Suite:
+    """The suite without fitted samplers that do not beat their start for this policy; what it is about says so."""
+    failed: dict[str, FitError] = {}
+    for sampler in dict.fromkeys(filter(None, map(_fitted, suite.methods))):
+        try:
+            setting.evaluation([sampler], 1)
+        except FitError as error:
+            failed[sampler] = error
+    if not failed:
+        return suite
+    kept = tuple(cell for cell in suite.cells if _fitted(cell.method) not in failed)
+    reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+    return replace(suite, cells=kept, about=f"{suite.about} Left out, with all that builds on it: {reasons}.")
+
+
+def _fitted(method: str) -> str | None:
+    """The method's sampler by itself, if it is a fitted one."""
+    sampler = parse_method(method).sampler
+    return str(sampler) if isinstance(sampler, FittedSteps) else None
+
+
+def as_run(setting: SuiteSetting, directory: PathLike, names: Sequence[str]) -> list[Suite]:
+    """Suites as their files in the directory have them, which may lack what could not be made; others as they would be."""
+    files = {name: Path(directory) / f"{name}.json" for name in names}
+    found = {name: suite_of(Results.load(path), path) for name, path in files.items() if exists(path)}
+    missing = [name for name in names if name not in found]
+    found |= dict(zip(missing, setting.suites(missing) if missing else (), strict=True))
+    return [found[name] for name in names]
+
+
+def time_suites(
+    setting: SuiteSetting, directory: PathLike, repeats: int = 20, names: Sequence[str] = SUITES
+) -> dict[str, Latency]:
+    """Seconds per chunk of all methods of some suites, in one interleaved run, so that any two can be compared.
+
+    What is timed must be what the suites in the directory ran: another schedule under the same name is refused.
+    """
+    methods = dict.fromkeys(method for suite in as_run(setting, directory, names) for method in suite.methods)
+    evaluation = setting.evaluation(tuple(methods), 1)
+    for name in names:
+        evaluation.check_alike(Path(directory) / f"{name}.json")
+    return evaluation.speed(repeats, progress=setting.progress)
+
+
+class Shortened:
+    """A task whose episodes end early: for a quick look at whether everything works."""
+
+    def __init__(self, make: Callable[[], Task], steps: int) -> None:
+        self._task = make()
+        self._steps = 0
+        self.spec = replace(self._task.spec, max_steps=min(steps, self._task.spec.max_steps))
+
+    def reset(self, seed: int) -> Tree:
+        self._steps = 0
+        return self._task.reset(seed)
+
+    def observe(self) -> Tree:
+        return self._task.observe()
+
+    def step(self, action: Array) -> None:
+        self._task.step(action)
+        self._steps += 1
+
+    @property
+    def score(self) -> float:
+        return self._task.score
+
+    @property
+    def success(self) -> bool:
+        return self._task.success
+
+    @property
+    def done(self) -> bool:
+        return self._task.done or self._steps >= self.spec.max_steps
+
+    def render(self) -> Any:
+        return self._task.render()
+
+    def close(self) -> None:
+        self._task.close()

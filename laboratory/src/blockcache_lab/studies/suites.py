@@ -1,0 +1,239 @@
+"""Comparisons as named suites: which methods, beside which printed rows, compared with what.
+
+The paper's go one factor at a time around S = 10, n = 5, cosine, anchor and the policy's own sampler; `frontier` has what
+came after it, `rdt` the paper's figure on RDT. Values only: `suite_runs` runs them and `report` shows them. Knows nothing of
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
+
+from blockcache.results.rollouts import Results
+from blockcache_runtime.errors import ContentError, FileError, short
+from blockcache_runtime.files import Count, PathLike, read
+
+BASE = "bac:S=10,n=5"
+TIMINGS = "timings.json"  # beside the suites' files; all their methods, timed in one run
+DISTANCES = "distances.json"  # beside that of the frontier
+Equal: TypeAlias = Callable[[str, str], str]  # (kind, method) -> the method of that kind with as many FLOPs
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method of a suite, in the table `section`."""
+
+    section: str
+    method: str
+    equals: str | None = None  # the method whose FLOPs it was chosen to have
+    printed: str | None = None  # its row in the paper, as "table/row" of published_results.json
+    main: bool = False  # among those that get many rollouts
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite whose methods are chosen: what a suite's file says of itself, under `setting.suite`."""
+
+    name: str
+    about: str
+    reference: str | None  # what else, besides the full policy, each method is compared with
+    cells: tuple[Cell, ...]
+    quick: bool = False  # a few short rollouts to see that it works: no results
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell.method for cell in self.cells))
+
+    @property
+    def sections(self) -> dict[str, list[Cell]]:
+        return {name: [cell for cell in self.cells if cell.section == name] for name in self._section_names()}
+
+    def _section_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell.section for cell in self.cells))
+
+    def describe(self) -> dict[str, Any]:
+        """In JSON types."""
+        return {**asdict(self), "cells": [asdict(cell) for cell in self.cells]}
+
+
+def suite_by_name(name: str, equal: Equal, quick: bool = False) -> Suite:
+    """The suite of that name, with every method that is chosen by its FLOPs found by `equal`."""
+    return replace(KINDS[name].make(equal), quick=quick)
+
+
+@dataclass(frozen=True)
+class ExactSavings:
+    """What engines save without reusing anything from step to step, under `setting.exact` of a suite's file.
+
+    largest_difference  of an action, in normalised units: the full policy in its engine to the plain policy, same noise
+    flops               by method, what its engine computes of one generation
+    """
+
+    largest_difference: float
+    flops: dict[str, Count]
+
+
+def exact_of(results: Results, path: PathLike) -> ExactSavings | None:
+    """What a suite's file says of exact savings, if it does; strict."""
+    if "exact" not in results.setting:
+        return None
+    try:
+        found: ExactSavings = read(ExactSavings, results.setting["exact"], "setting.exact")
+        if {method.name for method in results.methods} != set(found.flops):
+            raise ContentError("its exact savings are not those of its methods")
+        return found
+    except ContentError as error:
+        raise FileError(f"the results file {path} does not fit ({error}); run the suite again") from error
+
+
+def suite_of(results: Results, path: PathLike) -> Suite:
+    """What a results file says of the suite that it is of; strict."""
+    try:
+        suite: Suite = read(Suite, results.setting["suite"], "setting.suite")
+        run = {method.name for method in results.methods}
+        named = {*suite.methods, *(cell.equals for cell in suite.cells), suite.reference} - {None}
+        if unknown := sorted(str(name) for name in named - run):
+            raise ContentError(f"it speaks of {short(unknown[0])}, which is none of its methods")
+        if not all(cell.section.strip() and "\n" not in cell.section for cell in suite.cells):
+            raise ContentError("the title of a table is one line of text")
+        return suite
+    except (ContentError, KeyError) as error:
+        raise FileError(
+            f"the results file {path} is not a suite's ({error}); suites are run by 'blockcache paper suite'"
+        ) from error
+
+
+def _main(equal: Equal) -> Suite:
+    first = "Full precision, and what one would try first"
+    cells = [
+        Cell(first, "full", printed="main/Full Precision", main=True),
+        Cell(first, "ddim-10", main=True),
+        Cell(first, "uniform:S=10", main=True),
+        Cell(first, "uniform:S=20", printed="main/Uniform(fast)"),
+        Cell(first, "bac:S=7,n=5", printed="main/BAC(S = 7)"),
+    ]
+    printed = {"bac": "main/BAC(S = 10)", "uniform": "main/Uniform(fastest)", "teacache": "main/Teacache(fastest)"}
+    for updates, rows in {10: printed, 20: dict[str, str]()}.items():
+        bac, section = f"bac:S={updates},n=5", f"At the FLOPs of BAC S = {updates}, n = 5"
+        cells.append(Cell(section, bac, printed=rows.get("bac"), main=True))
+        for kind in ("uniform", "ddim", "ddpm", "teacache"):
+            many = kind != "teacache"  # it has to run on the slowest engine
+            cells.append(Cell(section, equal(kind, bac), equals=bac, printed=rows.get(kind), main=many))
+    return Suite("main", "BAC against what else makes a policy faster, at equal FLOPs.", None, tuple(cells))
+
+
+def _ablation(equal: Equal) -> Suite:
+    parts, fair, objective = "The parts of the method, S = 10", "The same, at the FLOPs of BAC", "The objective"
+    released = "The last step, which the released code computes in every block"
+    cells = [Cell(parts, name) for name in ("uniform:S=10", "unified:S=10", "blockwise:S=10", BASE)]
+    cells += [Cell(fair, equal(kind, BASE), equals=BASE) for kind in ("uniform", "unified", "blockwise")]
+    cells += [Cell(objective, BASE), Cell(objective, f"{BASE},objective=consecutive")]
+    cells += [Cell(released, BASE), Cell(released, f"{BASE},last=1")]
+    about = "What each part of BAC is worth, and where the paper's text and its released code differ."
+    return Suite("ablation", about, BASE, tuple(cells))
+
+
+def _metrics(equal: Equal) -> Suite:
+    names = {"cosine": "Cosine", "mse": "MSE", "l1": "L1", "wasserstein": "Wa"}
+    cells = [
+        Cell(
+            "The metric",
+            BASE if metric == "cosine" else f"{BASE},metric={metric}",
+            printed=f"metrics_s10_n5/BAC ({printed})",
+        )
+        for metric, printed in names.items()
+    ]
+    return Suite("metrics", "Which metric of similarity BAC is solved with.", BASE, tuple(cells))
+
+
+def _n_and_s(equal: Equal) -> Suite:
+    printed_s, printed_n = (5, 7, 10, 20), (3, 5)
+    cells = [
+        Cell("S, with n = 5", f"bac:S={s},n=5", printed=f"s_sweep_n3/BAC (S={s})" if s in printed_s else None)
+        for s in (3, 5, 7, 10, 20)
+    ]
+    cells += [
+        Cell("n, with S = 10", f"bac:S=10,n={n}", printed=f"n_sweep_s10/BAC (n={n})" if n in printed_n else None)
+        for n in (0, 1, 3, 5, 8)
+    ]
+    return Suite("n-and-s", "How many updates per block, and how many blocks in the union.", BASE, tuple(cells))
+
+
+def _ddim(equal: Equal) -> Suite:
+    cached, fewer = "DDIM-40, and BAC on it", "Fewer DDIM steps at the same FLOPs"
+    combined = {s: f"ddim-40+bac:S={s},n=3" for s in (3, 5, 10)}
+    cells = [Cell(cached, "ddim-40", printed="ddim_k40/DDIM (K=40)")]
+    cells += [Cell(cached, name, printed=f"ddim_k40/BAC (S={s},n=3)") for s, name in combined.items()]
+    cells += [Cell(fewer, equal("ddim", name), equals=name) for name in combined.values()]
+    return Suite("ddim", "BAC on a sampler that is fast already, against fewer steps of it.", "ddim-40", tuple(cells))
+
+
+def _frontier(equal: Equal) -> Suite:
+    own = "The policy's own sampler: the paper's schedules and action costs at equal FLOPs"
+    fewer, chosen = "Fewer steps, where the samplers put them", "Few steps, placed or fitted"
+    both = "Reuse on top of few steps"
+    cells = [Cell(own, "full", main=True)]
+    for bac in (BASE, "bac:S=20,n=5"):
+        cells += [Cell(own, bac), Cell(own, f"{bac},metric=mse", equals=bac)]
+        cells += [Cell(own, equal("action", bac), equals=bac)]
+    names = ("ddpm-16", "ddpm-10", "ddpm-8", "ddpm-6", "ddim-10", "ddim-6", "sde-dpmsolver++-10", "sde-dpmsolver++-8")
+    cells += [Cell(fewer, name) for name in names]
+    cells += [Cell(chosen, f"ddpm-{steps}:placed") for steps in (8, 5)]
+    cells += [Cell(chosen, f"fitted-{steps}") for steps in ("5", "4", "5:spread=1")]
+    cells += [Cell(both, f"ddpm-16+action:budget={share}") for share in (0.5, 0.25)]
+    cells += [Cell(both, "ddpm-8:placed+action:budget=0.63"), Cell(both, "fitted-5+action:budget=0.8")]
+    about = "What beats the paper's schedule: action costs, and few steps that are well placed or fitted."
+    return Suite(FRONTIER, about, None, tuple(cells))
+
+
+def _rdt(equal: Equal) -> Suite:
+    first, uniform = "Full precision, and BAC as in the paper's figure", "Uniform"
+    fewer, costs = "Fewer solver steps", "Action costs at the FLOPs of BAC"
+    cells = [Cell(first, "full")]
+    bacs = {updates: f"bac:S={updates},n=3" for updates in (1, 2, 3, 5)}  # n as with DDIM: the paper names none here
+    cells += [Cell(first, bac) for bac in bacs.values()]
+    cells += [Cell(uniform, f"uniform:S={updates}") for updates in bacs]
+    cells += [Cell(fewer, f"{SOLVER}-{steps}") for steps in (10, 5, 3, 2, 1)]
+    cells += [Cell(f"{fewer}, at the FLOPs of BAC", equal(SOLVER, bac), equals=bac) for bac in bacs.values()]
+    # with one update for each block there is one schedule only: nothing is left to be split
+    cells += [Cell(costs, equal("action", bac), equals=bac) for updates, bac in bacs.items() if updates > 1]
+    about = "The paper's figure on RDT: BAC against Uniform, fewer steps of DPM-Solver++ and action costs."
+    return Suite(RDT, about, None, tuple(cells))
+
+
+def with_tuned(suite: Suite, directory: str) -> Suite:
+    """The suite with what `blockcache tune` wrote into a directory, for the same policy; a main method if any is."""
+    main = any(cell.main for cell in suite.cells)
+    return replace(suite, cells=(*suite.cells, Cell("Tuned", f"tuned:{directory}", main=main)))
+
+
+@dataclass(frozen=True)
+class SuiteKind:
+    """What is true of a suite for any policy.
+
+    alone     it has fresh seeds, a directory and a page of its own, and what was tuned can be in it; the others share theirs
+    rollouts  of a method, unless somebody asks otherwise
+    exact     its file says what the engines save exactly
+    """
+
+    make: Callable[[Equal], Suite]
+    alone: bool = False
+    rollouts: int = 50
+    exact: bool = False
+
+
+FRONTIER, RDT, SOLVER = "frontier", "rdt", "dpmsolver++"
+KINDS = {
+    "main": SuiteKind(_main),
+    "ablation": SuiteKind(_ablation),
+    "metrics": SuiteKind(_metrics),
+    "n-and-s": SuiteKind(_n_and_s),
+    "ddim": SuiteKind(_ddim),
+    FRONTIER: SuiteKind(_frontier, alone=True),
+    RDT: SuiteKind(_rdt, alone=True, rollouts=100, exact=True),
+}
+SUITES = tuple(name for name, kind in KINDS.items() if not kind.alone)
+"""The paper's on DP-T, which share a directory."""
+ALONE = tuple(name for name, kind in KINDS.items() if kind.alone)

@@ -1,0 +1,57 @@
+"""Tasks of the laboratory: their facts, without any simulator. What needs one is named as "module:factory"."""
+
+from __future__ import annotations
+
+from blockcache.tasks import TaskEntry, TaskSpec
+
+LABORATORY = "blockcache-lab"
+
+
+def _metaworld(name: str) -> TaskEntry:
+    spec = TaskSpec(name, obs_dim=39, action_dim=4, max_steps=300, success="the simulator's flag", extra="metaworld")
+    module = "blockcache_lab.tasks.metaworld"
+    return TaskEntry(spec, f"{module}:MetaWorld", f"{module}:expert", LABORATORY)
+
+
+def _maniskill(name: str, max_steps: int) -> TaskEntry:
+    """The inputs are RDT's, for one observation; see `blockcache_lab.tasks.maniskill`."""
+    spec = TaskSpec(
+        name,
+        obs_dim=0,
+        action_dim=8,
+        max_steps=max_steps,
+        success="the simulator's flag",
+        extra="maniskill",
+        inputs={
+            "state_tokens": (8,),
+            "lang_tokens": (1, 4),
+            "lang_attn_mask": (1,),
+            "img_tokens": (3, 15),
+            "action_mask": (8,),
+            "ctrl_freqs": (1,),
+        },
+    )
+    module = "blockcache_lab.tasks.maniskill"
+    return TaskEntry(spec, f"{module}:ManiSkill", f"{module}:expert", LABORATORY)
+
+
+PUSHT_IMAGE = TaskEntry(
+    TaskSpec(
+        "pusht-image",
+        obs_dim=0,
+        action_dim=2,
+        max_steps=300,
+        success="coverage >= 0.95",
+        extra="pusht",
+        inputs={"image": (3, 96, 96), "agent_pos": (2,)},
+        cameras=("image",),
+    ),
+    "blockcache_lab.tasks.pusht_image:PushTImage",
+)
+ASSEMBLY = _metaworld("metaworld-assembly")
+PEG_INSERT_SIDE = _metaworld("metaworld-peg-insert-side")
+PICK_PLACE = _metaworld("metaworld-pick-place")
+PUSH_CUBE = _maniskill("maniskill-push-cube", max_steps=150)
+PICK_CUBE = _maniskill("maniskill-pick-cube", max_steps=150)
+STACK_CUBE = _maniskill("maniskill-stack-cube", max_steps=200)
+PEG_INSERTION_SIDE = _maniskill("maniskill-peg-insertion-side", max_steps=300)

@@ -1,0 +1,78 @@
+"""Demonstrations by a simulator's own expert, written as the .npz that training reads. Never from test seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from blockcache.observations import joined, stacked
+from blockcache.progress import progress_bar
+from blockcache.tasks import Task, make_expert, make_task, task_spec
+from blockcache.tasks.base import Array
+from blockcache_lab.training.errors import TrainingError
+from blockcache_runtime.files import PathLike, write_arrays
+
+LINGER = 10  # steps that are kept after success: a policy shall learn to stay there
+PATIENCE = 50  # failures in a row
+
+
+def demonstrate(
+    task: str, out: PathLike, episodes: int, *, noise: float = 0.0, first_seed: int = 0, progress: bool = True
+) -> int:
+    """Write `episodes` successful demonstrations to `out`; return how many episodes failed and were left out.
+
+    With `noise`, the standard deviation of what is added to the actions that are executed, the expert is seen on its way
+    back from mistakes too; the actions that are kept are always its own.
+    """
+    if episodes < 2 or not 0 <= noise < 1:
+        raise TrainingError(
+            f"demonstrations need at least 2 episodes and noise from 0 to below 1, got {episodes=} and {noise=}"
+        )
+    first_test = task_spec(task).first_test_seed
+    kept: list[tuple[Any, Array]] = []
+    in_vain = 0  # failures since the last success
+    simulator, seed = make_task(task), first_seed
+    try:
+        with progress_bar(total=episodes, disable=not progress, unit="episode", desc=f"demonstrate {task}") as bar:
+            while len(kept) < episodes:
+                if not 0 <= seed < first_test:
+                    raise TrainingError(
+                        f"demonstrations begin at seed 0 and end before the test seeds, got seed {seed}"
+                    )
+                found = _episode(simulator, task, seed, noise)
+                seed += 1
+                in_vain = 0 if found is not None else in_vain + 1
+                if in_vain == PATIENCE:
+                    raise TrainingError(
+                        f"the expert failed {PATIENCE} times in a row; nothing was written, take less noise"
+                    )
+                if found is not None:
+                    kept.append(found)
+                    bar.update()
+                bar.set_postfix(failed=seed - first_seed - len(kept), refresh=False)
+    finally:
+        simulator.close()
+    seen = joined([obs for obs, _ in kept])
+    write_arrays(
+        out,
+        **(seen if isinstance(seen, Mapping) else {"obs": seen}),
+        action=np.concatenate([action for _, action in kept]),
+        episode_ends=np.cumsum([len(action) for _, action in kept]),
+    )
+    return seed - first_seed - episodes
+
+
+def _episode(simulator: Task, task: str, seed: int, noise: float) -> tuple[Any, Array] | None:
+    """What was seen, (steps, O) or such arrays by name, and what the expert wanted, (steps, A); None if it failed."""
+    seen, wanted, random = [simulator.reset(seed)], list[Array](), np.random.default_rng(seed)
+    act, left = make_expert(task, simulator), LINGER
+    while left and len(wanted) < simulator.spec.max_steps:
+        wanted.append(act(seen[-1]))
+        simulator.step(wanted[-1] + noise * random.standard_normal(wanted[-1].shape))
+        seen.append(simulator.observe())
+        left -= simulator.success
+    if not simulator.success:
+        return None
+    return stacked(seen[:-1]), np.stack(wanted).astype(np.float32)

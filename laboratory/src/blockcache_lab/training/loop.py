@@ -1,0 +1,126 @@
+"""Training a policy from demonstrations. A run that is killed goes on from its state file.
+
+Every random number is a function of the run's seed and the step or epoch, so the state is only weights, moments
+and a step number. With the same number of threads, a resumed run ends in the very same bits as one that was never
+stopped. Knows nothing of simulators, engines or schedules.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from blockcache.models.directory import check_replaceable
+from blockcache.models.sources import load_policy, save_policy
+from blockcache.progress import progress_bar
+from blockcache_lab.training.config import TrainConfig
+from blockcache_lab.training.data import read_demonstrations
+from blockcache_lab.training.errors import TrainingError
+from blockcache_lab.training.run import TrainingRun
+from blockcache_lab.training.state import read_state, write_state
+from blockcache_runtime.files import PathLike, check_writable, exists, make_directory
+
+SAVE_SECONDS = 120.0  # at most this much work is lost to a kill
+
+
+def train(
+    config: TrainConfig,
+    data: PathLike,
+    out: PathLike,
+    *,
+    threads: int | None = None,
+    resume: bool = True,
+    progress: bool = True,
+) -> Path:
+    """Train a policy on the demonstrations in `data` and leave it in the directory `out`, which is returned.
+
+    The state is kept beside it, in `<out>.state.safetensors`: the same call after a kill goes on from there, and
+    after the end it has nothing left to do. `out` holds the averaged weights so far, from the end of the first
+    epoch on. `resume=False` starts anew, over what an earlier run left there.
+    """
+    target = Path(out)
+    demos = read_demonstrations(config.spec, data)
+    identity = {**config.to_dict(), "data_sha256": demos.sha256}
+    state = target.with_name(f"{target.name}.state.safetensors")
+    if exists(target) and not exists(target / "config.json"):
+        raise TrainingError(f"{target} exists and is not a policy; give another place for the new one")
+    if exists(target) and resume and not exists(state):
+        raise TrainingError(
+            f"{target} holds a policy, but there is no {state.name} to go on from; "
+            "give another place for the new one, or start anew to replace it"
+        )
+    with _torch_settings(threads, config.seed):
+        run = TrainingRun.begin(config, demos, identity, Path(data).name)
+        if resume and exists(state):
+            run.progress = read_state(state, identity, run.tensors())
+        _go_on(run, target, state, progress)
+    return target
+
+
+def _go_on(run: TrainingRun, target: Path, state: Path, show: bool) -> None:
+    """Train to the end. Only complete steps are saved: an interrupt within one must leave no trace."""
+    if run.progress.step == run.total:
+        if not _is_there(run, target):
+            save_policy(run.result(), target)
+        return
+    check_replaceable(target)  # now, and not after an hour of training
+    make_directory(target.parent)
+    check_writable(state)
+    interval = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar; a log file needs few
+    with progress_bar(
+        total=run.total,
+        initial=run.progress.step,
+        disable=not show,
+        mininterval=interval,
+        unit="step",
+        desc=f"train {run.config.task}",
+    ) as bar:
+        clock = saved = time.monotonic()
+        while run.progress.step < run.total:
+            run.step()
+            epoch_ends = run.progress.step % run.steps_per_epoch == 0
+            if epoch_ends:
+                run.progress = replace(run.progress, validation_loss=run.validate())
+            now = time.monotonic()
+            run.progress = replace(run.progress, seconds=run.progress.seconds + now - clock)
+            clock = now
+            if epoch_ends or now - saved > SAVE_SECONDS:
+                write_state(state, run.identity, run.tensors(), run.progress)
+                saved = now
+            if epoch_ends:
+                save_policy(run.result(), target)
+            bar.set_postfix(_figures(run), refresh=False)
+            bar.update()
+
+
+def _is_there(run: TrainingRun, target: Path) -> bool:
+    """Whether the policy of the last step was saved: a kill may have come between state and policy."""
+    return target.exists() and (load_policy(target).config.training or {}).get("steps") == run.total
+
+
+def _figures(run: TrainingRun) -> dict[str, str]:
+    figures = {"epoch": f"{run.progress.step / run.steps_per_epoch:.1f}/{run.config.epochs}"}
+    for name, value in (("loss", run.progress.loss), ("val", run.progress.validation_loss)):
+        if value is not None:
+            figures[name] = f"{value:.4f}"
+    return figures
+
+
+@contextmanager
+def _torch_settings(threads: int | None, seed: int) -> Iterator[None]:
+    """Threads and random numbers as the run needs them, and afterwards as they were."""
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            if threads is not None:
+                torch.set_num_threads(threads)
+            yield
+        finally:
+            torch.set_num_threads(before)

@@ -1,0 +1,196 @@
+"""One training run: its data, weights and averages, and a single step of it.
+
+What differs between families is in their recipes. Knows nothing of files or clocks.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from blockcache_lab.training.config import TrainConfig
+from blockcache_lab.training.data import Demonstrations, split
+from blockcache_lab.training.errors import TrainingError
+from blockcache_lab.training.objective import Objective, objective_of
+from blockcache_lab.training.state import Progress
+from blockcache_lab.training.windows import Windows
+
+_BETAS, _WEIGHT_DECAY, _EMA_DECAY, _EMA_POWER = (0.9, 0.95), 1e-3, 0.9995, 0.75
+
+
+@dataclass(eq=False)
+class TrainingRun:
+    """All that a run holds while it goes. `identity` tells its state file from those of other runs."""
+
+    config: TrainConfig
+    identity: dict[str, Any]
+    data: str
+    train: Windows
+    held_out: Windows
+    policy: Any
+    average: Any  # the same with an exponential moving average of the weights: the policy that is kept
+    weights: dict[str, Tensor]  # what is learnt of both, by name
+    averages: dict[str, Tensor]
+    optimizer: torch.optim.Optimizer
+    objective: Objective
+    progress: Progress
+
+    @classmethod
+    def begin(cls, config: TrainConfig, demos: Demonstrations, identity: dict[str, Any], data: str) -> TrainingRun:
+        recipe = config.recipe
+        policy = recipe.begin(config.policy_config())
+        kept, held_out = split(demos)
+        recipe.fit(policy, demos, kept)
+        average = copy.deepcopy(policy).eval()
+        weights = recipe.learnt(policy)
+        return cls(
+            config=config,
+            identity=identity,
+            data=data,
+            train=recipe.windows(policy, demos, kept),
+            held_out=recipe.windows(policy, demos, held_out),
+            policy=policy,
+            average=average,
+            weights=weights,
+            averages=recipe.learnt(average),
+            optimizer=_optimizer(list(weights.values()), config.lr),
+            objective=objective_of(policy.config.sampler),
+            progress=Progress(),
+        )
+
+    @property
+    def batch(self) -> int:
+        return min(self.config.batch, len(self.train))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        # The incomplete last batch is left out; the shuffle leaves out other windows in each epoch.
+        return len(self.train) // self.batch
+
+    @property
+    def total(self) -> int:
+        return self.config.epochs * self.steps_per_epoch
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that changes from step to step, by name; copying into these tensors restores a run."""
+        named: dict[str, Tensor] = {}
+        for name, weight in self.weights.items():
+            moments = self.optimizer.state[weight]
+            named |= {
+                f"weight.{name}": weight.detach(),
+                f"average.{name}": self.averages[name].detach(),
+                f"mean.{name}": moments["exp_avg"],
+                f"square.{name}": moments["exp_avg_sq"],
+                f"count.{name}": moments["step"],
+            }
+        return named
+
+    def loss(self, policy: Any, windows: Windows, rows: Tensor, t: Tensor) -> Tensor:
+        """Mean squared error of the denoiser's output, for windows `rows` at times `t`."""
+        clean = windows.action[rows]
+        noise = torch.randn_like(clean)
+        noisy, target = self.objective.mix(clean, noise, t), self.objective.target(clean, noise)
+        predicted = self.config.recipe.predict(policy, noisy, t, windows.seen(policy, rows))
+        if windows.counted is None:
+            return mse_loss(predicted, target)
+        counted = windows.counted[rows].expand_as(clean)
+        return ((predicted - target).square() * counted).sum() / counted.sum().clamp(min=1)
+
+    def rows(self, step: int) -> Tensor:
+        """Which windows a step sees. Every epoch has a shuffle of its own; making it anew takes well below 1 ms."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order = np.random.default_rng((self.config.seed, epoch)).permutation(len(self.train))
+        return torch.from_numpy(order[position * self.batch : (position + 1) * self.batch])
+
+    def step(self) -> None:
+        """One update of the weights and of their average."""
+        step = self.progress.step
+        torch.manual_seed(_mix(self.config.seed, step))
+        t = self.objective.draw(self.batch)
+        loss = self.loss(self.policy, self.train, self.rows(step), t)
+        self.optimizer.zero_grad(set_to_none=False)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, self.total, self.config)
+        self.optimizer.step()
+        keep = ema_decay(step)
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                self.averages[name].lerp_(weight, 1 - keep)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(f"the loss is {value} at step {step}; lower the learning rate ({self.config.lr})")
+        smooth = value if self.progress.loss is None else 0.99 * self.progress.loss + 0.01 * value
+        self.progress = replace(self.progress, step=step + 1, loss=smooth)
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """The averaged weights' loss on held-out episodes; noise and times are the same every time."""
+        torch.manual_seed(0)
+        rows = self.held_out.judged
+        return self.loss(self.average, self.held_out, rows, self.objective.spread(rows)).item()
+
+    def result(self) -> Any:
+        """The averaged policy, with the record of how it came to be."""
+        self.average.config = self.config.policy_config(self.record())
+        return self.average
+
+    def record(self) -> dict[str, Any]:
+        """What the policy's config says about its training."""
+        config, done = self.config, self.progress
+        return {
+            "data": self.data,
+            "data_sha256": self.identity["data_sha256"],
+            "windows": len(self.train),
+            "batch": self.batch,
+            "steps": done.step,
+            "epochs": done.step // self.steps_per_epoch,
+            "planned_epochs": config.epochs,
+            "seed": config.seed,
+            "optimizer": f"AdamW(betas {_BETAS[0]}/{_BETAS[1]}, wd {_WEIGHT_DECAY:g} on matrices)",
+            "lr": f"{config.lr:g}, {config.warmup} warm-up steps, cosine to 0",
+            "ema": f"decay min({_EMA_DECAY}, 1-(1+step)^-{_EMA_POWER})",
+            "loss": f"{self.objective.predicts} MSE",
+            "training_loss": done.loss,
+            "validation_loss": done.validation_loss,
+            "seconds": round(done.seconds, 1),
+        }
+
+
+def learning_rate(step: int, total: int, config: TrainConfig) -> float:
+    """Linear warm-up, then half a cosine that reaches 0 behind the last step."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    return config.lr * 0.5 * (1 + math.cos(math.pi * (step - config.warmup) / max(1, total - config.warmup)))
+
+
+def ema_decay(step: int) -> float:
+    return float(min(_EMA_DECAY, 1 - (1 + step) ** -_EMA_POWER))
+
+
+def _optimizer(weights: list[Tensor], lr: float) -> torch.optim.Optimizer:
+    """AdamW with its moments in place from the start, so that a state can be copied into them."""
+    # Two axes: the matrices of linear and attention layers. Biases and norms have one axis, embeddings three, filters four.
+    decayed = [weight for weight in weights if weight.ndim == 2]
+    others = [weight for weight in weights if weight.ndim != 2]
+    groups = [{"params": decayed, "weight_decay": _WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=_BETAS, foreach=True)
+    for weight in weights:
+        optimizer.state[weight] = {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(weight),
+            "exp_avg_sq": torch.zeros_like(weight),
+        }
+    return optimizer
+
+
+def _mix(seed: int, step: int) -> int:
+    """A seed for one step. Mixed down to 32 bits because torch's CPU generator ignores the bits above."""
+    return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])

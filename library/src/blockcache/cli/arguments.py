@@ -1,0 +1,217 @@
+"""Arguments that several verbs share. What can be wrong with them is found when they are read, before anything heavy is
+imported: nobody waits for torch to be told of a typing error."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from blockcache.models.places import (
+    OBSERVATIONS,
+    SCHEDULE,
+    check_source,
+    in_directory,
+    policy_directory,
+    read_config,
+    shared_file,
+)
+from blockcache.results.rollouts import GENERATIONS
+from blockcache_runtime.errors import FileError, TaskError
+from blockcache_runtime.files import check_writable, exists
+
+if TYPE_CHECKING:
+    from blockcache.models.port import Port
+    from blockcache.schedule import Schedule
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+class Checked(click.ParamType):  # type: ignore[type-arg]
+    """A text that `read` makes a value of, or refuses with one sentence."""
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self._read(value) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """A policy as somebody named it. It is loaded when its `port` is first asked for."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        check_source(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @cached_property
+    def port(self) -> Port:
+        from blockcache.models.sources import open_port
+
+        return open_port(self.name)
+
+    def port_with(self, sampler: str | None) -> Port:
+        """With the sampler of that file in place of its own, if one is named."""
+        if sampler is None:
+            return self.port
+        from blockcache.samplers import ChosenSampler
+
+        chosen = ChosenSampler.load(sampler)
+        chosen.check_fit(self.port.fingerprint)
+        return self.port.with_sampler(chosen.sampler)
+
+    def task(self, named: str | None) -> str:
+        """The task that somebody named, or else the one that the policy says it was trained for."""
+        said = named or (read_config(self.name).get("task") if in_directory(self.name) else self.port.task)
+        if said is None:
+            raise TaskError(f"the policy {self} does not say which task it was trained for; name it with --task")
+        return _known_task(said)
+
+    def schedule(self) -> Schedule | None:
+        """The schedule in the policy's own directory, if there is one."""
+        if not in_directory(self.name) or not exists(beside := policy_directory(self.name) / SCHEDULE):
+            return None
+        return load_schedule(str(beside))
+
+    def observations(self, path: str | None) -> Any:
+        """A batch from that file, or else from the one beside the policy: an array, or several by the policy's names.
+
+        The file is read before the policy is loaded.
+        """
+        from blockcache.observations.files import fit_observations
+
+        file, arrays = self._arrays(path)
+        return fit_observations(arrays, self.port.inputs, self.port.cameras, file)
+
+    def moments(self, path: str | None) -> Any:
+        """When each observation was made, (N, 2) episode and place in it, where that file says so; else None."""
+        from blockcache.observations.files import MOMENTS
+
+        return self._arrays(path)[1].get(MOMENTS)
+
+    def _arrays(self, path: str | None) -> tuple[Path, dict[str, Any]]:
+        beside = (
+            shared_file(policy_directory(self.name), OBSERVATIONS) if not path and in_directory(self.name) else None
+        )
+        file = Path(path) if path else beside
+        if file is None or (file == beside and not exists(file)):
+            raise FileError(
+                f"the policy {self} brings no observations; give some with --observations FILE.npz, such as "
+                "'blockcache policy observe' records"
+            )
+        from blockcache.observations import load_observations
+
+        return file, load_observations(file)
+
+
+def load_schedule(source: str) -> Schedule:
+    """A schedule file, or a printed schedule by name."""
+    from blockcache.schedule import Schedule
+    from blockcache.schedule.presets import published_names, published_schedule
+
+    if source in published_names() and not exists(source):
+        return published_schedule(source)
+    if not exists(source):
+        raise FileError(f"no schedule {source!r}: neither a file nor one of {', '.join(published_names())}")
+    return Schedule.load(source)
+
+
+def typed() -> str:
+    """The running verb with what was given to it, as one would type it again."""
+    context = click.get_current_context()
+    words: list[str] = []
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if isinstance(option, click.Argument):
+            words += map(str, repeated(value))
+        elif given([option.name or ""]):
+            words += [word for item in repeated(value) for word in (option.opts[0], str(item))]
+    return f"{context.command_path} {shlex.join(words)}"
+
+
+def repeated(value: Any) -> tuple[Any, ...]:
+    """What was given to an option that may stand there several times, or the one value of any other."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def given(names: Iterable[str]) -> list[str]:
+    """Those of the running verb's options that somebody asked for, as they are typed."""
+    context = click.get_current_context()
+    words = {option.name: option.opts[-1] for option in context.command.params}
+    asked = click.core.ParameterSource.COMMANDLINE
+    return [words[name] for name in names if context.get_parameter_source(name) is asked]
+
+
+def refuse_sizes_beside_a_policy(sizes: Iterable[str]) -> None:
+    """A policy brings its own shape."""
+    if options := given(sorted(sizes)):
+        raise click.UsageError(f"{', '.join(options)} and a policy exclude one another: a policy has its own shape")
+
+
+def _known_task(name: str) -> str:
+    from blockcache.tasks import task_spec
+
+    return task_spec(name).name
+
+
+def _writable_file(path: str) -> str:
+    check_writable(path)
+    return path
+
+
+def _writable_directory(path: str) -> Path:
+    check_writable(path, directory=True)
+    return Path(path)
+
+
+POLICY = Checked("policy", PolicySource)
+TASK = Checked("task", _known_task)
+OUTPUT = Checked("file", _writable_file)
+OUTPUT_DIRECTORY = Checked("directory", _writable_directory)
+MOST = 1_000_000  # of anything that is counted: a number with a few digits too many is refused before it does harm
+COUNT = click.IntRange(1, MOST)
+CORES = click.IntRange(1, 1024)  # threads, or processes
+LAYERS = click.IntRange(1, 1000)
+SIZE = click.IntRange(1, 100_000)  # widths, lengths, steps
+SEED = click.IntRange(0, 2**31 - 1)  # what every random generator takes
+ENGINE = click.Choice(["auto", "onnx", "loop", "patched"])
+
+
+def policy_argument(**settings: Any) -> Callable[[Verb], Verb]:
+    """POLICY, and in the verb's help what may stand there. `settings` are those of click.argument."""
+
+    def add(verb: Verb) -> Verb:
+        first, _, rest = str(verb.__doc__).partition("\n\n")
+        kinds = (
+            "POLICY is a shipped policy by name, a policy directory, a checkpoint FILE.ckpt of the public Diffusion Policy "
+            "code, or a Python entry module:function that returns one."
+        )
+        verb.__doc__ = f"{first}\n\n    {kinds}\n\n{rest}"
+        return click.argument("policy", type=POLICY, **settings)(verb)
+
+    return add
+
+
+observations_option = click.option(
+    "--observations",
+    metavar="FILE",
+    help="A .npz with an array 'obs' (N, ...), or several by the policy's names. Default: those beside the policy.",
+)
+generations_option = click.option(
+    "--generations", type=COUNT, default=GENERATIONS, help="Observations to calibrate on."
+)
+sampler_file_option = click.option(
+    "--sampler-file", metavar="FILE", help="A sampler file in place of the policy's own, such as 'policy fit' writes."
+)
+threads_option = click.option("--threads", type=CORES, default=1, help="Threads for torch.")

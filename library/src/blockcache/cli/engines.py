@@ -1,0 +1,159 @@
+"""The verbs around engines: export, bench."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from blockcache.cli import arguments as arg
+from blockcache.samplers import sampler_names
+from blockcache_runtime.cores import cores
+
+if TYPE_CHECKING:
+    from blockcache.models.port import Port
+
+
+@click.command()
+@arg.policy_argument()
+@click.argument("schedule", required=False)
+@click.option("-o", "--output", type=arg.OUTPUT, default="policy.onnx", help="The file to write.")
+@click.option("--actions-only", is_flag=True, help="Leave out what the robot does not execute (causal policies).")
+@click.option("--other-weights", is_flag=True, help="Accept a schedule that was made for other weights.")
+@arg.sampler_file_option
+def export(
+    policy: arg.PolicySource,
+    schedule: str | None,
+    output: str,
+    actions_only: bool,
+    other_weights: bool,
+    sampler_file: str | None,
+) -> None:
+    """Write POLICY under SCHEDULE as one ONNX file: observation and noise in, actions in robot units out.
+
+    SCHEDULE is a file, or one of the paper's by name; without it, the one in the policy's directory where `tune` wrote one,
+    or else full precision. The file needs no Python, no cache
+    and no policy code to run; blockcache_runtime (docs/deploy.md) runs it with numpy and onnxruntime alone.
+
+    \b
+    Examples:
+      blockcache export pusht schedule.json -o pusht.onnx
+      blockcache export pusht schedule.json --actions-only -o fast.onnx
+      blockcache export my_module:make_policy -o full.onnx
+      blockcache export pusht --sampler-file fitted.json -o fitted.onnx
+    """
+    followed = policy.schedule() if schedule is None else arg.load_schedule(schedule)
+
+    from blockcache.engines import export_policy
+
+    kind, check = "action" if actions_only else "chunk", "shape" if other_weights else "strict"
+    notes = export_policy(policy.port_with(sampler_file), followed, output, kind, check)
+    click.echo(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB")
+    for note in notes:
+        click.echo(f"note: {note}")
+
+
+@click.command()
+@arg.policy_argument(required=False)
+@click.option("--schedule", help="A schedule file or a printed one. Default: the paper's square_ph, stretched to fit.")
+@click.option("--width", type=arg.SIZE, default=256)
+@click.option("--layers", type=arg.LAYERS, default=8)
+@click.option("--horizon", type=arg.SIZE, default=10)
+@click.option("--sampler", type=click.Choice(sampler_names()), default="ddpm")
+@click.option("--steps", type=arg.SIZE, default=100, help="Denoising steps.")
+@click.option("--batch", type=arg.SIZE, default=1)
+@click.option("--cameras", type=click.IntRange(0, 16), default=0, help="Each of 96 x 96 pixels, through a ResNet18.")
+@click.option("--threads", type=arg.CORES, help="Measure with 1 and this many threads. Default: all cores.")
+@click.option("--repeats", type=click.IntRange(2, arg.MOST), default=20, help="Interleaved rounds.")
+@click.option("--quick", is_flag=True, help="Engines only, and 5 rounds unless --repeats says otherwise.")
+@click.option("--json", "json_path", type=arg.OUTPUT, help="Write all figures here.")
+@click.option("--plot", type=arg.OUTPUT, metavar="FILE.png", help="Draw the table.")
+def bench(
+    policy: arg.PolicySource | None,
+    schedule: str | None,
+    threads: int | None,
+    repeats: int,
+    quick: bool,
+    json_path: str | None,
+    plot: str | None,
+    **sizes: Any,
+) -> None:
+    """Time every engine beside what users run today, all in one interleaved run.
+
+    Without a POLICY it is a DP-T of the given sizes with random weights: speed does not depend on them. What a policy or
+    this machine does not allow is named with the reason. Leave the machine alone while it runs. The last line is a summary
+    as JSON.
+
+    \b
+    Examples:
+      blockcache bench
+      blockcache bench pusht --schedule schedule.json
+      blockcache bench my_module:make_policy --quick
+      blockcache bench --cameras 1
+      blockcache bench --width 768 --horizon 16 --threads 2 --json bench.json --plot bench.png
+    """
+    from blockcache.report.figures import require_matplotlib
+
+    if plot:
+        require_matplotlib()
+    if policy:
+        arg.refuse_sizes_beside_a_policy(set(sizes) - {"batch"})
+    followed = arg.load_schedule(schedule) if schedule else None
+
+    import torch
+
+    from blockcache.compare.bench import FORMAT, run_bench
+    from blockcache.models.dpt.shape import FEATURES, Shape
+    from blockcache.models.registry import port_of
+    from blockcache.report.performance import bench_table, encoder_ceilings, not_available
+    from blockcache.report.terminal import display
+    from blockcache.schedule.presets import stretched_schedule
+    from blockcache_lab.pages.performance_pictures import plot_bench
+
+    shape = Shape(**sizes, obs_dim=max(Shape.obs_dim, FEATURES * sizes["cameras"] + 2))
+    port = policy.port if policy else port_of(shape.policy())
+    if followed is None:
+        followed = stretched_schedule("square_ph", port.adapter.blocks, len(port.timesteps))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        seen = port.typical(shape.batch)
+    result = run_bench(
+        port,
+        followed,
+        seen,
+        _sizes(port, shape.batch) if policy else asdict(shape),
+        threads=threads or cores(),
+        repeats=5 if quick and not arg.given(["repeats"]) else repeats,
+        quick=quick,
+    )
+    figures = result.to_dict()
+    display(bench_table(figures["rows"]), encoder_ceilings(figures), not_available(figures))
+    if json_path:
+        FORMAT.save(json_path, figures)
+    if plot:
+        plot_bench(figures, plot)
+    click.echo(
+        json.dumps(
+            {row.name: {"p50_ms": round(row.p50_ms, 3), "speedup": round(row.speedup, 2)} for row in result.rows}
+        )
+    )
+
+
+def _sizes(port: Port, batch: int) -> dict[str, Any]:
+    """A policy's sizes, for the record, by the names that random weights are asked for with."""
+    return {
+        "family": port.adapter.family,
+        "layers": len(port.adapter.layers),
+        **port.adapter.widths,
+        "horizon": port.horizon,
+        "n_obs_steps": port.n_obs_steps,
+        "n_action_steps": port.n_action_steps,
+        "obs_dim": port.inputs.get("obs", (0,))[-1],
+        "action_dim": len(port.action_scale),
+        "sampler": port.sampler_settings["type"],
+        "steps": len(port.timesteps),
+        "batch": batch,
+    }

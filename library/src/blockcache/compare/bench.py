@@ -1,0 +1,168 @@
+"""The benchmark: one table from one interleaved run, what users run today beside every engine.
+
+Measures whatever policy is behind a port. Knows nothing of tasks or families.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from blockcache.compare.bench_candidates import CandidateMaker, Timed
+from blockcache.compare.bench_encoder import EncoderTime, encoder_calls, encoder_times
+from blockcache.measure import machine
+from blockcache.measure.latency import Latency, measure
+from blockcache.models.port import Port
+from blockcache.observations import batch_size
+from blockcache.schedule import Schedule
+from blockcache_runtime.files import Format
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One candidate. Milliseconds of whole generations; `max_difference` in normalised units, None across samplers."""
+
+    name: str
+    engine: str
+    threads: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    chunk_hz: float
+    action_hz: float
+    speedup: float
+    over_full: float | None  # over the fastest full precision in the same engine and with the same threads
+    gflop: float
+    gflops: float
+    of_peak: float
+    max_difference: float | None
+    saving: str | None  # which exact saving it adds to the candidate before it
+    limit: bool  # whether the page says how far it is from the machine's peak
+    samples_ms: list[float] = field(repr=False)
+
+
+FORMAT = Format(
+    "blockcache.bench",
+    "benchmark",
+    {
+        **dict.fromkeys(("shape", "schedule", "machine"), dict),
+        "peak_gflops": dict[str, float],
+        "unavailable": dict[str, str],
+        "repeats": int,
+        "eager": str,
+        "rows": list[Measurement],
+        "encoder": list[EncoderTime],
+    },
+    optional=("made_by", "encoder"),
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A whole run; its fields are the keys of the file."""
+
+    shape: dict[str, Any]
+    schedule: dict[str, Any]
+    machine: dict[str, Any]
+    peak_gflops: dict[str, float]
+    repeats: int
+    eager: str
+    rows: list[Measurement]
+    unavailable: dict[str, str]
+    encoder: list[EncoderTime]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without an encoder where the policy has none."""
+        return {name: value for name, value in asdict(self).items() if name != "encoder" or value}
+
+
+def run_bench(
+    port: Port,
+    schedule: Schedule,
+    observations: Any,
+    shape: dict[str, Any],
+    *,
+    threads: int,
+    repeats: int,
+    quick: bool = False,
+    progress: bool = True,
+) -> Bench:
+    """Measure all candidates in one interleaved run.
+
+    port          the policy
+    schedule      what BAC stands for in the table
+    observations  the batch that every call answers
+    shape         the policy's sizes, for the record
+    threads       engines are measured with one thread and with this many
+    repeats       interleaved rounds
+    quick         leaves out torch.compile, the samplers with fewer steps and the savings one by one
+    """
+    counts = sorted({1, threads})
+    peaks = {str(count): machine.peak_gflops(count) for count in counts}
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        maker = CandidateMaker(stack, port, schedule, observations)
+        for count in counts:
+            maker.eager(count)
+        if not quick:
+            maker.compiled(threads)
+            maker.fewer(16, 10, 50)
+        maker.engines(counts, quick)
+        if not quick:
+            maker.savings()
+        candidates = maker.candidates
+        looks = encoder_calls(stack, port, schedule, observations, counts)
+        timed = {c.name: c.call for c in candidates} | {look.name: look.call for look in looks}
+        latencies = measure(timed, repeats, progress=progress)
+        found = {c.name: port.action_of(c.answer()).detach() for c in candidates if c.comparable}
+        plain, scale = found[candidates[0].name], port.action_scale
+        gaps = {name: np.abs((action - plain).cpu().numpy() * scale).max() for name, action in found.items()}
+    eager = min((c.name for c in candidates[: len(counts)]), key=lambda name: latencies[name].p50)
+    batch = batch_size(observations)
+    return Bench(
+        shape=shape,
+        schedule={"computed": schedule.computed, "reused_share": schedule.reused_share, **dict(schedule.origin)},
+        machine=machine.describe(),
+        peak_gflops=peaks,
+        repeats=repeats,
+        eager=eager,
+        rows=[_row(c, latencies, eager, port.n_action_steps, batch, peaks, gaps.get(c.name)) for c in candidates],
+        unavailable=maker.unavailable,
+        encoder=encoder_times(looks, candidates, latencies, port, eager),
+    )
+
+
+def _row(
+    candidate: Timed,
+    latencies: dict[str, Latency],
+    eager: str,
+    n_action_steps: int,
+    batch: int,
+    peaks: dict[str, float],
+    difference: float | None,
+) -> Measurement:
+    latency = latencies[candidate.name]
+    rate = batch * candidate.flops / latency.p50 / 1e9
+    return Measurement(
+        name=candidate.name,
+        engine=candidate.engine,
+        threads=candidate.threads,
+        p50_ms=latency.p50 * 1e3,
+        p95_ms=latency.percentile(95) * 1e3,
+        p99_ms=latency.percentile(99) * 1e3,
+        chunk_hz=1 / latency.p50,
+        action_hz=n_action_steps / latency.p50,
+        speedup=latency.over(latencies[eager]),
+        over_full=min((latency.over(latencies[name]) for name in candidate.full), default=None),
+        gflop=candidate.flops / 1e9,
+        gflops=rate,
+        of_peak=rate / peaks[str(candidate.threads)],
+        max_difference=None if difference is None else float(difference),
+        saving=candidate.saving,
+        limit=candidate.limit,
+        samples_ms=[round(float(value) * 1e3, 4) for value in latency.seconds],
+    )

@@ -1,0 +1,224 @@
+"""What the benchmark times: the plain policy, fewer steps, every engine, and the exact savings one by one.
+
+Knows nothing of families or of tables.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockcache.compare.candidates import Running, program_flops
+from blockcache.engines import accelerate
+from blockcache.engines.accelerate import build_checked
+from blockcache.engines.build import Build
+from blockcache.engines.loop import Loop
+from blockcache.engines.onnx import export
+from blockcache.engines.onnx_runner import OnnxRunner
+from blockcache.models.noise import draw_all
+from blockcache.models.pairing import generate
+from blockcache.models.port import Port
+from blockcache.models.program import Program
+from blockcache.observations import batch_size
+from blockcache.results.rollouts import EAGER
+from blockcache.samplers import fewer_steps
+from blockcache.schedule import Schedule
+from blockcache.schedule.cost import generation
+from blockcache.solvers import uniform
+from blockcache_lab.studies.savings import DiffusersLoop
+from blockcache_runtime.errors import EngineError, FileError, in_one_line
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    name: str
+    engine: str
+    threads: int
+    call: Call
+    flops: int
+    full: tuple[str, ...] = ()  # candidates that are full precision in the same engine; the fastest counts
+    comparable: bool = True  # whether the same noise should give almost the same actions
+    saving: str | None = None
+    limit: bool = False
+
+    def answer(self) -> Any:
+        """With the same noise as all others, also where a policy draws it from torch's global generator."""
+        return generate(lambda _: self.call(), None, seed=0)
+
+
+class CandidateMaker:
+    """Makes candidates, each on a copy of the policy; what cannot be made is `unavailable`, with the reason."""
+
+    def __init__(self, stack: ExitStack, port: Port, schedule: Schedule, obs: Any) -> None:
+        self.stack, self.port, self.schedule, self.obs = stack, port, schedule, obs
+        self.steps = len(port.timesteps)
+        self.everything = Schedule.every_step(self.steps, schedule.blocks)
+        self.candidates: list[Timed] = []
+        self.unavailable: dict[str, str] = {}
+
+    def eager(self, threads: int) -> None:
+        name = f"{EAGER}, {_threads(threads)}"
+        self._add(name, EAGER, threads, self._plain_call(self.port.copy(), threads), self._plain(None))
+
+    def compiled(self, threads: int) -> None:
+        own, name = self.port.copy(), f"{EAGER} + torch.compile, {_threads(threads)}"
+        try:
+            own.adapter.denoiser.compile()
+            call = self._plain_call(own, threads)
+            call()  # compiles, or says that it cannot
+        except Exception as error:
+            self.unavailable[f"{EAGER} + torch.compile"] = in_one_line(error)[:200]
+            return
+        self._add(name, EAGER, threads, call, self._plain(None))
+
+    def fewer(self, *counts: int) -> None:
+        """A sampler with fewer steps shares the initial noise only, so its actions are not compared here."""
+        own = self.port.sampler
+        if own is None:
+            self.unavailable["fewer steps"] = self.port.untabulated
+            return
+        kind = "euler" if own.type == "euler" else "ddim"
+        for count in sorted((count for count in counts if count < self.steps), reverse=True):
+            other = self.port.with_sampler(fewer_steps(own, kind, count)).copy()
+            cost = self.port.looking + generation(self.port.adapter.blocks, self.port.adapter.every_step, count)
+            name = f"{kind.upper()}-{count}, {EAGER}"
+            self._add(name, EAGER, 1, self._plain_call(other, 1), cost, comparable=False)
+
+    def engines(self, counts: list[int], quick: bool) -> None:
+        reduced = self.schedule
+        self._accelerated("BAC, patched", "patched", reduced, 1, self._plain(reduced), (f"{EAGER}, 1 thread",))
+        try:
+            built = build_checked(self.port, reduced, "loop")
+        except EngineError as error:
+            self.unavailable["loop and onnx"] = str(error)
+            return
+        full = self._accelerated("full precision, loop", "loop", None, 1, _flops(built.program, self.everything))
+        self._accelerated("BAC, loop", "loop", reduced, 1, _flops(built.program, reduced), full)
+        for count in counts:
+            name = f"full precision, onnx, {_threads(count)}"
+            full = self._accelerated(name, "onnx", None, count, _flops(built.program, self.everything))
+            if full and not quick and not self.port.behind:
+                full += self._unrolled(count, built)
+            name = f"BAC, onnx, {_threads(count)}"
+            self._accelerated(name, "onnx", reduced, count, _flops(built.program, reduced), full, limit=True)
+        count, even = counts[-1], self._uniform_at_equal_flops()
+        name = f"Uniform at equal FLOPs, onnx, {_threads(count)}"
+        self._accelerated(name, "onnx", even, count, _flops(built.program, even), full)
+        if built.program.causal:  # else the tokens behind the executed actions have a say in them
+            cost = _flops(built.actions_only().program, reduced)
+            name = f"BAC, onnx, {_threads(count)}, executed actions only"
+            self._accelerated(name, "onnx", reduced, count, cost, full, output="action")
+
+    def savings(self) -> None:
+        """Full precision in the loop engine, the exact savings added one by one."""
+        if "loop and onnx" in self.unavailable:
+            return
+        if self.port.behind:
+            self.unavailable["savings"] = "they begin behind the policy's own encoder, which all other rows run too"
+            return
+        built = build_checked(self.port, self.everything, "loop")
+        assert self.port.sampler is not None
+        for name, program in built.program.without_savings().items():
+            loop = DiffusersLoop(Loop(program, built.plan, built.sampler), self.port.sampler)
+            call = partial(self._with_diffusers, loop, self._observed(program))
+            self._saving(name, on_threads(1, call), program)
+        loops = {"+ constant sampler": built}
+        if built.program.causal:
+            loops["+ executed actions only"] = built.actions_only()
+        for name, kept in loops.items():
+            self._saving(name, self._drawing(Loop(kept.program, kept.plan, kept.sampler), kept), kept.program)
+
+    def _with_diffusers(self, loop: DiffusersLoop, obs: dict[str, Tensor]) -> Any:
+        """The sampler draws its noise itself here: handing it over takes diffusers a detour of its own."""
+        return self.port.answer(loop(obs, generator=_generator()))
+
+    def _saving(self, saving: str, call: Call, program: Program) -> None:
+        self._add(f"savings: {saving}", "loop", 1, call, _flops(program, self.everything), saving=saving)
+
+    def _unrolled(self, threads: int, built: Build) -> tuple[str, ...]:
+        """Full precision unrolled: too large and too slow to load to be the engine's own form, but it runs faster."""
+        full = Build(built.program, self.everything, built.sampler)
+        path = Path(self.stack.enter_context(tempfile.TemporaryDirectory())) / "full.onnx"
+        export(full, self.port.fingerprint, path, unrolled=True)
+        name = f"full precision, onnx unrolled, {_threads(threads)}"
+        call = self._drawing(OnnxRunner(path, threads), full)
+        return self._add(name, "onnx", threads, call, _flops(built.program, self.everything))
+
+    def _drawing(self, runner: Callable[..., dict[str, Tensor]], built: Build) -> Call:
+        """Draws its noise in the timed call, as every candidate does."""
+        obs, like = self._observed(built.program), built.program.like
+        chunk = (batch_size(self.obs), *built.program.chunk)
+        return on_threads(1, lambda: self.port.answer(runner(obs, draw_all(built.sampler, chunk, like, _generator()))))
+
+    def _observed(self, program: Program) -> dict[str, Tensor]:
+        return self.port.observe(self.port.given(self.obs), program.like)
+
+    def _accelerated(
+        self,
+        name: str,
+        engine: str,
+        schedule: Schedule | None,
+        threads: int,
+        cost: int,
+        full: tuple[str, ...] = (),
+        output: str = "chunk",
+        limit: bool = False,
+    ) -> tuple[str, ...]:
+        own = self.port.copy()
+        try:
+            self.stack.enter_context(accelerate(own, schedule, engine, output, threads=threads))
+        except (EngineError, FileError) as error:
+            self.unavailable[name] = str(error)
+            return ()
+        return self._add(name, engine, threads, self._plain_call(own, 1), cost, full, limit=limit)
+
+    def _add(
+        self, name: str, engine: str, threads: int, call: Call, flops: int, *full: Any, **more: Any
+    ) -> tuple[str, ...]:
+        self.candidates.append(Timed(name, engine, threads, call, flops, *full, **more))
+        return (name,)
+
+    def _plain_call(self, port: Port, threads: int) -> Call:
+        return on_threads(threads, Running(port, EAGER, lambda: None).timed(self.obs))
+
+    def _plain(self, schedule: Schedule | None) -> int:
+        steps = generation(self.port.adapter.blocks, self.port.adapter.every_step, self.steps, schedule)
+        return self.port.looking + steps
+
+    def _uniform_at_equal_flops(self) -> Schedule:
+        goal, names, origin = self._plain(self.schedule), self.schedule.blocks, {"method": "uniform"}
+        spaced = [dict.fromkeys(names, uniform(self.steps, count)) for count in range(1, self.steps + 1)]
+        options = [Schedule(self.steps, updates, origin=origin) for updates in spaced]
+        return min(options, key=lambda option: abs(self._plain(option) - goal))
+
+
+def _flops(program: Program, schedule: Schedule) -> int:
+    return program_flops(program, schedule.steps, schedule)
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def on_threads(threads: int, call: Call) -> Call:
+    """The call with so many threads of torch's."""
+
+    def run() -> Any:
+        torch.set_num_threads(threads)
+        return call()
+
+    return run
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"

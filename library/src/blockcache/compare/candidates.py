@@ -1,0 +1,298 @@
+"""Candidates: methods made ready for one policy, and set going. What is compared, timed and rolled out.
+
+Knows nothing of tasks, and of policies no more than their port.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blockcache._version import __version__
+from blockcache.attach.recorder import calibrate
+from blockcache.compare.methods import (
+    ActionBudget,
+    FewerSteps,
+    FittedSteps,
+    Method,
+    MethodError,
+    SamplerFile,
+    ScheduleFile,
+    TeaCache,
+    TunedFiles,
+)
+from blockcache.engines import Stats, accelerate
+from blockcache.fitting import Clouds, Effort, fit, place
+from blockcache.models.pairing import generate, takes_generator
+from blockcache.models.places import SAMPLER, SCHEDULE, TUNING
+from blockcache.models.port import Port
+from blockcache.models.program import Program
+from blockcache.observations import hash_observations, parts
+from blockcache.results.rollouts import EAGER
+from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
+from blockcache.schedule import Schedule, Strategy
+from blockcache.schedule.cost import generation
+from blockcache.solvers import fit_teacache, solve
+from blockcache.solvers.recording import Recording
+from blockcache_runtime.files import PathLike, exists, make_directory
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`sampler` None is the policy's own, `engine` None is the plain policy, untouched."""
+
+    strategy: Strategy | None = None
+    engine: str | None = None
+    sampler: SamplerConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine is None and self.strategy is not None:
+            raise MethodError("the plain policy follows no schedule; name an engine, such as auto")
+
+    def on(self, port: Port) -> Port:
+        """The policy with the candidate's sampler; weights are shared."""
+        return port if self.sampler is None else port.with_sampler(self.sampler)
+
+    def flops(self, port: Port, reused: float) -> int:
+        """FLOPs of one generation by formula; `reused`, as measured, counts where nothing is decided beforehand."""
+        own = self.on(port)
+        steps = generation(own.adapter.blocks, own.adapter.every_step, len(own.timesteps), self.strategy, reused)
+        return own.looking + steps
+
+    def describe(self, port: Port) -> dict[str, Any]:
+        """All that decides the actions besides the weights, in JSON types."""
+        reuse = None if self.strategy is None else self.strategy.describe()
+        return {"engine": self.engine, "sampler": dict(self.on(port).sampler_settings), "reuse": reuse}
+
+
+def engine_flops(port: Port, candidate: Candidate) -> int:
+    """What the candidate's engine computes of one generation: whole-loop engines save exactly what does not change in it."""
+    if candidate.engine not in ("loop", "onnx"):
+        return candidate.flops(port, 0.0)
+    own = candidate.on(port)
+    before = own.looking if own.behind else 0
+    return before + program_flops(own.program(), len(own.timesteps), candidate.strategy)
+
+
+def program_flops(program: Program, steps: int, strategy: Strategy | None = None) -> int:
+    """What remains of a generation after the program's exact savings."""
+    return program.once + generation(program.blocks, program.every_step, steps, strategy)
+
+
+@dataclass(frozen=True, eq=False)
+class Running:
+    """A candidate at work, on its own copy of the policy. The plain policy counts nothing."""
+
+    port: Port
+    engine: str
+    stats: Callable[[], Stats | None]
+
+    def act(self, obs: Any, seed: int) -> NDArray[np.float64]:
+        """Executed actions (B, n_action_steps, A) of a batch of observations, with noise that depends on the seed alone."""
+        return self._array(generate(self._entry, self.port.given(obs), seed))
+
+    def act_on(self, obs: Any, noise: Tensor) -> NDArray[np.float64]:
+        """The same with given noise, for policies that take it."""
+        return self._array(self._entry(self.port.given(obs), noise=noise))
+
+    def timed(self, obs: Any) -> Callable[[], Any]:
+        """One generation and nothing else, to be timed: always the same noise, drawn within, where that can be."""
+        entry, given = self._entry, self.port.given(obs)
+        if takes_generator(entry):
+            return lambda: entry(given, generator=torch.Generator().manual_seed(0))
+        return partial(entry, given)
+
+    @property
+    def _entry(self) -> Callable[..., Any]:
+        entry: Callable[..., Any] = getattr(self.port.policy, self.port.entry)
+        return entry
+
+    def _array(self, returned: Any) -> NDArray[np.float64]:
+        return np.asarray(self.port.action_of(returned).detach().cpu(), dtype=np.float64)
+
+
+@contextmanager
+def running(port: Port, candidate: Candidate) -> Iterator[Running]:
+    """Set a candidate going on a copy of the policy, so that several can run side by side.
+
+    Whatever the engine, it gets as many threads as torch has, so that figures can be compared.
+    """
+    own = candidate.on(port.copy())
+    if candidate.engine is None:
+        yield Running(own, EAGER, lambda: None)
+        return
+    with accelerate(own, candidate.strategy, engine=candidate.engine, threads=torch.get_num_threads()) as fast:
+        yield Running(own, fast.engine, fast.stats)
+
+
+class Calibrations:
+    """Recordings of one policy, one for each sampler, and samplers that are placed or fitted for it: made when a method
+    first needs them.
+
+    port          the policy
+    observations  a batch: one generation is recorded for each sample
+    keep          a directory to keep them in: each is made once and read from there the next time
+    fitting       another batch, to place and fit samplers on
+    effort        how much work a fit is
+    block_costs   gives what one update of each block costs by its name, such as milliseconds, when a budget is first split;
+                  FLOPs without it
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        observations: Any,
+        *,
+        seed: int = 0,
+        keep: PathLike | None = None,
+        fitting: Any = None,
+        effort: Effort | None = None,
+        block_costs: Callable[[], Mapping[str, float]] | None = None,
+        progress: bool = True,
+    ) -> None:
+        self.port, self._block_costs = port, block_costs
+        self._fitting, self._effort = fitting, effort or Effort()
+        self._clouds: Clouds | None = None
+        self._chosen: dict[FewerSteps | FittedSteps, ChosenSampler] = {}
+        self.observations = observations
+        self.seed = seed
+        self._keep = None if keep is None else Path(keep)
+        self._progress = progress
+        self._made: dict[SamplerConfig | None, Recording] = {}
+
+    def candidate(self, method: Method, engine: str | None = "auto") -> Candidate:
+        """Solve or read what the method follows."""
+        sampler = None
+        if isinstance(method.sampler, TunedFiles):
+            return self._tuned(Path(method.sampler.directory), engine)
+        if isinstance(method.sampler, SamplerFile):
+            sampler = self._from_file(method.sampler.path)
+        elif isinstance(method.sampler, FittedSteps) or (method.sampler is not None and method.sampler.placed):
+            sampler = self.chosen(method.sampler).sampler
+        elif method.sampler is not None:
+            sampler = self.sampler(method.sampler.kind, method.sampler.steps)
+        return Candidate(self._strategy(method, sampler), engine, sampler)
+
+    def recording(self, sampler: SamplerConfig | None = None, action_costs: bool = False) -> Recording:
+        """With that sampler, or the policy's own; with action costs, which take a while, if somebody needs them."""
+        sampler = None if sampler == self.port.sampler else sampler
+        made = self._made.get(sampler)
+        if made is None or (action_costs and made.action_costs is None):
+            made = self._made[sampler] = self._recording(Candidate(sampler=sampler).on(self.port), action_costs)
+        return made
+
+    def sampler(self, kind: str, steps: int) -> SamplerConfig:
+        """A sampler of that kind with so many steps, in place of the policy's own."""
+        if self.port.sampler is None:
+            raise MethodError(f"{self.port.untabulated} cannot be exchanged for another: it is not one that we know")
+        return fewer_steps(self.port.sampler, kind, steps)
+
+    def chosen(self, wanted: FewerSteps | FittedSteps) -> ChosenSampler:
+        """A sampler that is placed or fitted for the policy, on the observations for that, with the evidence."""
+        if wanted not in self._chosen:
+            self._chosen[wanted] = self._choose(wanted)
+        return self._chosen[wanted]
+
+    def with_evidence(self, sampler: SamplerConfig) -> ChosenSampler:
+        """A candidate's sampler bound to the policy, with what is known of it where it was placed or fitted here."""
+        made = (chosen for chosen in self._chosen.values() if chosen.sampler == sampler)
+        return next(made, ChosenSampler(sampler, self.port.fingerprint))
+
+    def _choose(self, wanted: FewerSteps | FittedSteps) -> ChosenSampler:
+        if self._fitting is None:
+            raise MethodError(
+                f"{wanted} needs observations besides those to calibrate and to compare on, and there are none; give more, "
+                "or choose it once with 'blockcache policy place' or 'blockcache policy fit' and name sampler:FILE"
+            )
+        file = None
+        if self._keep is not None:
+            name = digest(
+                {**self._origin(self.port, self._fitting), "sampler": str(wanted), "effort": asdict(self._effort)}
+            )
+            file = self._keep / f"sampler-{name[:16]}.json"
+            if file.exists():
+                return ChosenSampler.load(file)
+        self._clouds = self._clouds or Clouds(self.port, self._fitting, seed=self.seed, progress=self._progress)
+        if isinstance(wanted, FittedSteps):
+            start = self.chosen(FewerSteps("ddpm", wanted.steps, placed=True)).sampler
+            made = fit(self._clouds, wanted.steps, wanted.spread, start, effort=self._effort)
+        else:
+            made = place(self._clouds, wanted.steps, wanted.kind)
+        if file is not None:
+            make_directory(file.parent)
+            made.save(file)
+        return made
+
+    def _from_file(self, path: PathLike) -> SamplerConfig:
+        file = ChosenSampler.load(path)
+        file.check_fit(self.port.fingerprint)
+        return file.sampler
+
+    def _tuned(self, directory: Path, engine: str | None) -> Candidate:
+        files = directory / SAMPLER, directory / SCHEDULE
+        if not exists(directory / TUNING):
+            raise MethodError(f"{directory} has no {TUNING}; name a directory that 'blockcache tune' wrote")
+        sampler, schedule = (path if exists(path) else None for path in files)
+        return Candidate(
+            None if schedule is None else Schedule.load(schedule),
+            engine,
+            None if sampler is None else self._from_file(sampler),
+        )
+
+    def _strategy(self, method: Method, sampler: SamplerConfig | None) -> Strategy | None:
+        wanted = method.reuse
+        if wanted is None:
+            return None
+        if isinstance(wanted, ScheduleFile):
+            return Schedule.load(wanted.path)
+        if isinstance(wanted, TeaCache):
+            return fit_teacache(self.recording(sampler), wanted.threshold)
+        if isinstance(wanted, ActionBudget):
+            recording = self.recording(sampler, action_costs=True)
+            costs = None if self._block_costs is None or wanted.budget is None else self._block_costs()
+            return solve(recording, wanted.updates, method="action", budget=wanted.budget, costs=costs)
+        return solve(
+            self.recording(sampler),
+            wanted.updates,
+            wanted.union,
+            wanted.metric,
+            wanted.method,
+            wanted.objective,
+            last=wanted.last,
+        )
+
+    def _recording(self, port: Port, action_costs: bool) -> Recording:
+        name = digest(self._origin(port, self.observations))[:16]
+        without, with_costs = (f"recording-{name}{end}.safetensors" for end in ("", "-action"))
+        fitting = (with_costs,) if action_costs else (without, with_costs)  # costs come on top of the same recording
+        for kept in () if self._keep is None else (self._keep / item for item in fitting):
+            if kept.exists():
+                return Recording.load(kept)
+        file = None if self._keep is None else self._keep / fitting[0]
+        batches = [port.given(one) for one in parts(self.observations, 1)]
+        made = calibrate(port, batches, seed=self.seed, action_costs=action_costs, progress=self._progress)
+        if file is not None:
+            make_directory(file.parent)
+            made.save(file)
+        return made
+
+    def _origin(self, port: Port, observations: Any) -> dict[str, Any]:
+        """What a recording or a sampler is made from."""
+        seen, fingerprint = hash_observations(observations), port.fingerprint.to_dict()
+        return {"made_by": __version__, "policy": fingerprint, "observations": seen, "seed": self.seed}
+
+
+def digest(value: Mapping[str, Any]) -> str:
+    """One name for a JSON value, the same in every process."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()

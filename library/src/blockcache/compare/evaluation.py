@@ -1,0 +1,300 @@
+"""Paired closed-loop evaluation: every method meets the same episodes with the same noise.
+
+`prepare` checks everything that can be checked and calibrates; `run` does the rollouts, in fixed groups, and gives
+Results that do not depend on who ran them, how many did, or how often they were interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from blockcache._version import __version__
+from blockcache.compare.candidates import Calibrations, Candidate, digest, running
+from blockcache.compare.jobs import Backend, EvaluationError, Outcome, Store, one_by_one, run_jobs
+from blockcache.compare.methods import FULL, parse_method
+from blockcache.compare.paired import Group, OpenLoop, Setting, one_thread, play, work
+from blockcache.measure.action_error import ActionError, action_error
+from blockcache.measure.latency import Latency, measure
+from blockcache.measure.machine import describe
+from blockcache.models.port import Port
+from blockcache.models.registry import port_of
+from blockcache.observations import batch_size, hash_observations, rows
+from blockcache.progress import progress_bar
+from blockcache.results.rollouts import (
+    GENERATIONS,
+    GROUP,
+    PLAIN,
+    TIMINGS_FORMAT,
+    MethodRun,
+    Record,
+    Results,
+    check_alike,
+    check_nothing_lost,
+)
+from blockcache.tasks import Rollout, Task, TaskSpec, make_task
+from blockcache_runtime.errors import TaskError
+from blockcache_runtime.files import PathLike
+from blockcache_runtime.fingerprint import Fingerprint
+
+OPEN_LOOP, FITTING = 32, 32  # observations to compare actions on, and to place and fit samplers on; at most
+_REFERENCE, _FLOOR = OpenLoop(Candidate(), seed=0), OpenLoop(Candidate(), seed=10_000)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """An evaluation that is ready to run. `candidates` go by the names of their methods, the full policy first."""
+
+    task: TaskSpec
+    source: str
+    fingerprint: Fingerprint
+    setting: Setting
+    candidates: Mapping[str, Candidate]
+    seeds: tuple[int, ...]
+    group: int
+    calibration: Mapping[str, Any]
+    store: Store
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(self.seeds[start : start + self.group] for start in range(0, len(self.seeds), self.group))
+
+    @property
+    def rollouts(self) -> set[tuple[str, int]]:
+        """What there will be a record of: method and seed."""
+        return {(name, seed) for name in self.candidates for seed in self.seeds}
+
+    def check_output(self, path: PathLike) -> None:
+        """Refuse a results file that this evaluation would not merely bring up to date."""
+        self.check_alike(path)
+        check_nothing_lost(path, self.rollouts)
+
+    def check_alike(self, path: PathLike) -> None:
+        """Refuse a results file of another task or policy, or of another schedule under the same name."""
+        described = [(name, candidate.describe(self.setting.port)) for name, candidate in self.candidates.items()]
+        check_alike(path, self.task.name, self.fingerprint, described)
+
+    def run(self, backend: Backend = one_by_one, *, progress: bool = True) -> Results:
+        """Run what the store does not hold yet, and put all of it together."""
+        jobs = {self._key(job): job for job in self._jobs()}
+        outcomes = run_jobs(
+            partial(work, self.setting),
+            jobs,
+            self.store,
+            backend,
+            keep=_went_well,
+            check=lambda job, outcome: job.check(self.setting, outcome),
+            progress=progress,
+        )
+        return self._results(lambda job: outcomes[self._key(job)])
+
+    def play(self, name: str, seed: int, on_frame: Callable[[Task], None]) -> Rollout:
+        """The very rollout that is in the results, in its group, for somebody to watch until it is over."""
+        seeds = next(group for group in self.groups if seed in group)
+        place, over = seeds.index(seed), False
+
+        def watch(tasks: Sequence[Task]) -> None:
+            nonlocal over
+            if not over:
+                on_frame(tasks[place])
+                over = tasks[place].done
+
+        with one_thread():
+            return play(self.setting, Group(self.candidates[name], seeds), watch)[place]
+
+    def speed(self, repeats: int, *, progress: bool = True) -> dict[str, Latency]:
+        """Seconds per chunk: batch 1, one torch thread, all methods and the plain policy interleaved in one run."""
+        port, one = self.setting.port, rows(self.setting.observations, 0, 1)
+        with ExitStack() as stack:
+            stack.enter_context(one_thread())
+            timed = {}
+            for name, candidate in {PLAIN: Candidate(), **self.candidates}.items():
+                timed[name] = stack.enter_context(running(port, candidate)).timed(one)
+            return measure(timed, repeats, progress=progress)
+
+    def _jobs(self) -> list[Group | OpenLoop]:
+        """Seeds before methods, so that whatever is finished first can be paired."""
+        jobs: list[Group | OpenLoop] = [_REFERENCE, _FLOOR]
+        jobs += [OpenLoop(candidate, _REFERENCE.seed) for candidate in self.candidates.values()]
+        return jobs + [Group(candidate, seeds) for seeds in self.groups for candidate in self.candidates.values()]
+
+    def _key(self, job: Group | OpenLoop) -> str:
+        port = self.setting.port
+        return digest(
+            {
+                "made_by": __version__,
+                "policy": self.fingerprint.to_dict(),
+                "chunk": [port.n_obs_steps, port.n_action_steps, port.horizon],
+                "task": self.task.describe(),
+                **job.describe(self.setting),
+            }
+        )
+
+    def _results(self, outcome: Callable[[Group | OpenLoop], Outcome]) -> Results:
+        port = self.setting.port
+        reference = np.asarray(outcome(_REFERENCE)["actions"])
+
+        def error(job: OpenLoop) -> ActionError:
+            return action_error(np.asarray(outcome(job)["actions"]), reference, port.action_scale)
+
+        methods, records = [], []
+        for name, candidate in self.candidates.items():
+            job = OpenLoop(candidate, _REFERENCE.seed)
+            reused = outcome(job)["reused"]
+            methods.append(
+                MethodRun(
+                    name=name,
+                    **candidate.describe(port),
+                    shares_all_noise=candidate.on(port).sampler_settings == port.sampler_settings,
+                    flops=candidate.flops(port, reused),
+                    reused=reused,
+                    error=error(job),
+                )
+            )
+            for seeds in self.groups:
+                records += [Record(name, **item) for item in outcome(Group(candidate, seeds))["records"]]
+        return Results(
+            task={"name": self.task.name, "success": self.task.success, "max_steps": self.task.max_steps},
+            policy={"source": self.source, "fingerprint": self.fingerprint.to_dict()},
+            setting={
+                "first_seed": self.seeds[0],
+                "rollouts": len(self.seeds),
+                "group": self.group,
+                "noise": f"keyed by {'rollout seed, chunk and step' if port.takes_noise else 'group and chunk'}",
+                "open_loop_observations": batch_size(self.setting.observations),
+                "calibration": dict(self.calibration),
+            },
+            noise_floor=error(_FLOOR),
+            methods=tuple(methods),
+            records=tuple(records),
+        )
+
+
+def prepare(
+    policy: Any,
+    task: str,
+    methods: Sequence[str],
+    observations: Any,
+    *,
+    state: PathLike,
+    source: str = "",
+    rollouts: int = 50,
+    first_seed: int | None = None,
+    group: int = GROUP,
+    engine: str = "auto",
+    generations: int = GENERATIONS,
+    make: Callable[[], Task] | None = None,
+    progress: bool = True,
+) -> Evaluation:
+    """Check that everything fits, calibrate where a method needs it, and choose each method's engine.
+
+    policy        the policy object, ours or foreign (or its port)
+    task          by name
+    methods       by name, see `methods`; the full policy is always among them: it is what the others are compared with
+    observations  a batch: the first `generations` to calibrate on, the next ones for the open-loop comparison, the rest for
+                  samplers that are placed or fitted
+    state         the directory in which finished work is kept
+    source        where the policy came from, for the record
+    rollouts      episodes per method, from `first_seed` on (the task's first test seed), `group` of them as one batch
+    engine        for every method that it supports
+    make          makes a simulator, if it is not to be found by name
+    """
+    if rollouts < 1 or group < 1:
+        raise EvaluationError(f"an evaluation needs at least one rollout in groups of one, got {rollouts=}, {group=}")
+    parsed = {method.name: method for method in (FULL, *map(parse_method, methods))}
+    make = partial(make_task, task) if make is None else make
+    probe = make()  # an unknown task or a missing simulator shows now
+    spec = probe.spec
+    probe.close()
+    port = port_of(policy)
+    fingerprint = port.fingerprint  # before the port is copied, so that the weights are hashed once
+    _check_widths(port, spec)
+    start = spec.first_test_seed if first_seed is None else first_seed
+    if start < 0:
+        raise EvaluationError(f"seeds are 0 or more, got {start}")
+    if not 1 <= generations < batch_size(observations):
+        raise EvaluationError(
+            f"{generations} generations to calibrate on leave nothing of {batch_size(observations)} observations to compare "
+            "actions on; give more observations or fewer generations"
+        )
+    with one_thread():
+        used = generations + OPEN_LOOP
+        others = rows(observations, used, used + FITTING) if batch_size(observations) > used else None
+        seen = rows(observations, 0, generations)
+        calibrations = Calibrations(port, seen, keep=state, fitting=others, progress=progress)
+        found = {name: calibrations.candidate(method, engine) for name, method in parsed.items()}
+        # the onnx engine writes a graph for each method that it has not met before
+        bar = progress_bar(found.items(), desc="preparing", unit="method", delay=2, leave=False, disable=not progress)
+        candidates = {name: _with_engine(port, candidate) for name, candidate in bar}
+    return Evaluation(
+        task=spec,
+        source=source,
+        fingerprint=fingerprint,
+        setting=Setting(port, make, rows(observations, generations, generations + OPEN_LOOP)),
+        candidates=candidates,
+        seeds=tuple(range(start, start + rollouts)),
+        group=group,
+        calibration={
+            "generations": generations,
+            "seed": calibrations.seed,
+            "observations": hash_observations(calibrations.observations),
+        },
+        store=Store(state),
+    )
+
+
+def _went_well(outcome: Outcome) -> bool:
+    """A simulator that failed may do better the next time, so such a group is not kept."""
+    return all(record["error"] is None for record in outcome.get("records", ()))
+
+
+def _with_engine(port: Port, candidate: Candidate) -> Candidate:
+    """With the engine that really runs it instead of "auto"; a schedule that does not fit is refused here."""
+    if candidate.strategy is not None and not candidate.strategy.static:
+        return replace(candidate, engine="patched")  # whatever engine the others run on
+    with running(port, candidate) as fast:
+        return replace(candidate, engine=fast.engine)
+
+
+def _check_widths(port: Port, spec: TaskSpec) -> None:
+    """The policy takes what the task shows, moment by moment, and does what the task lets it do."""
+    misfit = f"the policy does not fit task {spec.name}"
+    needs = {name: (port.n_obs_steps, *shape) for name, shape in spec.shapes.items()}
+    # a policy that sees one moment may have no axis for it
+    has = {
+        name: (1, *shape) if port.n_obs_steps == 1 and len(shape) + 1 == len(needs.get(name, ())) else shape
+        for name, shape in port.inputs.items()
+    }
+    if len(needs) == len(has) == 1 and not spec.cameras:  # whatever one array is called
+        ((_, *shown),), ((_, *taken),) = needs.values(), has.values()
+        differing: list[tuple[str, Any, Any]] = [("observations", taken[-1], shown[-1])] if taken != shown else []
+    elif set(has) != set(needs):
+        raise TaskError(f"{misfit}: it takes {', '.join(has)}, the task gives {_gives(spec)}")
+    else:
+        differing = [(f"{name!r} inputs", has[name][1:], needs[name][1:]) for name in has if has[name] != needs[name]]
+    actions = ("actions", len(port.action_scale), spec.action_dim)
+    for what, own, other in (*differing, *([actions] if actions[1] != actions[2] else ())):
+        raise TaskError(
+            f"{misfit}: its {what} have {own} numbers, the task's {other}; was it trained for another task?"
+        )
+
+
+def _gives(spec: TaskSpec) -> str:
+    return "one array" if spec.inputs is None else ", ".join(spec.inputs)
+
+
+def save_timings(path: PathLike, speed: Mapping[str, Latency], policy: Fingerprint) -> None:
+    """What was timed, apart from the results: two runs never agree on it."""
+    seconds = {
+        name: {f"p{percent}": latency.percentile(percent) for percent in (50, 95, 99)}
+        | {"seconds": latency.seconds.tolist()}
+        for name, latency in speed.items()
+    }
+    setting = "seconds per chunk, batch 1, one torch thread, methods interleaved"
+    about = {"policy": policy.to_dict(), "machine": describe(), "setting": setting}
+    TIMINGS_FORMAT.save(path, {**about, "methods": seconds})

@@ -1,0 +1,177 @@
+"""What one worker does: a group of rollouts run as one batch, or a method's actions open loop. One torch thread.
+
+The outcome depends on nothing but the job: noise is keyed by rollout, chunk and step (by group and chunk for a policy that
+draws its own), and a group is always the same batch, whoever runs it and whatever else runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from blockcache.compare.candidates import Candidate, Running, running
+from blockcache.compare.jobs import Outcome
+from blockcache.measure.action_error import actions
+from blockcache.measure.statistics import chunk_jump, mean_jerk
+from blockcache.models.port import Port
+from blockcache.observations import batch_size, hash_observations, parts
+from blockcache.results.rollouts import Record
+from blockcache.samplers import SamplerTable, table
+from blockcache.tasks import Rollout, Task, rollout
+from blockcache.tasks.rollout import Act
+from blockcache_runtime.errors import ContentError
+from blockcache_runtime.files import Fields, Limit, read
+
+OPEN_LOOP_BATCH = 16
+_PLAYED = Fields({"records": list[dict[str, Any]], "seconds": float})
+_ACTED = Fields({"actions": list[list[list[float]]], "reused": Annotated[float, Limit(0, 1)]})
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What all jobs of an evaluation share. `observations` is the batch of the open-loop comparison."""
+
+    port: Port
+    make_task: Callable[[], Task]
+    observations: Any
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rollouts of one candidate, one for each seed, in one batch."""
+
+    candidate: Candidate
+    seeds: tuple[int, ...]
+
+    def describe(self, setting: Setting) -> dict[str, Any]:
+        return {"rollouts": list(self.seeds), "method": self.candidate.describe(setting.port)}
+
+    def run(self, setting: Setting) -> Outcome:
+        started = time.perf_counter()
+        done = play(setting, self)
+        records = [_record(item, setting.port.action_scale, setting.port.n_action_steps) for item in done]
+        return {"records": records, "seconds": round(time.perf_counter() - started, 3)}
+
+    def check(self, setting: Setting, outcome: Outcome) -> None:
+        """Refuse what is not the outcome of this job."""
+        read(_PLAYED, outcome)
+        records = read(list[Record], [{"method": "", **item} for item in outcome["records"]], "records")
+        if tuple(record.seed for record in records) != self.seeds:
+            raise ContentError("its rollouts are of other seeds")
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Actions of one candidate on the observations of the open-loop comparison."""
+
+    candidate: Candidate
+    seed: int
+
+    def describe(self, setting: Setting) -> dict[str, Any]:
+        seen = hash_observations(setting.observations)
+        return {"open_loop": seen, "seed": self.seed, "method": self.candidate.describe(setting.port)}
+
+    def run(self, setting: Setting) -> Outcome:
+        with running(setting.port, self.candidate) as fast:
+            found = actions(fast.act, parts(setting.observations, OPEN_LOOP_BATCH), self.seed)
+            stats = fast.stats()
+        return {"actions": found.tolist(), "reused": 0.0 if stats is None else stats.reused_share}
+
+    def check(self, setting: Setting, outcome: Outcome) -> None:
+        """Refuse what is not the outcome of this job."""
+        read(_ACTED, outcome)
+        expected = (batch_size(setting.observations), setting.port.n_action_steps, len(setting.port.action_scale))
+        if (shape := np.asarray(outcome["actions"]).shape) != expected:
+            raise ContentError(f"its actions have shape {shape}, expected {expected}")
+
+
+def work(setting: Setting, job: Group | OpenLoop) -> Outcome:
+    """Run one job, on one thread."""
+    with one_thread():
+        return job.run(setting)
+
+
+def play(
+    setting: Setting, group: Group, on_step: Callable[[Sequence[Task]], None] | None = None
+) -> tuple[Rollout, ...]:
+    """The rollouts of a group. `on_step` sees the simulators as they go."""
+    port = setting.port
+    with running(port, group.candidate) as fast:
+        act = _act_by_rollout(fast, group.seeds) if port.takes_noise else _act_by_group(fast, group.seeds)
+        return rollout(
+            setting.make_task,
+            act,
+            group.seeds,
+            n_obs_steps=port.n_obs_steps,
+            n_action_steps=port.n_action_steps,
+            on_step=on_step,
+        )
+
+
+def _act_by_rollout(fast: Running, seeds: Sequence[int]) -> Act:
+    """Each rollout's noise is its own, whatever batch it is in."""
+    assert fast.port.sampler is not None  # a policy that takes noise has one that we know
+    sampler, shape = table(fast.port.sampler), (fast.port.horizon, fast.port.sample_dim)
+
+    def act(obs: Any, chunk: int) -> NDArray[np.float64]:
+        return fast.act_on(obs, torch.from_numpy(rollout_noise(seeds, chunk, sampler, shape)))
+
+    return act
+
+
+def _act_by_group(fast: Running, seeds: Sequence[int]) -> Act:
+    """A policy that draws its noise itself: seeded by group and chunk, so that every method gets the same."""
+
+    def act(obs: Any, chunk: int) -> NDArray[np.float64]:
+        return fast.act(obs, int(np.random.SeedSequence((*seeds, chunk)).generate_state(1)[0]))
+
+    return act
+
+
+def rollout_noise(
+    seeds: Sequence[int], chunk: int, sampler: SamplerTable, shape: tuple[int, int]
+) -> NDArray[np.float32]:
+    """(1 + draws, B, T, D): the noise of one chunk of each rollout, a function of (seed, chunk, step) alone.
+
+    The start is the same for every sampler. A step's noise belongs to a sampler of that many steps: step 5 of 50 is
+    another moment than step 5 of 100.
+    """
+    steps = len(sampler.timesteps)
+    noise = np.empty((1 + sampler.draw_count, len(seeds), *shape), dtype=np.float32)
+    for place, seed in enumerate(seeds):
+        noise[0, place] = np.random.default_rng((seed, chunk)).standard_normal(shape, dtype=np.float32)
+        # drawn step by step from one stream, so that a step's noise does not depend on how many follow
+        rng = np.random.default_rng((seed, chunk, steps))
+        noise[1:, place] = rng.standard_normal((sampler.draw_count, *shape), dtype=np.float32)
+    return noise
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums come out the same on every machine of a kind, however many cores it has, and workers do not fight."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _record(done: Rollout, scale: NDArray[np.float64], chunk: int) -> dict[str, Any]:
+    moved = done.actions * scale  # normalised units
+    return {
+        "seed": done.seed,
+        "score": None if done.score is None else float(done.score),
+        "success": None if done.success is None else bool(done.success),
+        "steps": done.steps,
+        "error": done.error,
+        "jerk": mean_jerk(moved),
+        "jump": chunk_jump(moved, chunk),
+    }

@@ -1,0 +1,327 @@
+"""`accelerate`: check that a schedule fits, choose an engine, attach it, and hand back the way to undo it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal
+
+import torch
+
+from blockcache.attach.patching import handle_on
+from blockcache.engines.build import Build, build
+from blockcache.engines.loop import Loop
+from blockcache.engines.onnx import export, open_cached, require_size
+from blockcache.engines.onnx_runner import OnnxRunner
+from blockcache.engines.patched import attach_strategy
+from blockcache.engines.rehearsal import rehearse
+from blockcache.engines.stats import Counts, Stats
+from blockcache.engines.whole_loop import InPlace, Runner, attach_runner, refuse_autocast
+from blockcache.models.places import SCHEDULE, place_of
+from blockcache.models.port import Port
+from blockcache.models.registry import port_of
+from blockcache.schedule import Schedule, Strategy
+from blockcache_runtime.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError, in_one_line
+from blockcache_runtime.files import PathLike
+from blockcache_runtime.fingerprint import Fingerprint
+from blockcache_runtime.session import require_onnxruntime
+
+BESIDE: Final = "beside"  # no schedule was named: the one beside the policy, if any
+ENGINES = ("auto", "onnx", "loop", "patched")
+OUTPUTS = ("chunk", "action")
+CHECKS = ("strict", "shape")
+_enabling = threading.Lock()
+_logger = logging.getLogger("blockcache")
+_told: set[str] = set()
+
+
+class Acceleration:
+    """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
+
+    def __init__(self, port: Port, engine: str, attached: InPlace, counts: Counts, notes: tuple[str, ...]) -> None:
+        self.policy = port.policy
+        self.engine = engine
+        self.noticed_within = attached.noticed_within
+        """Calls after which a change of weights or settings was noticed, see `accelerate`; patched reads them anyway."""
+        self._blocks = tuple(block.name for block in port.adapter.blocks)
+        self._attached = attached
+        self._counts = counts
+        self._notes = notes
+        self._entry = port.entry
+        self.predict_action = self._with_signature_of(getattr(port.policy, port.entry))
+        attached.patches.handle = self  # for `handle_of`
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self._attached.patches)
+
+    def _with_signature_of(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        """The policy's own `predict_action`, accelerated. Who looks for `generator` in it must find what the policy has."""
+
+        @functools.wraps(own, updated=())
+        def predict_action(*args: Any, **kwargs: Any) -> Any:
+            self._require_enabled()
+            return getattr(self.policy, self._entry)(*args, **kwargs)
+
+        return predict_action
+
+    def stats(self) -> Stats:
+        """What was computed and what was reused since enabling."""
+        return self._counts.stats(self.engine, self._blocks, self._notes)
+
+    def verify(self) -> None:
+        """Make sure that the policy is still what the engine was made of; a `StaleError` says what is not.
+
+        Reads every byte of the weights and every setting, and then runs a few generations beside the policy's own, which
+        takes about as long as those do. The patched engine runs the policy as it is: there is nothing to verify.
+        """
+        self._require_enabled()
+        self._attached.verify()
+
+    def disable(self) -> None:
+        """Put the policy back exactly as it was, when the generations of other threads have ended: it waits for them.
+
+        Who calls the policy meanwhile waits too, and then gets the policy as it was. Calling it again does nothing.
+        """
+        self._attached.patches.remove()
+
+    def _require_enabled(self) -> None:
+        if not self.enabled:
+            raise PolicyError("this acceleration was disabled; call the policy itself, or accelerate it again")
+
+    def __enter__(self) -> Acceleration:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.disable()
+
+
+def accelerate(
+    policy: Any,
+    schedule: Strategy | Literal["beside"] | None = BESIDE,
+    engine: str = "auto",
+    output: str = "chunk",
+    check: str = "strict",
+    threads: int | None = None,
+) -> Acceleration:
+    """Make a policy follow a schedule, in place, until the acceleration is disabled.
+
+    policy    the policy object, ours or foreign (or its port)
+    schedule  a Schedule, a TeaCache Rule, or None: full precision, with the exact savings of the engine only. Without it the
+              policy follows `schedule.json` where one lies in the directory that it was loaded from, and `stats()` says so
+    engine    "onnx", "loop", "patched", or "auto": the fastest of these that supports the policy
+    output    "chunk", or "action" to leave out what the robot does not execute (loop and onnx, causal policies)
+    check     "strict", or "shape" to accept a schedule that was made for other weights of the same shape; `stats()`
+              says so
+    threads   of the onnx engine; without it the faster of one thread and all cores is found out when it starts
+
+    Patched runs the policy as it is. Loop and onnx run a copy, and say so with a `StaleError` if the policy changed:
+
+    - at the next call: every edit of weights that torch counts; tensors and modules that are replaced, moved or removed; on
+      the CPU, all of a matrix changed in any other way; the policy's own plain settings, its sampler and sizes
+    - within 16 calls: hooks, functions (a replaced `forward`) and plain settings (`eps`) of every module in the policy
+    - within 128 calls, `noticed_within`: any other byte of the weights, such as a single one written through `.data`
+    - by `verify()` only: what is changed within a list, mapping or array that a module holds; the class of a module; code
+      that is replaced elsewhere (in a class, in a library, in a hook of all modules); what else makes its actions differ
+    - not at all: what shows only with observations that are unlike those of `verify()`, which makes up its own
+    """
+    _check_choice("engine", engine, ENGINES)
+    _check_choice("output", output, OUTPUTS)
+    _check_choice("check", check, CHECKS)
+    followed: Path | None = None
+    if isinstance(schedule, str) and schedule == BESIDE:
+        followed = schedule_beside(policy)
+        schedule = None if followed is None else Schedule.load(followed)
+    if schedule is not None and not hasattr(schedule, "static"):
+        raise ScheduleError(
+            f"accelerate needs a Schedule, a TeaCache Rule or None, got {type(schedule).__name__}; "
+            "a file is read with Schedule.load(path)"
+        )
+    if threads is not None and threads < 1:
+        raise EngineError(f"an engine needs one thread at least, got {threads}")
+    with _enabling:
+        inner = policy.policy if isinstance(policy, Port) else policy
+        if handle_on(inner) is not None:
+            raise PolicyError(
+                "this policy is accelerated already; call disable() first (blockcache.handle_of(policy) gives back a handle "
+                "that was lost)"
+            )
+        port = port_of(policy)
+        port.check_weights()
+        notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
+        notes += () if followed is None else (f"the schedule is {followed}",)
+        attaching = _Attaching(port, schedule or _full(port), output, threads, Counts())
+        chosen, attached, passed_over = attaching.fastest() if engine == "auto" else attaching.asked_for(engine)
+        handle = Acceleration(port, chosen, attached, attaching.counts, (*notes, *passed_over))
+    for note in passed_over:
+        if note not in _told:
+            _told.add(note)
+            _logger.warning("%s", note)
+    return handle
+
+
+def schedule_beside(policy: Any) -> Path | None:
+    """The schedule file in the directory that a policy (or its port) was loaded from, if there is one."""
+    place = place_of(policy.policy if isinstance(policy, Port) else policy)
+    return None if place is None or not (place / SCHEDULE).is_file() else place / SCHEDULE
+
+
+def handle_of(policy: Any) -> Acceleration:
+    """The acceleration that a policy is under, for who has lost it; a PolicyError if it is under none.
+
+    policy  the policy object (or its port), not the handle
+    """
+    found = handle_on(policy.policy if isinstance(policy, Port) else policy)
+    if not isinstance(found, Acceleration):
+        raise PolicyError(f"this {type(policy).__name__} is not accelerated: there is no handle to give back")
+    return found
+
+
+def _full(port: Port) -> Schedule:
+    return Schedule.every_step(len(port.timesteps), [block.name for block in port.adapter.blocks])
+
+
+@dataclass(frozen=True, eq=False)
+class _Attaching:
+    """What an engine needs to take its place."""
+
+    port: Port
+    strategy: Strategy
+    output: str
+    threads: int | None
+    counts: Counts
+
+    def asked_for(self, engine: str) -> tuple[str, InPlace, tuple[str, ...]]:
+        return engine, self._attach(engine), ()
+
+    def fastest(self) -> tuple[str, InPlace, tuple[str, ...]]:
+        """The fastest engine that supports the policy, and why it is not a faster one."""
+        passed_over: list[str] = []
+        for engine in ("onnx", "loop") if self.strategy.static else ():
+            try:
+                return engine, self._attach(engine), tuple(passed_over)
+            except (EngineError, FileError) as error:  # FileError: an export that cannot be opened
+                if engine == "loop" and self.output != "chunk":
+                    raise  # patched computes the whole chunk in any case, so this is the reason to give
+                passed_over.append(f"not {engine}: {error}")
+        return "patched", self._attach("patched"), tuple(passed_over)
+
+    def _attach(self, engine: str) -> InPlace:
+        if not self.strategy.static and (engine != "patched" or self.output != "chunk"):
+            raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
+        if engine == "patched":
+            if self.output != "chunk":
+                raise EngineError(
+                    'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
+                )
+            return InPlace(attach_strategy(self.port, self.strategy, self.counts))
+        if engine == "onnx":
+            require_onnxruntime()
+            _require_cpu_float32(self.port)
+        assert isinstance(self.strategy, Schedule)
+        built = build_checked(self.port, self.strategy, engine, self.output)
+        runner: Runner
+        if engine == "loop":
+            runner = Loop(built.program, built.plan, built.sampler)
+        else:
+            require_size(built.program)
+            runner = open_cached(built, self.port.fingerprint, self.threads)
+        return attach_runner(self.port, built, runner, self.counts)
+
+
+def build_checked(port: Port, schedule: Schedule, engine: str, output: str = "chunk") -> Build:
+    """What a whole-loop engine runs; a foreign policy is compared with its own loop first."""
+    refuse_autocast(next(port.adapter.denoiser.parameters()))
+    try:
+        whole = build(port, schedule, engine)
+        if not port.trusted and not port.behind:  # behind an encoder, the first observation is needed to compare
+            rehearse(port, whole.program, engine)
+    except BlockcacheError:
+        raise
+    except Exception as error:
+        if port.trusted:
+            raise
+        reason = in_one_line(error)  # a foreign policy may differ in more ways than we can list
+        raise EngineError(f'the {engine} engine cannot run this policy ({reason}); use engine="patched"') from error
+    return whole if output == "chunk" else whole.actions_only()
+
+
+def _require_cpu_float32(port: Port) -> None:
+    like = next(port.adapter.denoiser.parameters())
+    if like.device.type != "cpu" or like.dtype != torch.float32:
+        raise EngineError(
+            f'the onnx engine runs float32 on the CPU, got {like.dtype} on {like.device}; use engine="loop"'
+        )
+
+
+def export_policy(
+    policy: Any, schedule: Schedule | None, path: PathLike, output: str = "chunk", check: str = "strict"
+) -> tuple[str, ...]:
+    """Write a policy under a schedule as one ONNX file, atomically. Returns notes that a user should read.
+
+    policy    the policy object, ours or foreign (or its port)
+    schedule  a Schedule, or None for full precision
+    path      the file to write
+    output, check  as in `accelerate`
+    """
+    _check_choice("output", output, OUTPUTS)
+    _check_choice("check", check, CHECKS)
+    if not isinstance(schedule, Schedule | None):
+        raise ScheduleError(
+            f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
+        )
+    port = port_of(policy)
+    if port.behind:
+        raise EngineError(
+            f"the encoder of {type(port.policy).__name__} is not one that can be part of a file; accelerate the policy, "
+            'with engine="onnx" behind its encoder, or give it the encoder of the public hybrid image policies'
+        )
+    port.check_weights()
+    notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
+    built = build_checked(port, schedule or _full(port), "onnx", output)
+    require_size(built.program)
+    export(built, port.fingerprint, path)
+    return notes
+
+
+def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:
+    """Open an ONNX file that blockcache wrote, to run it on torch tensors (`blockcache_runtime` needs no torch).
+
+    path     the file
+    policy   if given, a file that was made for another one is refused
+    threads  without it the faster of one thread and all cores is found out
+    """
+    runner = OnnxRunner(path, threads)
+    if policy is not None:
+        port = port_of(policy)
+        runner.check(port.fingerprint, port.executed)
+    return runner
+
+
+def check_fit(bound: Fingerprint, port: Port, check: str = "strict") -> tuple[str, ...]:
+    """Refuse a schedule that was made for something else; return notes on what was let pass."""
+    differences = bound.differences(port.shape)
+    other_weights = bound.weights is not None and bound.weights != port.weights
+    if differences or (other_weights and check == "strict"):
+        listed = [*differences, *(bound.differences(port.fingerprint)[len(differences) :] if other_weights else ())]
+        hint = "" if differences else ' (or pass check="shape" to use it all the same)'
+        raise ScheduleError(
+            f"this schedule does not fit the policy, which has {'; '.join(listed)}; calibrate again with "
+            f"'blockcache calibrate' and 'blockcache solve'{hint}"
+        )
+    if bound.weights is None or other_weights:
+        given = "for no weights in particular" if bound.weights is None else "for other weights"
+        return (f"the schedule was made {given}",)
+    return ()
+
+
+def _check_choice(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise EngineError(f"unknown {what} {value!r}, known are {', '.join(known)}")

@@ -1,0 +1,74 @@
+"""One generation as one ONNX model: the walk on the ONNX backend. Raw observation and noise in, actions in robot units out.
+
+A schedule's loop is unrolled: no branch, no cache and no counter is left. Full precision repeats one and the same step and
+becomes a Scan. The batch is dynamic. Knows nothing of ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from blockcache.engines.onnx_backend import OnnxBackend
+from blockcache.engines.onnx_writer import Writer, value_info
+from blockcache.engines.walk import generate
+from blockcache.models.program import Program
+from blockcache.samplers import SamplerTable
+from blockcache.schedule.plan import Plan
+from blockcache_runtime.session import KEPT
+
+OPSET, IR_VERSION = 23, 11
+
+
+def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: bool = False) -> onnx.ModelProto:
+    """A model with the program's inputs and `noise`, and the outputs `action`, for a whole chunk `action_pred`, and `norms`,
+    which tells whether something on the way was not finite (see `walk.generate`).
+
+    With cameras it takes frames by moment, and as `kept_features` what the moments before them showed, which need not be
+    looked at again: none of them, or all but one. It gives the `features` of all moments back.
+
+    `unrolled` has full precision unrolled as well: a little faster, but slow to load and large. For comparison.
+    """
+    writer = Writer()
+    backend = OnnxBackend(program, writer, unrolled)
+    inputs = _inputs(program)
+    found = generate(backend, program, plan, sampler, {name: name for name in inputs}, "noise")
+    start, stop = program.executed
+    sizes = {"action": stop - start, "action_pred": program.tokens}
+    shapes = {name: ["batch", size, program.action_dim] for name, size in sizes.items()} | {"norms": [1]}
+    if program.cameras:
+        shapes["features"] = [program.inputs[program.cameras[0]][0], "batch", program.features]
+    for name, value in found.items():
+        writer.nodes.append(helper.make_node("Identity", [value], [name]))
+    graph = helper.make_graph(
+        writer.nodes,
+        "blockcache",
+        [
+            *(value_info(name, shape) for name, shape in inputs.items()),
+            value_info("noise", [1 + sampler.draw_count, "batch", *program.chunk]),
+        ],
+        [value_info(name, shapes[name]) for name in found],
+        list(writer.initializers.values()),
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+
+
+def _inputs(program: Program) -> dict[str, list[Any]]:
+    """What goes in besides the noise: shapes by name."""
+    inputs = {
+        name: ["moments", "batch", *shape[1:]] if name in program.cameras else ["batch", *shape]
+        for name, shape in program.inputs.items()
+    }
+    return {**inputs, KEPT: ["kept", "batch", program.features]} if program.cameras else inputs
+
+
+def declared(model: onnx.ModelProto) -> dict[str, dict[str, list[Any]]]:
+    """What goes in and out of a model, for its header: shapes by name, as ONNX Runtime gives them."""
+    return {
+        which: {
+            item.name: [size.dim_param or size.dim_value for size in item.type.tensor_type.shape.dim] for item in items
+        }
+        for which, items in (("inputs", model.graph.input), ("outputs", model.graph.output))
+    }

@@ -1,0 +1,121 @@
+"""A foreign policy is known by its shape alone, so a whole-loop engine rehearses before it takes its place.
+
+A few generations at full precision, the policy's own beside ours with the same noise. A `predict_action` that does more
+than the public code's, such as turning differences into positions, is found out here and not on the robot. What was found
+to agree is remembered on disk, by weights, sampler, and the policy's own code and settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockcache.cache import cache_directory, source_hash
+from blockcache.engines.behaviour import UntellableError, describe
+from blockcache.engines.loop import Loop
+from blockcache.models.noise import draw_all
+from blockcache.models.port import Port
+from blockcache.models.program import Program
+from blockcache.progress import progress_bar
+from blockcache.samplers import table
+from blockcache.schedule import Schedule, compile_plan
+from blockcache_runtime.errors import EngineError, NonFiniteError, in_one_line
+
+_SAMPLES = 4
+
+
+def rehearse(port: Port, program: Program, engine: str) -> None:
+    """Refuse a foreign policy whose actions come out differently; leaves torch's generators as they were."""
+    known = _known(port, program)
+    if known is not None and known.exists():
+        return
+    reason = disagreement(port, program, getattr(port.policy, port.entry))
+    if reason is not None:
+        raise EngineError(
+            f'the {engine} engine cannot stand in for this policy\'s own predict_action, {reason}; use engine="patched"'
+        )
+    if known is not None:
+        with contextlib.suppress(OSError):
+            known.touch()
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """An observation as somebody handed it to the policy, and the way from it to what the program takes and to the start of
+    the noise."""
+
+    obs: Any
+    look: Callable[[Any], tuple[dict[str, Tensor], Tensor | None]]
+
+    @classmethod
+    def typical(cls, port: Port, like: Tensor) -> Given:
+        made = {name: value.to(like) for name, value in port.typical(_SAMPLES).items()}
+        return cls(port.given(made), lambda _: (made, None))
+
+
+def disagreement(port: Port, program: Program, own: Callable[..., Any], given: Given | None = None) -> str | None:
+    """How the actions of `own`, the policy's entry, differ from the program's at full precision; None if they agree.
+
+    `given` is what they are compared at; made-up observations without it.
+    """
+    assert port.sampler is not None
+    sampler, names = table(port.sampler), [block.name for block in program.blocks]
+    loop = Loop(program, compile_plan(Schedule.every_step(sampler.steps, names)), sampler)
+    like = program.like
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        theirs = given is not None
+        given = given or Given.typical(port, like)
+        torch.manual_seed(1)
+        try:
+            expected = _own_actions(port, own, given.obs, sampler.steps)
+        except Exception as error:  # foreign code may raise anything
+            if theirs and (explained := port.explain(error, given.obs)) is not None:
+                raise explained from error
+            inputs = " and ".join(map(repr, given.obs)) if isinstance(given.obs, Mapping) else type(given.obs).__name__
+            return f"it fails with an observation under {inputs}: {in_one_line(error)}"
+        torch.manual_seed(1)
+        observed, start = given.look(given.obs)
+        chunk = (len(next(iter(observed.values()))), *program.chunk)
+        try:
+            found = loop(observed, draw_all(sampler, chunk, like, None, start))["action"]
+        except NonFiniteError as error:
+            return f"since ours finds no finite answer to a typical observation ({error})"
+    if expected.shape != found.shape:
+        return f"its actions have shape {tuple(expected.shape)}, ours {tuple(found.shape)}"
+    scale, offset = torch.as_tensor(port.action_scale).to(like), torch.as_tensor(port.action_offset).to(like)
+    gap, normalised = (expected.to(found) - found) * scale, expected.to(found) * scale + offset
+    difference = float(gap.abs().max() / normalised.abs().max().clamp(min=1.0))
+    if not difference <= torch.finfo(like.dtype).eps ** 0.4:  # 2e-3 in float32; NaN is refused as well
+        return f"its actions differ from ours by up to {difference:.1g} with the same noise"
+    return None
+
+
+def _own_actions(port: Port, own: Callable[..., Any], obs: Any, steps: int) -> Tensor:
+    title = "comparing with the policy's own loop"
+    with progress_bar(desc=title, total=steps, unit="step", leave=False, delay=1.0) as bar:
+        hook = port.adapter.denoiser.register_forward_hook(lambda *_: bar.update() and None)
+        try:
+            return port.action_of(own(obs))
+        finally:
+            hook.remove()
+
+
+def _known(port: Port, program: Program) -> Path | None:
+    """Where it is remembered that this very policy agrees; None for one of which we cannot say whether it changed."""
+    try:
+        behaviour = describe(port)
+    except UntellableError:
+        return None
+    ours = source_hash(inspect.getfile(type(program)))
+    text = json.dumps([port.fingerprint.to_dict(), program.signature, ours, behaviour])
+    return cache_directory() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.agrees"

@@ -1,0 +1,138 @@
+"""The walk: one generation of any program under any plan and sampler, on any backend. Written once.
+
+On the torch backend it runs (the loop engine), on the ONNX backend it writes a graph. Knows no family and no backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
+
+from blockcache.models.program import Ops, Program, Value
+from blockcache.samplers import Arithmetic, Coefficients, SamplerTable, step
+from blockcache.schedule.plan import Compute, Operation, Plan
+from blockcache.schedule.reuse import Reuse
+from blockcache_runtime.session import KEPT
+
+Step: TypeAlias = Callable[["Backend", Any, Coefficients, Value, Value, Value], tuple[Value, Value]]
+"""(backend, step, coefficients, sample, x0 of the step before, scaled noise) -> the next sample and x0."""
+
+
+class Backend(Ops, Arithmetic[Value], Protocol):
+    """Operations, the sampler's arithmetic, and what surrounds the steps."""
+
+    def scaled_noise(self, noise: Value, scales: Sequence[float], tokens: int) -> list[Value]:
+        """All the noise (1 + draws, B, T, D), each tensor times its scale, the first tokens of it: (rows, D) each."""
+
+    def repeat(self, body: Step, sampler: SamplerTable, noise: Sequence[Value]) -> Value | None:
+        """Steps that are all alike, as one loop of the backend's own: the clean sample. None if it has none."""
+
+    def watch(self, stream: Value, output: Value) -> None:
+        """Remember a step's stream before it leaves, (rows, d), and the denoiser's output, (rows, D)."""
+
+    def norms(self, actions: Value) -> Value:
+        """Of all that was remembered and of the actions (B, tokens, A), as one or of the largest row: who hands out the
+        actions looks at this first."""
+
+
+def generate(
+    backend: Backend, program: Program, plan: Plan, sampler: SamplerTable, obs: Mapping[str, Value], noise: Value
+) -> dict[str, Value]:
+    """One generation.
+
+    obs    the observation in robot units, by the program's input names; of cameras the moments come before the batch
+    noise  (1 + draws, B, T, D): the start, then one for each step that draws
+    Returns `action`, and `action_pred` where the whole chunk is computed, in robot units; and `norms`, in which shows
+    what a clip or a norm hides from the actions: see `finite`. With cameras also `features`, (moments, B, features): of
+    those that come before the frames in `obs`, where `obs` has `KEPT` too, and of the frames.
+    """
+    scales = [float(scale) for scale, draws in zip(sampler.s, sampler.draws, strict=True) if draws]
+    scaled = backend.scaled_noise(noise, [1.0, *scales], program.tokens)
+    shown, features = perceive(backend, program, obs)
+    conditions = program.conditions(backend, shown)
+    sample = denoise(backend, program, plan, sampler, conditions, scaled)
+    actions = program.select(backend, program.finish(backend, sample), conditions)
+    norms = backend.norms(actions)
+    found = {"action": backend.slice(actions, 1, *program.executed), **features, "norms": norms}
+    return {**found, "action_pred": actions} if program.whole else found
+
+
+def perceive(ops: Ops, program: Program, obs: Mapping[str, Value]) -> tuple[Mapping[str, Value], dict[str, Value]]:
+    """What `conditions` is given, and the features of all moments, (moments, B, features), if there are cameras."""
+    if not program.cameras:
+        return obs, {}
+    frames = {name: ops.reshape(obs[name], (-1, *program.inputs[name][1:])) for name in program.cameras}
+    rows = program.see(ops, frames)  # (moments * B, features)
+    if (kept := obs.get(KEPT)) is not None:
+        rows = ops.concat([ops.reshape(kept, (-1, program.features)), rows], axis=0)
+    moments = program.inputs[program.cameras[0]][0]
+    features = ops.reshape(rows, (moments, -1, program.features))
+    others = {name: value for name, value in obs.items() if name not in (*program.cameras, KEPT)}
+    return {**others, "features": ops.transpose(features, (1, 0, 2))}, {"features": features}
+
+
+def denoise(
+    backend: Backend,
+    program: Program,
+    plan: Plan,
+    sampler: SamplerTable,
+    conditions: Any,
+    noise: Sequence[Value],
+) -> Value:
+    """All steps of the sampler; the clean sample (rows, D). `noise` is scaled already."""
+
+    def alike(inner: Backend, now: Any, at: Coefficients, x: Value, x0: Value, added: Value) -> tuple[Value, Value]:
+        output = denoiser_output(inner, program, plan.program[0], Reuse(plan, inner.add), conditions, now, x)
+        return step(inner, at, x, output, x0, added)
+
+    if plan.computes_everything and (sample := backend.repeat(alike, sampler, noise)) is not None:
+        return sample
+    reuse, drawn = Reuse(plan, backend.add), iter(noise)
+    x, x0 = next(drawn), None
+    for number, operations in enumerate(plan.program):
+        output = denoiser_output(backend, program, operations, reuse, conditions, number, x)
+        reuse.end_step(number)
+        at, draws = sampler.at(number), sampler.draws[number]
+        x, x0 = step(backend, replace(at, s=float(draws)), x, output, x0, next(drawn) if draws else None)
+    return x
+
+
+def denoiser_output(
+    ops: Backend,
+    program: Program,
+    operations: Sequence[Operation],
+    reuse: Reuse[Value],
+    conditions: Any,
+    now: Any,
+    x: Value,
+) -> Value:
+    """One step of the denoiser under a plan's operations: the sample (rows, D) -> its output (rows, D)."""
+    conditions = program.begin(ops, conditions, now)
+    stream: Value = None
+    waiting: list[Value] = []  # to be added before the stream is used again
+
+    def added_up() -> Value:
+        base = program.enter(ops, x, conditions.start, conditions, now) if stream is None else stream
+        return ops.add([base, *waiting])
+
+    def gated(block: int, residual: Value) -> Value:
+        gate = program.gate(ops, block, conditions, now) if program.gated else None
+        return residual if gate is None else ops.mul(residual, gate)
+
+    for operation in operations:
+        if isinstance(operation, Compute):
+            stream = added_up()
+            residual = program.residual(ops, operation.block, stream, conditions, now)
+            reuse.computed(operation, residual)
+            waiting = [gated(operation.block, residual)]
+        elif program.gated:
+            waiting.append(gated(operation.run[0], reuse.run(operation)))
+        elif stream is None:  # the first blocks: the stream starts on top of them
+            stream = program.enter(ops, x, reuse.run_onto(operation, conditions.start), conditions, now)
+        else:
+            waiting.append(reuse.run(operation))
+    stream = added_up()
+    output = program.leave(ops, stream, conditions, now)
+    ops.watch(stream, output)
+    return output

@@ -1,0 +1,68 @@
+"""Watches the tensors of one generation for numbers that left the range in which an action can be trusted.
+
+Rows are kept until there are many, and then measured all at once: at batch 1 that is a few operations for a whole chunk.
+Nothing is copied to the host before the end. Knows nothing of schedules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockcache.models.port import Port
+from blockcache.observations import largest
+from blockcache_runtime.errors import PolicyError
+from blockcache_runtime.finite import check_generation
+
+HELD_BYTES = 2**24
+
+
+class Watch:
+    """The largest norm of all rows that were seen. A row of the residual stream keeps whatever a block added to it."""
+
+    def __init__(self) -> None:
+        self._held: list[Tensor] = []
+        self._bytes = 0
+        self._found: list[Tensor] = []
+
+    def see(self, value: Tensor) -> None:
+        """(..., d): its rows."""
+        self._held.append(value)
+        self._bytes += value.nbytes
+        if self._bytes > HELD_BYTES:
+            self._measure()
+
+    @torch.no_grad()
+    def largest(self) -> Tensor:
+        """NaN if one of the numbers was."""
+        self._measure()
+        return torch.stack(self._found).amax()
+
+    def _measure(self) -> None:
+        alike: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
+        for value in self._held:
+            alike.setdefault((value.shape[1:], value.dtype), []).append(value)
+        for (_, dtype), held in alike.items():
+            wide = torch.promote_types(dtype, torch.float32)  # squares of half precision overflow at 256
+            self._found.append(torch.linalg.vector_norm(torch.cat(held), dim=-1, dtype=wide).amax().float())
+        self._held, self._bytes = [], 0
+
+
+class GenerationWatch:
+    """A `Watch` over a generation of the patched engine."""
+
+    def __init__(self, port: Port) -> None:
+        self._port, self._watch = port, Watch()
+
+    def see(self, value: Any) -> None:
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, Tensor) and item.is_floating_point() and item.ndim and item.numel():
+                self._watch.see(item.detach())
+
+    def end(self, obs: Any, returned: Any) -> None:
+        with contextlib.suppress(PolicyError):  # what an engine cannot find an action in, it does not judge
+            self.see(self._port.action_of(returned))
+        check_generation(float(self._watch.largest()), lambda: largest(obs))

@@ -1,0 +1,106 @@
+"""Clouds of actions: many chunks for each observation, drawn by a policy's own sampler or by another one in its place.
+
+A cloud is (observations, samples, features): the executed slice, normalised and flattened. Every generation is one of the
+policy itself, so this works for whatever has a port. Knows nothing of how a sampler is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blockcache.engines import accelerate
+from blockcache.models.pairing import generate
+from blockcache.models.port import Port
+from blockcache.observations import as_one_batch, batch_size, hash_observations, pick
+from blockcache.progress import progress_bar
+from blockcache.samplers import SamplerConfig
+from blockcache_runtime.errors import FitError
+
+TOGETHER = 192
+"""Chunks in one call of the policy."""
+LEAST = 4
+"""Observations: one of them is held back."""
+
+
+class Clouds:
+    """The observations that a sampler is chosen on, split in two, and the policy's own cloud at them.
+
+    port          the policy; a copy of it is used
+    observations  a batch, or a list of batches; a quarter is held back: nothing is chosen on it, it is for the evidence
+    samples       chunks for each observation in the policy's own cloud
+    seed          of the split and of all noise
+    progress      whether to show bars
+    """
+
+    def __init__(
+        self, port: Port, observations: Any, *, samples: int = 48, seed: int = 0, progress: bool = True
+    ) -> None:
+        if port.sampler is None:
+            raise FitError(f"{port.untabulated} cannot be exchanged for another sampler: it is not one that we know")
+        self.observations = as_one_batch(observations)
+        count = batch_size(self.observations)
+        if count < LEAST:
+            raise FitError(
+                f"choosing a sampler needs at least {LEAST} observations (better 30), as a quarter is held back; got {count}"
+                ", record more with blockcache policy observe"
+            )
+        self.fingerprint = port.fingerprint  # before the port is copied, so that the weights are hashed once
+        self.port, self.own_sampler = port.copy(), port.sampler
+        self.samples, self.seed, self.progress = samples, seed, progress
+        order = np.random.default_rng(seed).permutation(count).tolist()
+        self.held_back, self.chosen_on = sorted(order[: count // 4]), sorted(order[count // 4 :])
+        self.generations = {"own": 0, "other": 0}
+
+    @cached_property
+    def own(self) -> Tensor:
+        """The policy's own cloud at all observations, at full precision."""
+        everywhere = range(batch_size(self.observations))
+        with accelerate(self.port, None, threads=torch.get_num_threads()):
+            cloud = self._draw(self.port, everywhere, self.samples, self.noise(0), "own cloud")
+        self.generations["own"] += len(cloud) * self.samples
+        return cloud
+
+    def other(self, sampler: SamplerConfig, places: Sequence[int], samples: int, noise: int) -> Tensor:
+        """The cloud of another sampler at some of the observations; equal `noise` gives equal noise."""
+        cloud = self._draw(self.port.with_sampler(sampler), places, samples, noise)
+        self.generations["other"] += len(places) * samples
+        return cloud
+
+    def noise(self, *key: int) -> int:
+        """A seed that depends on this choice's seed and a key alone."""
+        return int(np.random.SeedSequence([self.seed, *key]).generate_state(1)[0])
+
+    def evidence(self) -> dict[str, Any]:
+        """What was looked at."""
+        return {
+            "seed": self.seed,
+            "observations": hash_observations(self.observations),
+            "chosen_on": len(self.chosen_on),
+            "held_back": len(self.held_back),
+            "samples": self.samples,
+        }
+
+    def _draw(self, port: Port, places: Sequence[int], samples: int, noise: int, shown: str | None = None) -> Tensor:
+        entry: Callable[..., Any] = getattr(port.policy, port.entry)
+        each = max(1, TOGETHER // samples)
+        parts = [places[start : start + each] for start in range(0, len(places), each)]
+        found = []
+        for number, part in enumerate(
+            progress_bar(parts, shown, unit="call", disable=shown is None or not self.progress)
+        ):
+            batch = pick(self.observations, [place for place in part for _ in range(samples)])
+            returned = generate(entry, port.given(batch), self.noise(noise, number))
+            found.append(executed(port, port.action_of(returned)).reshape(len(part), samples, -1))
+        return torch.cat(found)
+
+
+def executed(port: Port, action: Tensor) -> Tensor:
+    """Actions (B, n_action_steps, A) in robot units -> (B, features), normalised."""
+    scale, offset = (torch.as_tensor(value) for value in (port.action_scale, port.action_offset))
+    return (action.detach().cpu().double() * scale + offset).flatten(1)

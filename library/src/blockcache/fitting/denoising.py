@@ -1,0 +1,177 @@
+"""A generation of few steps that can be differentiated by the sampler's constants.
+
+A policy's entry draws and steps without gradients, so its denoiser is called here instead: with the conditions that the
+policy itself hands to it, and the package's one step between the calls. That this is the same generation is checked, not
+assumed. Works for every port whose denoiser is differentiable. Knows nothing of what is fitted or how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockcache.attach.patching import Patches
+from blockcache.fitting.clouds import executed
+from blockcache.models.noise import draw_all
+from blockcache.models.pairing import generate, takes_generator
+from blockcache.models.port import Port
+from blockcache.samplers import Coefficients, Fitted, step, table
+from blockcache.samplers.fitted import WEIGHTS
+from blockcache_runtime.errors import FitError
+
+COLUMNS = ("timesteps", *WEIGHTS)
+"""What a step is made of, in the order of the constants (K, 7)."""
+TOLERANCE = 1e-3
+"""Of normalised actions: two ways to do the same sums differ by 1e-5, another generation by far more."""
+
+
+class Differentiable:
+    """sum and clip, where a coefficient may be a tensor that wants its gradient."""
+
+    def mix(self, *terms: tuple[Tensor, Any]) -> Tensor:
+        total: Tensor = sum(value * coefficient for value, coefficient in terms)
+        return total
+
+    def clip(self, value: Tensor, limit: float) -> Tensor:
+        return value.clamp(-limit, limit)
+
+
+class FewSteps:
+    """Generations at given observations, one for each sample of the batch.
+
+    port         a copy of the policy, whose weights want no gradient
+    batch        the observations, as a file or a rollout has them
+    whole_times  whether the denoiser is given timesteps as whole numbers, which nothing can be differentiated by
+    """
+
+    def __init__(self, port: Port, batch: Any, whole_times: bool = False) -> None:
+        self._port, self._whole = port, whole_times
+        self._denoiser, self.like = _denoiser(port, batch)
+
+    def run(self, constants: Tensor, clip: float | None, noise: Tensor) -> Tensor:
+        """The executed actions (B, features), normalised.
+
+        constants  (K, 7), see `COLUMNS`
+        clip       of x0
+        noise      (K, B, T, D): the start, then what each step but the last adds
+        """
+        last, x, x0 = len(constants) - 1, noise[0], None
+        for number, row in enumerate(constants.to(x.dtype)):
+            at: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
+            time = at.pop("timesteps")
+            output = self._denoiser(x, time.round().long() if self._whole else time)
+            if x0 is None:
+                at["c"] = 0.0
+            if number == last:
+                at["s"] = 0.0
+            coefficients = Coefficients(e=0.0, eps_x=0.0, eps_out=0.0, clip=clip, **at)
+            x, x0 = step(Differentiable(), coefficients, x, output, x0, None if number == last else noise[number + 1])
+        first, end = self._port.executed
+        return x[:, first:end, : len(self._port.action_scale)].flatten(1).double()
+
+    def is_differentiable(self, timestep: float, noise: Tensor) -> bool:
+        """Whether the denoiser's output has a gradient by its sample and, unless times are whole, by its time as well."""
+        sample = noise[0].clone().requires_grad_()
+        time = torch.tensor(timestep, dtype=torch.int64 if self._whole else noise.dtype, device=noise.device)
+        inputs = [sample] if self._whole else [sample, time.requires_grad_()]
+        try:
+            output = self._denoiser(sample, time)
+            found = torch.autograd.grad(output.square().sum(), inputs, allow_unused=True)
+        except Exception:  # no graph, or an embedding that takes whole timesteps only; foreign code may raise anything
+            return False
+        return all(gradient is not None and bool((gradient != 0).any()) for gradient in found)
+
+
+def constants_of(sampler: Fitted) -> Tensor:
+    """(K, 7)"""
+    columns = [table(sampler).timesteps, *(getattr(sampler, name) for name in WEIGHTS)]
+    return torch.stack([torch.tensor(column, dtype=torch.float64) for column in columns], dim=1)
+
+
+def clip_of(sampler: Fitted) -> float | None:
+    return table(sampler).clip
+
+
+def check_same(port: Port, sampler: Fitted, batch: Any, seed: int, whole_times: bool) -> None:
+    """Refuse a policy that does something of its own around its denoiser: what would be fitted is another generation."""
+    other = port.with_sampler(sampler)
+    entry = getattr(other.policy, other.entry)
+    expected = executed(other, other.action_of(generate(entry, other.given(batch), seed)))
+    few = FewSteps(port, batch, whole_times)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        chunk = (len(expected), port.horizon, port.sample_dim)
+        generator = torch.Generator().manual_seed(seed) if takes_generator(entry) else None
+        noise = draw_all(table(sampler), chunk, few.like, generator)
+        found = few.run(constants_of(sampler), clip_of(sampler), noise)
+    apart = float((found.cpu() - expected).abs().max()) if found.shape == expected.shape else torch.inf
+    if not apart <= TOLERANCE:
+        raise FitError(
+            f"{type(port.policy).__name__}.{port.entry} does more around its denoiser than the sampler's steps (its actions "
+            f"are {apart:.2g} away from theirs), so a sampler can be placed for it (place_steps), not fitted"
+        )
+
+
+class _CalledError(Exception):
+    """The denoiser was called; what with is in `given`."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.given = args, kwargs
+
+
+def _denoiser(port: Port, batch: Any) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
+    """The denoiser with the conditions of a batch of observations: (sample, timestep) -> output; and a sample to be like."""
+
+    def stop(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            raise _CalledError(args, kwargs)
+
+        return call
+
+    denoiser, patches = port.adapter.denoiser, Patches()
+    patches.replace(denoiser, "forward", stop)
+    try:
+        generate(getattr(port.policy, port.entry), port.given(batch), seed=0)
+    except _CalledError as called:
+        args, kwargs = called.given
+    else:
+        raise FitError(
+            f"{type(port.policy).__name__}.{port.entry} made no use of its denoiser; there is nothing to fit"
+        )
+    finally:
+        patches.remove()
+    chunk = (port.horizon, port.sample_dim)
+    timestep = port.adapter.timestep(*args, **kwargs)
+    named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    place = next(
+        (key for key, value in named.items() if isinstance(value, Tensor) and tuple(value.shape[1:]) == chunk), None
+    )
+    when = next((key for key, value in named.items() if value is timestep), None)
+    if place is None or when is None:
+        raise FitError(
+            f"the denoiser {type(denoiser).__name__} was not given a sample of {chunk} and a timestep as arguments of their "
+            "own; a sampler can be placed for it (place_steps), not fitted"
+        )
+    fixed = {key: _plain(value) for key, value in named.items()}
+
+    def output(sample: Tensor, time: Tensor) -> Tensor:
+        if isinstance(timestep, Tensor):
+            time = time.to(timestep.device).expand(timestep.shape)
+        filled = {**fixed, place: sample, when: time}
+        found: Tensor = denoiser(*(filled[index] for index in range(len(args))), **{key: filled[key] for key in kwargs})
+        return found
+
+    return output, torch.empty_like(named[place], requires_grad=False)
+
+
+def _plain(value: Any) -> Any:
+    """Out of a policy's inference mode, where tensors know no gradients."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value

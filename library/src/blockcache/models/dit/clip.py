@@ -1,0 +1,134 @@
+"""CLIP's encoders for what cameras show and words say, built by `transformers` from sizes alone: nothing comes from a hub.
+
+The weights are a checkpoint's own, under LeRobot's names. Tokenising is a processor's business: token ids come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from blockcache.models.dit.clip_config import CHANNELS, MASK, TOKENS, ClipConfig, Sides
+from blockcache_runtime.errors import ObservationError, PolicyError
+from blockcache_runtime.extras import require
+
+_LARGEST = 2  # for CLIP's text encoder: the end of the words is the largest of the ids, as in OpenAI's own configs
+
+
+class ClipEncoder(nn.Module):
+    """What of an observation becomes numbers of every moment behind the state."""
+
+    def __init__(self, config: ClipConfig, text_features: int) -> None:
+        super().__init__()
+        require("transformers", "lerobot", "a policy with CLIP encoders", error=PolicyError)
+        self.config = config
+        self.vision_encoder: nn.Module | None = None
+        self.vision_encoders: nn.ModuleList | None = None
+        if config.shared and config.cameras:
+            self.vision_encoder = _Vision(config)
+        elif config.cameras:
+            self.vision_encoders = nn.ModuleList(_Vision(config) for _ in config.cameras)
+        self.text_encoder = _Text(config, text_features)
+
+    def forward(self, frames: Mapping[str, Tensor], observed: Mapping[str, Tensor], moments: int) -> list[Tensor]:
+        """Normalised frames (B, moments, 3, h, w) by camera, and an observation with tokens and their mask (B, tokens) ->
+        what cameras show (B, moments, features) and what words say (B, moments, text_features)."""
+        shown = []
+        for place, camera in enumerate(self.config.cameras):
+            eye = self.vision_encoder if self.vision_encoders is None else self.vision_encoders[place]
+            assert eye is not None
+            looked_at = cut(frames[camera].flatten(0, 1), self.config.resize, self.config.crop)
+            shown.append(eye(looked_at).unflatten(0, (-1, moments)))
+        tokens = observed[TOKENS].round().long()
+        if bool((tokens < 0).any()) or bool((tokens >= self.config.words).any()):
+            raise ObservationError(
+                f"the observation {TOKENS!r} holds token ids outside 0 to {self.config.words - 1}, which the policy's text "
+                "encoder does not know; tokenise with the policy's own tokenizer"
+            )
+        said = self.text_encoder(tokens, observed[MASK].round().long())
+        return [*shown, said.unsqueeze(1).expand(-1, moments, -1)]
+
+
+class _Vision(nn.Module):
+    """A frame's class token, as CLIP's vision encoder has it before its last norm."""
+
+    def __init__(self, config: ClipConfig) -> None:
+        super().__init__()
+        from transformers import CLIPVisionConfig, CLIPVisionModel
+
+        tower = config.vision
+        assert tower is not None
+        assert config.looked_at is not None
+        model = CLIPVisionModel(
+            CLIPVisionConfig(
+                hidden_size=tower.width,
+                intermediate_size=tower.hidden,
+                num_hidden_layers=tower.layers,
+                num_attention_heads=tower.heads,
+                num_channels=CHANNELS,
+                image_size=config.looked_at[0],
+                patch_size=config.patch,
+                hidden_act="quick_gelu",
+            )
+        )
+        self.model = _inner(model, "vision_model")
+
+    def forward(self, frames: Tensor) -> Tensor:  # (n, 3, side, side) -> (n, width)
+        seen: Tensor = self.model(pixel_values=frames).last_hidden_state[:, 0]
+        return seen
+
+
+class _Text(nn.Module):
+    """What CLIP's text encoder makes of the words, projected."""
+
+    def __init__(self, config: ClipConfig, features: int) -> None:
+        super().__init__()
+        from transformers import CLIPTextConfig, CLIPTextModel
+
+        tower = config.text
+        model = CLIPTextModel(
+            CLIPTextConfig(
+                vocab_size=config.words,
+                hidden_size=tower.width,
+                intermediate_size=tower.hidden,
+                num_hidden_layers=tower.layers,
+                num_attention_heads=tower.heads,
+                max_position_embeddings=tower.places,
+                hidden_act="quick_gelu",
+                bos_token_id=None,
+                pad_token_id=None,
+                eos_token_id=_LARGEST,
+            )
+        )
+        self.text_encoder = _inner(model, "text_model")
+        self.projection = nn.Linear(tower.width, features)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:  # (B, tokens) both -> (B, features)
+        said: Tensor = self.projection(self.text_encoder(input_ids=tokens, attention_mask=mask).pooler_output)
+        return said
+
+
+def _inner(model: Any, name: str) -> nn.Module:
+    """Before version 5 of transformers the network was one module further in; so names are the same with every version."""
+    found: nn.Module = getattr(model, name, model)
+    return found
+
+
+def cut(frames: Tensor, resize: Sides | None, crop: Sides | None) -> Tensor:
+    """Frames (n, 3, h, w) scaled, then cut out of their middle."""
+    if resize is not None and tuple(frames.shape[-2:]) != tuple(resize):
+        frames = F.interpolate(frames, size=list(resize), mode="bilinear", antialias=True, align_corners=False)
+    if crop is not None:
+        top, left = (round((side - kept) / 2) for side, kept in zip(frames.shape[-2:], crop, strict=True))
+        frames = frames[..., top : top + crop[0], left : left + crop[1]]
+    return frames
+
+
+def canonical(name: str) -> str | None:
+    """A tensor's name in a checkpoint, whatever version of transformers wrote it, as it is here; None is left aside."""
+    if name.endswith("embeddings.position_ids"):
+        return None
+    return name.replace(".text_encoder.text_model.", ".text_encoder.").replace(".model.vision_model.", ".model.")

@@ -1,0 +1,260 @@
+"""A live policy of LeRobot's `multi_task_dit`, or of the same shape: accepted in place, in every engine.
+
+It is known by its shape; nothing of LeRobot is imported. `observation_encoder` makes one conditioning vector, at which the
+program begins; `objective` holds a scheduler of diffusers', or integrates a flow. Actions are normalised, as that policy
+gives them: its processors are outside.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import pairwise
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from blockcache.models.dit.clip_config import MASK, TOKENS
+from blockcache.models.dit.entrance import Entrance, behind_encoder
+from blockcache.models.dit.normalizer import Field
+from blockcache.models.dit.program import CONDITIONING
+from blockcache.models.port import Port, required
+from blockcache.models.program import Program, UnsupportedError
+from blockcache.models.sampling import denoise
+from blockcache.observations import as_tensor
+from blockcache.samplers import Euler, SamplerConfig, table
+from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
+from blockcache_runtime.errors import EngineError, ObservationError, in_one_line
+
+STATE, IMAGES = "observation.state", "observation.images"
+_ENTRIES = ("_generate_actions", "predict_action_chunk")
+"""LeRobot's `predict_action_chunk` looks into queues that `select_action` fills, and hands what it finds there to the
+first of these, which looks at its argument alone; so that is one generation, whoever calls for it."""
+
+
+def horizon_of(policy: Any) -> int | str:
+    """Tokens of a chunk, or what the policy lacks to say so."""
+    for place in (getattr(policy, "config", None), policy, getattr(policy, "objective", None)):
+        found = getattr(place, "horizon", None)
+        if isinstance(found, Integral) and not isinstance(found, bool):
+            return int(found)
+    return "it does not say its horizon"
+
+
+def objective_of(policy: Any) -> Any:
+    """What draws a sample: with a scheduler of diffusers', or by integrating a flow; or what the policy lacks."""
+    objective = getattr(policy, "objective", None)
+    if not any(hasattr(policy, name) for name in _ENTRIES):
+        return f"it lacks {_ENTRIES[-1]}"
+    if isinstance(objective, Sampled) or _integration(objective) is not None:
+        return objective
+    if any(getattr(objective, name, None) is None for name in ("noise_scheduler", "num_inference_steps")):
+        return "its objective has neither noise_scheduler and num_inference_steps nor config.num_integration_steps"
+    return objective
+
+
+def _integration(objective: Any) -> tuple[int, str] | None:
+    """Steps and method of a flow; None where a scheduler is at work."""
+    if getattr(objective, "noise_scheduler", None) is not None:
+        return None
+    config = getattr(objective, "config", objective)
+    steps = getattr(config, "num_integration_steps", None)
+    return None if steps is None else (int(steps), str(getattr(config, "integration_method", "euler")))
+
+
+class Sampled(nn.Module):
+    """An objective that draws by any sampler: what `with_sampler` puts in the place of the policy's own."""
+
+    def __init__(self, sampler: SamplerConfig, horizon: int, action_dim: int) -> None:
+        super().__init__()
+        self.sampler, self.horizon, self.action_dim = sampler, horizon, action_dim
+
+    def conditional_sample(self, model: nn.Module, batch_size: int, conditioning_vec: Tensor) -> Tensor:
+        chunk, like = (batch_size, self.horizon, self.action_dim), next(model.parameters())
+
+        def output(x: Tensor, t: Tensor) -> Tensor:
+            found: Tensor = model(x, t.to(x.device).expand(len(x)), conditioning_vec=conditioning_vec)
+            return found
+
+        return denoise(self.sampler, output, chunk, like)
+
+
+class LivePort(Port):
+    """See the module's docstring."""
+
+    behind = True
+
+    def __init__(self, policy: Any, adapter: Any) -> None:
+        # an attribute of the instance: which of the two a policy has is known only now
+        self.entry = next(name for name in _ENTRIES if hasattr(policy, name))  # type: ignore[misc]
+        super().__init__(policy, adapter)
+
+    # -- the sampler
+
+    @cached_property
+    def timesteps(self) -> tuple[float, ...]:
+        if self._rk4_steps is not None:
+            grid = np.linspace(0, 1, self._rk4_steps + 1)
+            stages = [(t, (t + after) / 2, (t + after) / 2, after) for t, after in pairwise(grid)]
+            return tuple(float(t) for step in stages for t in step)
+        if self.sampler is not None:
+            return tuple(table(self.sampler).timesteps.tolist())
+        objective = self.policy.objective
+        scheduler = copy.deepcopy(objective.noise_scheduler)
+        scheduler.set_timesteps(objective.num_inference_steps)
+        return tuple(torch.as_tensor(scheduler.timesteps).tolist())
+
+    @cached_property
+    def _rk4_steps(self) -> int | None:
+        found = _integration(self.policy.objective)
+        return found[0] if found is not None and found[1] == "rk4" else None
+
+    @property
+    def sampler(self) -> SamplerConfig | None:
+        return self._sampler[0]
+
+    @property
+    def untabulated(self) -> str:
+        return self._sampler[1]
+
+    @cached_property
+    def _sampler(self) -> tuple[SamplerConfig | None, str]:
+        objective = self.policy.objective
+        if isinstance(objective, Sampled):
+            return objective.sampler, ""
+        integration = _integration(objective)
+        if integration is None:
+            return from_diffusers(objective.noise_scheduler, objective.num_inference_steps, {})
+        steps, method = integration
+        if method != "euler":
+            return None, f"flow matching by {method}, which calls the denoiser several times in a step"
+        return Euler(num_inference_steps=steps), ""
+
+    @property
+    def sampler_settings(self) -> Mapping[str, Any]:
+        if self.sampler is not None:
+            return self.sampler.to_dict()
+        objective = self.policy.objective
+        integration = _integration(objective)
+        if integration is not None:
+            return {"type": integration[1], "num_inference_steps": integration[0]}
+        return describe_scheduler(objective.noise_scheduler, objective.num_inference_steps, {})
+
+    def with_sampler(self, sampler: SamplerConfig) -> LivePort:
+        other = copy.copy(self.policy)
+        if isinstance(other, nn.Module):
+            other._modules = dict(other._modules)  # torch's copy has the very same table of parts
+        other.objective = Sampled(sampler, self.horizon, self.sample_dim)
+        return self._sharing_weights(other)
+
+    # -- sizes
+
+    @property
+    def _config(self) -> Any:
+        return getattr(self.policy, "config", self.policy)
+
+    @property
+    def n_obs_steps(self) -> int:
+        return required(self._config, "n_obs_steps")
+
+    @property
+    def n_action_steps(self) -> int:
+        return required(self._config, "n_action_steps")
+
+    @property
+    def horizon(self) -> int:
+        return self.adapter.widths["tokens"]
+
+    @cached_property
+    def inputs(self) -> Mapping[str, tuple[int, ...]]:
+        """As `entry` takes them: state and stacked frames by moment, token ids and their mask."""
+        config, steps = self._config, self.n_obs_steps
+        state, frames = getattr(config, "robot_state_feature", None), getattr(config, "image_features", None) or {}
+        found: dict[str, tuple[int, ...]] = {}
+        if state is not None:
+            found[STATE] = (steps, int(state.shape[0]))
+        if frames:
+            found[IMAGES] = (steps, len(frames), *next(iter(frames.values())).shape)
+        if getattr(getattr(self.policy, "observation_encoder", None), "text_encoder", None) is not None:
+            found |= dict.fromkeys((TOKENS, MASK), (int(getattr(config, "tokenizer_max_length", 77)),))
+        return found
+
+    @property
+    def action_scale(self) -> NDArray[np.float64]:
+        return np.ones(self.adapter.widths["input_dim"])
+
+    # -- observations and actions
+
+    def given(self, obs: Any) -> Any:
+        return {name: as_tensor(value) for name, value in obs.items()} if isinstance(obs, Mapping) else obs
+
+    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+        raise UnsupportedError("observations ahead of the policy's own encoder")
+
+    def typical(self, count: int) -> dict[str, Tensor]:
+        found = super().typical(count)
+        if TOKENS in found:
+            found[TOKENS] = torch.randint(1, 100, found[TOKENS].shape)
+            found[MASK] = torch.ones(found[MASK].shape, dtype=torch.int64)
+        return found
+
+    def explain(self, error: Exception, obs: Any) -> ObservationError | None:
+        if isinstance(obs, Mapping) and not isinstance(error, KeyError):
+            return None
+        held = ", ".join(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
+        wanted = ", ".join(f"{name} (batch, {', '.join(map(str, shape))})" for name, shape in self.inputs.items())
+        return ObservationError(
+            f"{type(self.policy).__name__}.{self.entry} takes a mapping of tensors, {wanted}; got {held} "
+            f"({in_one_line(error)})"
+        )
+
+    def handed_over(
+        self, x: Tensor, timestep: Any, conditioning_vec: Any = None, **others: Any
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        if not isinstance(conditioning_vec, Tensor) or conditioning_vec.ndim != 2 or others:
+            raise EngineError(
+                "the denoiser is handed something else than a sample, a timestep and one conditioning vector (batch, "
+                'numbers); use engine="patched"'
+            )
+        return {CONDITIONING: conditioning_vec.detach()}, x.detach()
+
+    def action_of(self, returned: Any) -> Tensor:
+        return returned if isinstance(returned, Tensor) else super().action_of(returned)
+
+    def answer(self, found: dict[str, Tensor]) -> Tensor:
+        return found["action"]
+
+    # -- weights
+
+    @property
+    def entrance(self) -> Entrance:
+        """Where the program begins: at the conditioning vector; and it ends at normalised actions."""
+        like = next(self.adapter.denoiser.parameters())
+        return behind_encoder(self.adapter.widths["cond_dim"], Field(self.sample_dim).to(like.device))
+
+    def program(self) -> Program:
+        if not isinstance(self.policy, nn.Module):
+            raise UnsupportedError("a policy that is no torch module")
+        return super().program()
+
+    @property
+    def live(self) -> tuple[nn.Module, ...]:
+        encoder = getattr(self.policy, "observation_encoder", None)
+        return (encoder,) if isinstance(encoder, nn.Module) else ()
+
+    def settings(self) -> list[Any]:
+        objective, config = self.policy.objective, self._config
+        scheduler = getattr(objective, "noise_scheduler", None)
+        return [
+            *(getattr(config, name, None) for name in ("n_obs_steps", "n_action_steps", "horizon")),
+            _integration(objective),
+            type(scheduler),
+            getattr(objective, "num_inference_steps", None),
+            {name: value for name, value in getattr(scheduler, "config", {}).items() if not name.startswith("_")},
+            getattr(objective, "sampler", None),
+        ]

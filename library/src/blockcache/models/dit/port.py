@@ -1,0 +1,129 @@
+"""Which policies are adaLN DiTs, and the ports of our own; a live one of LeRobot's is in `live`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from blockcache.models.dit.adapter import find
+from blockcache.models.dit.checkpoint import save_policy
+from blockcache.models.dit.clip_config import MASK, TOKENS
+from blockcache.models.dit.entrance import Entrance, behind_encoder, own_entrance
+from blockcache.models.dit.live import LivePort, horizon_of, objective_of
+from blockcache.models.dit.policy import DiTPolicy
+from blockcache.models.dit.program import CONDITIONING
+from blockcache.models.own_port import ConfiguredPort
+from blockcache.models.port import Port, check_not_compiled, is_altered
+from blockcache.models.weight_checks import check_action_scale
+from blockcache.observations import as_tensor
+from blockcache_runtime.errors import ObservationError
+from blockcache_runtime.files import PathLike
+
+_CONSTANT = 1e6  # scales beyond this are those of numbers that never changed in the data
+
+
+def claim(policy: Any) -> Port | str:
+    """The port of an adaLN DiT policy, or what it lacks to be one."""
+    denoiser = getattr(policy, "noise_predictor", None)
+    if not isinstance(denoiser, nn.Module):
+        return "it lacks a noise_predictor"
+    check_not_compiled(denoiser, "policy.noise_predictor")
+    horizon = policy.horizon if isinstance(policy, DiTPolicy) else horizon_of(policy)
+    if isinstance(horizon, str):
+        return horizon
+    adapter = find(denoiser, horizon)
+    if isinstance(adapter, str):
+        return f"the noise_predictor {type(denoiser).__name__} {adapter}"
+    if isinstance(policy, DiTPolicy):
+        return (OwnPort if policy.observation_encoder is None else OwnEncodedPort)(policy, adapter)
+    objective = objective_of(policy)
+    return objective if isinstance(objective, str) else LivePort(policy, adapter)
+
+
+class OwnPort(ConfiguredPort):
+    """Our own policy without an encoder: everything is in its config, and the program holds all of it."""
+
+    policy: DiTPolicy
+
+    @property
+    def entrance(self) -> Entrance:
+        """Where the program begins."""
+        return own_entrance(self.policy)
+
+    @cached_property
+    def action_scale(self) -> NDArray[np.float64]:
+        """A number that never changed has no range to be measured by: it counts as it is."""
+        scale = self.policy.normalizer.action.scale.detach().cpu().double()
+        return torch.where(scale.abs() > _CONSTANT, torch.ones_like(scale), scale).numpy()
+
+    @cached_property
+    def action_offset(self) -> NDArray[np.float64]:
+        action = self.policy.normalizer.action
+        shift, base = (part.detach().cpu().double().numpy() for part in (action.shift, action.base))
+        return np.asarray(base - shift * self.action_scale)
+
+    def given(self, obs: Any) -> Any:
+        if not isinstance(obs, Mapping):
+            return as_tensor(obs)
+        return {name: as_tensor(value) for name, value in obs.items()}
+
+    def typical(self, count: int) -> dict[str, Tensor]:
+        """What lies within the range of the data."""
+        config, found = self.policy.config, super().typical(count)
+        for name in (*config.state, *config.vectors):
+            found[name] = self.policy.normalizer.field(name).unnormalize(found[name].to(self.policy.like))
+        return found
+
+    @property
+    def trusted(self) -> bool:
+        methods = [getattr(type(self.policy), name) for name in ("predict_action", "check", "encode")]
+        methods += [type(part).forward for part in self.adapter.denoiser.modules()]
+        ours = all(str(getattr(item, "__module__", "")).startswith(("blockcache.", "torch.")) for item in methods)
+        return ours and not is_altered(self.adapter.denoiser)
+
+    def check_weights(self) -> None:
+        super().check_weights()
+        check_action_scale(self.policy.normalizer.action.scale)
+
+    def save(self, directory: PathLike) -> bool:
+        save_policy(self.policy, directory)
+        return True
+
+
+class OwnEncodedPort(OwnPort):
+    """Our own policy with CLIP encoders, which run as they are: the program begins at the conditioning vector."""
+
+    behind = True
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        return self.policy.cameras
+
+    @property
+    def entrance(self) -> Entrance:
+        return behind_encoder(self.policy.config.cond_dim, self.policy.normalizer.action)
+
+    @property
+    def live(self) -> tuple[nn.Module, ...]:
+        assert self.policy.observation_encoder is not None
+        return (self.policy.observation_encoder,)
+
+    def handed_over(self, x: Tensor, timestep: Any, conditioning_vec: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        return {CONDITIONING: conditioning_vec.detach()}, x.detach()
+
+    def explain(self, error: Exception, obs: Any) -> ObservationError | None:
+        """The policy explains itself: what it says of an observation is what counts, whoever looks ahead with it."""
+        return ObservationError(str(error)) if isinstance(error, ObservationError) else None
+
+    def typical(self, count: int) -> dict[str, Tensor]:
+        found, encoder = super().typical(count), self.policy.config.encoder
+        assert encoder is not None
+        found |= {name: torch.rand(found[name].shape) for name in self.cameras}
+        tokens = torch.randint(encoder.words, (count, encoder.tokens))
+        return {**found, TOKENS: tokens.to(self.policy.like), MASK: torch.ones(count, encoder.tokens)}

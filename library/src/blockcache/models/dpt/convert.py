@@ -1,0 +1,152 @@
+"""Checkpoints of the public Diffusion Policy code, made into policies of ours. Nothing of a checkpoint is run.
+
+A checkpoint is what its `BaseWorkspace.save_checkpoint` wrote: the config of the run, the tensors of the model, of its
+average and of the optimiser, and other pickles, which stay closed. Settings come from the config, since tensors do not tell
+heads, sampler or clipping, and the tensors must be just those that the config calls for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from blockcache.cache import cache_directory, prune, source_hash
+from blockcache.foreign.configs import Config
+from blockcache.foreign.inert import as_mapping
+from blockcache.foreign.torch_file import StoredTensor, TorchFile, open_torch_file
+from blockcache.models.dpt.checkpoint import check_sizes, load_policy, load_tensors, save_policy
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy
+from blockcache.models.dpt.public_cameras import camera_config
+from blockcache.models.dpt.public_settings import HYBRID, architecture, low_dim_config, uses_ema
+from blockcache.models.places import check_new
+from blockcache.models.stored import read_stored
+from blockcache.progress import progress_bar
+from blockcache_runtime.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
+from blockcache_runtime.files import PathLike, opened
+
+WHAT = "checkpoint"
+_logger = logging.getLogger("blockcache")
+
+
+def convert_checkpoint(source: PathLike, directory: PathLike) -> DiffusionTransformerPolicy:
+    """Write the policy directory of a checkpoint, and return the policy.
+
+    source     a file that the public Diffusion Policy code wrote
+    directory  where the policy shall be; nothing may be there yet
+    """
+    check_new(directory)
+    policy = read_checkpoint(source)
+    save_policy(policy, directory)
+    return policy
+
+
+def load_checkpoint(source: PathLike) -> DiffusionTransformerPolicy:
+    """The policy of a checkpoint; converted once, and kept in the cache by the file's content."""
+    digest = _sha256(source)
+    key = hashlib.sha256(f"{digest} {source_hash(__file__)}".encode()).hexdigest()[:32]
+    kept = cache_directory() / f"{key}.policy"
+    if kept.is_dir():
+        with contextlib.suppress(BlockcacheError):  # one that is damaged is made again
+            policy = load_policy(kept)
+            with contextlib.suppress(OSError):
+                os.utime(kept)  # was of use just now, see `prune`
+            return policy
+    policy = read_checkpoint(source, digest)
+    try:
+        save_policy(policy, kept)
+    except FileError as error:
+        _logger.warning("a checkpoint was converted but cannot be kept for the next time: %s", error)
+    else:
+        prune(kept.parent)
+    return policy
+
+
+def read_checkpoint(source: PathLike, digest: str | None = None) -> DiffusionTransformerPolicy:
+    """The policy of a checkpoint, in eval mode; `digest` is the file's SHA-256 where it is known."""
+    with open_torch_file(source, WHAT) as file, _speaking_of(source):
+        content = as_mapping(file.content)
+        if content is None or not {"cfg", "state_dicts"} <= content.keys():
+            names = "" if content is None else shortened(", ".join(map(str, content)), 200)
+            raise ContentError(
+                "it is no checkpoint of Diffusion Policy: expected cfg and state_dicts in it, got "
+                f"{names or type(file.content).__name__}"
+            )
+        config = Config(content["cfg"])
+        kind = architecture(config)
+        tensors = _tensors(file, content["state_dicts"], uses_ema(config))
+        record = {"converted_from": shortened(Path(source).name, 200), "sha256": digest or _sha256(source)}
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        settings = camera_config(config, record, shapes) if kind == HYBRID else low_dim_config(config, record)
+        storages = {tensor.storage for tensor in tensors.values()}
+        check_sizes(settings, len(tensors), sum(storage.count for storage in storages))
+        policy = DiffusionTransformerPolicy(settings)
+        total = sum(storage.bytes for storage in storages)
+        with progress_bar(desc="converting", total=total, unit="B", unit_scale=True, leave=False, delay=2.0) as bar:
+            given = read_stored(file, tensors, bar.update)
+        load_tensors(policy, _repeated(given, policy))
+    return policy.eval()
+
+
+@contextlib.contextmanager
+def _speaking_of(source: PathLike) -> Iterator[None]:
+    try:
+        yield
+    except FileError:
+        raise  # names the file already
+    except ContentError as error:
+        raise FileError(f"the {WHAT} {source} cannot be converted: {error}") from error
+    except BlockcacheError as error:
+        raise type(error)(f"{source}: {error}") from error
+
+
+def _tensors(file: TorchFile, states: Any, ema: bool) -> dict[str, StoredTensor]:
+    """The weights that the config wants used, by name, still in the file."""
+    held = as_mapping(states) or {}
+    wanted = "ema_model" if ema else "model"
+    state = as_mapping(held.get(wanted))
+    if state is None:
+        which = "the averaged weights (training.use_ema)" if ema else "weights that are not averaged"
+        names = shortened(", ".join(map(str, held)), 200) or "nothing"
+        raise PolicyError(
+            f"the config wants {which}, but the checkpoint has no {wanted} (it holds {names}); take one that was saved "
+            "with it"
+        )
+    found = {}
+    for name, value in state.items():
+        if not isinstance(name, str) or name.endswith("_dummy_variable"):
+            continue
+        try:
+            found[name] = file.tensor(value)
+        except ContentError as error:
+            raise ContentError(f"{wanted} has {shortened(name, 80)}: {error}") from None
+    return found
+
+
+def _repeated(tensors: Mapping[str, Tensor], policy: DiffusionTransformerPolicy) -> dict[str, Tensor]:
+    """The normaliser's tensors in full: the public code applies a shorter one, of an identity for example, over and over."""
+    own = policy.state_dict()
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.startswith("normalizer.") and name in own and tensor.ndim == own[name].ndim == 1 and len(tensor):
+            times, left = divmod(len(own[name]), len(tensor))
+            found[name] = tensor if left else tensor.repeat(times)
+    return found
+
+
+def _sha256(source: PathLike) -> str:
+    digest = hashlib.sha256()
+    with (
+        opened(source, WHAT) as (file, size),
+        progress_bar(desc="reading", total=size, unit="B", unit_scale=True, leave=False, delay=2.0) as bar,
+    ):
+        while part := file.read(2**22):
+            digest.update(part)
+            bar.update(len(part))
+    return digest.hexdigest()

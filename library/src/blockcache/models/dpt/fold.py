@@ -1,0 +1,309 @@
+"""A DP-T policy folded into its program. Exact algebra, done once at build time, in float64.
+
+Folded in, so that nothing is left to do in the loop: the observation normaliser into the observation embedding, every
+LayerNorm's gain and bias into the matrix behind it, the attention scale into the query matrix, position embeddings into
+biases, cross-attention's queries into its keys and its output projection into its values. The time token depends on the
+step alone, so its share of keys and values is tabulated for all K steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from blockcache.models.dpt.entrance import entrance
+from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_step, folded_once
+from blockcache.models.dpt.program import DPTProgram
+from blockcache.models.port import Port
+from blockcache.models.program import Table, UnsupportedError
+from blockcache_lab.studies.savings_programs import without_savings
+
+Double = Callable[[str], Tensor]
+
+
+def fold(port: Port) -> DPTProgram:
+    """Fold the policy behind a port, or say what about it cannot be."""
+    require_supported(port)
+    assert port.sampler is not None
+    policy, modules, state = port.policy, port.adapter.denoiser, port.policy.state_dict()
+
+    def double(name: str, prefix: str = "model") -> Tensor:
+        if f"{prefix}.{name}" not in state:
+            raise UnsupportedError(f"a policy without the tensor {prefix}.{name}")
+        tensor: Tensor = state[f"{prefix}.{name}"].detach()
+        if not tensor.is_floating_point():
+            raise UnsupportedError(f"weights that are no floating point numbers ({prefix}.{name} is {tensor.dtype})")
+        return tensor.to(torch.float64)
+
+    def field(name: str, size: int) -> list[Tensor]:
+        """Scale and offset; an identity normaliser of the public code has one number for all."""
+        both = [double(f"{name}.{part}", "normalizer.params_dict") for part in ("scale", "offset")]
+        if any(tuple(tensor.shape) not in ((1,), (size,)) for tensor in both):
+            raise UnsupportedError(f"a normaliser of {name} with another number of values than {size}")
+        return [tensor.expand(size) for tensor in both]
+
+    width, depth, heads = double("pos_emb").shape[-1], len(port.adapter.layers), port.adapter.widths["heads"]
+    positions = double("cond_pos_emb")[0]
+    obs_w, obs_b = _linear(double, "cond_obs_emb")
+    input_w, input_b = _linear(double, "input_emb")
+    head_w, head_b = _after_norm(double, "ln_f", *_linear(double, "head"))
+    seen = entrance(policy, field, obs_w, obs_b)
+    action_scale, action_offset = field("action", len(input_w))
+    masks = {name: _mask(modules, name) for name in ("mask", "memory_mask")}
+    shape = DPTShape(
+        width=width,
+        layers=depth,
+        tokens=int(policy.horizon),
+        cond_tokens=1 + int(policy.n_obs_steps),
+        cond_dim=len(obs_w),
+        input_dim=len(input_w),
+        output_dim=head_w.shape[1],
+        hidden=port.adapter.widths["hidden"],
+    )
+    weights = {
+        **seen.weights,
+        "obs_b": seen.bias + positions[1:],
+        **_pair("encode_up", _linear(double, "encoder.0")),
+        **_pair("encode_down", _linear(double, "encoder.2")),
+        "input_w": input_w,
+        "positions": input_b + double("pos_emb")[0],
+        "head_w": head_w,
+        "head_b": head_b,
+        "action_scale": 1.0 / action_scale,
+        "action_offset": -action_offset / action_scale,
+        "self_mask": torch.zeros(shape.tokens, shape.tokens) if masks["mask"] is None else masks["mask"],
+    }
+    for index in range(depth):
+        weights |= _layer(double, index, width, heads)
+    # (1, 1, T, H * S): head by head
+    visible = torch.zeros(shape.tokens, shape.cond_tokens) if masks["memory_mask"] is None else masks["memory_mask"]
+    weights["memory_mask"] = visible.repeat(1, heads)[None, None]
+    whole = all(float(t).is_integer() for t in port.timesteps)  # as the policy's own loop has them
+    timesteps = torch.tensor(port.timesteps, dtype=torch.int64 if whole else torch.float32, device=positions.device)
+    time_emb: Any = modules.time_emb
+    time = time_emb(timesteps).detach().to(positions) + positions[0]  # (K, d) the time token before its encoding
+    hidden = F.mish(time @ weights["encode_up_w"] + weights["encode_up_b"])
+    encoded = hidden @ weights["encode_down_w"] + weights["encode_down_b"]
+    crossed, tables = _cross_attention(double, shape, heads, encoded)
+    like = state["model.pos_emb"]
+    eps = norms(modules)[0].eps
+    causal = _is_causal(masks["mask"])
+    return DPTProgram(
+        inputs=seen.inputs,
+        cameras=tuple(eye.camera for eye in seen.eyes),
+        features=sum(eye.features for eye in seen.eyes),
+        chunk=(shape.tokens, len(input_w)),
+        tokens=shape.tokens,
+        executed=port.executed,
+        action_dim=len(input_w),
+        blocks=folded_blocks(shape, heads),
+        once=folded_once(shape) + sum(eye.flops for eye in seen.eyes) * (shape.cond_tokens - 1),
+        every_step=folded_every_step(shape),
+        weights={name: _as(tensor, like) for name, tensor in (weights | crossed).items()},
+        tables={name: Table(_as(item.values, like), item.shape, item.pads) for name, item in tables.items()},
+        causal=causal,
+        signature=_signature((eps, seen.inputs, seen.entries, seen.eyes), time, *masks.values()),
+        shape=shape,
+        heads=heads,
+        norm_eps=eps,
+        self_masked=masks["mask"] is not None,
+        entries=seen.entries,
+        eyes=seen.eyes,
+        savings=lambda program: without_savings(
+            program, *_unfolded(double, shape, heads, {"time": time, "time_encoded": encoded}, like)
+        ),
+    )
+
+
+def _cross_attention(
+    double: Double, shape: DPTShape, heads: int, time: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Table]]:
+    """From encoded condition tokens to what cross-attention multiplies by, and the time token's share by step.
+
+    `time` (K, d) is the time token, encoded.
+    """
+    width, depth, size = shape.width, shape.layers, shape.width // heads
+    observed, columns = shape.cond_tokens - 1, heads * shape.cond_tokens
+    names = [f"decoder.layers.{index}.multihead_attn" for index in range(depth)]
+    projections = [_key_value(double, name, width) for name in names]
+    query_folded, output_folded, cross_b = [], [], []
+    for index, name in enumerate(names):
+        query_w, query_b = _query(double, index, width, heads)
+        augmented = torch.cat([query_w, query_b[None]])  # (d + 1, d): the bias as the last row
+        query_folded.append(augmented.reshape(width + 1, heads, size).permute(1, 2, 0))  # (H, d / H, d + 1)
+        output_w, output_b = _linear(double, f"{name}.out_proj")
+        output_folded.append(output_w.reshape(heads, size, width))
+        # on every row of the first head: a head's probabilities sum to one
+        bias = torch.zeros(columns, width, dtype=output_b.dtype, device=output_b.device)
+        bias[: shape.cond_tokens] = output_b
+        cross_b.append(bias[None])
+    shares: dict[str, list[Tensor]] = {"w": [], "b": [], "v": []}
+    for (key_w, key_b, value_w, value_b), query, output in zip(projections, query_folded, output_folded, strict=True):
+        keys, values = ((time @ w + b).view(-1, heads, size) for w, b in ((key_w, key_b), (value_w, value_b)))
+        both = torch.einsum("hed,khe->kdh", query, keys)  # (K, d + 1, H)
+        shares["w"].append(both[:, :-1])
+        shares["b"].append(both[:, -1:])
+        shares["v"].append(torch.einsum("hed,khe->khd", output, values))
+    constants = {
+        "key_w": torch.cat([item[0] for item in projections], dim=1),  # (d, L * d)
+        "key_b": torch.cat([item[1] for item in projections]),
+        "key_folded": torch.cat(query_folded),  # (L * H, d / H, d + 1)
+        "value_w": torch.cat([item[2] for item in projections], dim=1),
+        "value_b": torch.cat([item[3] for item in projections]),
+        "value_folded": torch.cat(output_folded),  # (L * H, d / H, d)
+        "cross_b": torch.stack(cross_b),  # (L, 1, H * S, d)
+    }
+    w, b, v = (torch.stack(shares[name], dim=1) for name in "wbv")  # (K, L, d, H), (K, L, 1, H), (K, L, H, d)
+    tables = {
+        "time_w": Table(w[..., None], (1, width, columns), (0, 0, observed)),
+        "time_b": Table(b[..., None], (1, 1, columns), (0, 0, observed)),
+        "time_v": Table(v[:, :, :, None], (1, columns, width), (0, observed, 0)),
+    }
+    return constants, tables
+
+
+def _unfolded(
+    double: Double, shape: DPTShape, heads: int, times: Mapping[str, Tensor], like: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Table]]:
+    """What the variants without savings multiply by instead: each layer's own projections."""
+    weights: dict[str, Tensor] = {}
+    for index in range(shape.layers):
+        name = f"decoder.layers.{index}.multihead_attn"
+        key_w, key_b, value_w, value_b = _key_value(double, name, shape.width)
+        weights |= _pair("query", _query(double, index, shape.width, heads), index)
+        weights |= _pair("cross", _linear(double, f"{name}.out_proj"), index)
+        weights |= _pair("memory", (torch.cat([key_w, value_w], dim=1), torch.cat([key_b, value_b])), index)
+    tables = {name: Table(_as(time[:, None, None], like), (1, 1, shape.width)) for name, time in times.items()}
+    return {name: _as(tensor, like) for name, tensor in weights.items()}, tables
+
+
+def require_supported(port: Port) -> None:
+    """The forms that the folding above is written for; anything else has the patched engine."""
+    policy: Any = port.policy
+    denoiser: Any = port.adapter.denoiser
+    encoder: Any = getattr(denoiser, "encoder", None)
+    decoder: Any = getattr(denoiser, "decoder", None)
+    _refuse(
+        (decoder is None, "the encoder-only form"),
+        (getattr(denoiser, "cond_obs_emb", None) is None, "in-painted observations (obs_as_cond=False)"),
+        (any(not hasattr(denoiser, name) for name in ("time_emb", "ln_f")), "a denoiser without time_emb and ln_f"),
+        (hasattr(encoder, "layers"), "a transformer condition encoder"),
+        (not _is_mlp(encoder), "a condition encoder other than Linear, Mish, Linear"),
+        (bool(getattr(policy, "pred_action_steps_only", False)), "pred_action_steps_only"),
+        (not isinstance(policy, nn.Module), "a policy that is no torch module"),
+        *(
+            (getattr(policy, name, None) is None, f"a policy without {name}")
+            for name in ("horizon", "n_obs_steps", "n_action_steps", "obs_dim", "action_dim")
+            if name != "obs_dim" or getattr(policy, "obs_encoder", None) is None
+        ),
+    )
+    widths, all_norms = port.adapter.widths, norms(denoiser)
+    attentions = [getattr(layer, name) for layer in decoder.layers for name in ("self_attn", "multihead_attn")]
+    _refuse(
+        (getattr(decoder, "norm", None) is not None, "a decoder with a final norm of its own"),
+        (any(not _is_gelu(layer.activation) for layer in decoder.layers), "an activation other than GELU"),
+        (any(not isinstance(norm, nn.LayerNorm) for norm in all_norms), "norms other than LayerNorm"),
+        (len({getattr(norm, "eps", None) for norm in all_norms}) > 1, "norms with different eps"),
+        (any(not _is_plain(attention, widths["heads"]) for attention in attentions), "attention of another kind"),
+        (widths.get("tokens") != policy.horizon, "a horizon that is not the denoiser's number of tokens"),
+        (widths.get("cond_tokens") != 1 + policy.n_obs_steps, "condition tokens other than time and observations"),
+    )
+
+
+def _refuse(*reasons: tuple[bool, str]) -> None:
+    for unsupported, what in reasons:
+        if unsupported:
+            raise UnsupportedError(what)
+
+
+def _is_mlp(encoder: Any) -> bool:
+    kinds = (nn.Linear, nn.Mish, nn.Linear)
+    return isinstance(encoder, nn.Sequential) and tuple(map(type, encoder)) == kinds
+
+
+def _is_gelu(activation: Any) -> bool:
+    probe = torch.linspace(-3, 3, 7)
+    return bool(torch.equal(activation(probe), F.gelu(probe)))
+
+
+def _is_plain(attention: Any, heads: int) -> bool:
+    if type(attention) is not nn.MultiheadAttention:
+        return False
+    return attention.num_heads == heads and attention.bias_k is None and not attention.add_zero_attn
+
+
+def norms(denoiser: Any) -> list[Any]:
+    layers = denoiser.decoder.layers
+    return [*(getattr(layer, name) for layer in layers for name in ("norm1", "norm2", "norm3")), denoiser.ln_f]
+
+
+def _mask(denoiser: Any, name: str) -> Tensor | None:
+    """0 or -inf, to be added to the scores; torch takes True for a score that is not seen as well."""
+    mask: Tensor | None = getattr(denoiser, name, None)
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -math.inf)
+
+
+def _is_causal(mask: Tensor | None) -> bool:
+    """Whether each token sees just itself and those before it."""
+    return mask is not None and bool(torch.equal(mask, torch.full_like(mask, -math.inf).triu(diagonal=1)))
+
+
+def _linear(double: Double, name: str) -> tuple[Tensor, Tensor]:
+    """(inputs, outputs) and the bias: `x @ w + b`."""
+    return double(f"{name}.weight").T, double(f"{name}.bias")
+
+
+def _after_norm(double: Double, norm: str, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Fold a norm's gain and bias into the matrix behind it: the norm itself is left with neither."""
+    gain, bias = double(f"{norm}.weight"), double(f"{norm}.bias")
+    return gain[:, None] * w, b + bias @ w
+
+
+def _pair(name: str, pair: tuple[Tensor, Tensor], index: int | str = "") -> dict[str, Tensor]:
+    return {f"{name}_{part}{index}": tensor for part, tensor in zip("wb", pair, strict=True)}
+
+
+def _query(double: Double, index: int, width: int, heads: int) -> tuple[Tensor, Tensor]:
+    prefix, scale = f"decoder.layers.{index}", math.sqrt(width // heads)
+    w = double(f"{prefix}.multihead_attn.in_proj_weight")[:width].T / scale
+    b = double(f"{prefix}.multihead_attn.in_proj_bias")[:width] / scale
+    return _after_norm(double, f"{prefix}.norm2", w, b)
+
+
+def _key_value(double: Double, name: str, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """w and b of a cross-attention's keys, then of its values."""
+    w, b = double(f"{name}.in_proj_weight").T, double(f"{name}.in_proj_bias")
+    return w[:, width : 2 * width], b[width : 2 * width], w[:, 2 * width :], b[2 * width :]
+
+
+def _layer(double: Double, index: int, width: int, heads: int) -> dict[str, Tensor]:
+    prefix = f"decoder.layers.{index}"
+    own_w, own_b = double(f"{prefix}.self_attn.in_proj_weight").T, double(f"{prefix}.self_attn.in_proj_bias")
+    scales = torch.ones_like(own_b)
+    scales[:width] /= math.sqrt(width // heads)
+    return {
+        **_pair("qkv", _after_norm(double, f"{prefix}.norm1", own_w * scales, own_b * scales), index),
+        **_pair("out", _linear(double, f"{prefix}.self_attn.out_proj"), index),
+        **_pair("up", _after_norm(double, f"{prefix}.norm3", *_linear(double, f"{prefix}.linear1")), index),
+        **_pair("down", _linear(double, f"{prefix}.linear2"), index),
+    }
+
+
+def _signature(settings: tuple[Any, ...], *tensors: Tensor | None) -> str:
+    """Of what is in no fingerprint: a foreign policy may make numbers in code, and crops are no weights."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for tensor in tensors:
+        digest.update(b"none" if tensor is None else tensor.double().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _as(value: Tensor, like: Tensor) -> Tensor:
+    return value.to(dtype=like.dtype, device=like.device).contiguous()

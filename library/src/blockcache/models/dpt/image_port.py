@@ -1,0 +1,134 @@
+"""Ports of foreign DP-T policies with cameras: one whose encoder is the public code's, and one whose encoder is any other.
+
+The first becomes part of the program. The second runs as it is, and engines stand behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockcache.models.dpt.encoder_config import Input
+from blockcache.models.dpt.encoder_parts import EncoderParts, inputs_of
+from blockcache.models.dpt.entrance import FEATURES, known_parts
+from blockcache.models.public import PublicPort
+from blockcache.observations.tensors import as_tensor, reach
+from blockcache_runtime.errors import BlockcacheError, EngineError, ObservationError, PolicyError, in_one_line
+from blockcache_runtime.frames import BYTE, check_frames, shown
+
+
+class CameraPort(PublicPort):
+    """Looks through cameras; frames are floats from 0 to 1, as the public code takes them."""
+
+    @cached_property
+    def observed(self) -> tuple[Input, ...]:
+        """Its inputs, as they are at one moment."""
+        return inputs_of(self.policy.obs_encoder)
+
+    @property
+    def inputs(self) -> Mapping[str, tuple[int, ...]]:
+        if not self.observed:
+            raise PolicyError(
+                f"{type(self.policy).__name__} does not say what it observes, which files of observations and rollouts "
+                "need; set policy.obs_encoder.obs_shapes, shapes by name"
+            )
+        return {item.name: (self.n_obs_steps, *item.shape) for item in self.observed}
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        return tuple(item.name for item in self.observed if item.is_camera)
+
+    def given(self, obs: Any) -> Any:
+        """A file or a rollout has a camera's bytes."""
+        made = super().given(obs)
+        return {name: value / BYTE if value.dtype == torch.uint8 else value for name, value in made.items()}
+
+    def typical(self, count: int) -> dict[str, Tensor]:
+        made = super().typical(count)
+        return made | {name: torch.rand(made[name].shape) for name in self.cameras}
+
+    def inspect(self, obs: Any) -> None:
+        for name in self.cameras if isinstance(obs, Mapping) else ():
+            if isinstance(value := obs.get(name), Tensor):
+                self._inspect(name, value)
+
+    def _inspect(self, camera: str, value: Tensor) -> None:
+        """Of a longer history the public code looks at the first `n_obs_steps`."""
+        seen = value[:, : self.n_obs_steps] if value.ndim > 1 else value
+        what, dtype = f"the observation {camera!r}", str(value.dtype).removeprefix("torch.")
+        if value.dtype == torch.uint8:
+            raise ObservationError(
+                f"{what} holds uint8, expected floats from 0 to 1, as {type(self.policy).__name__} takes them; divide by 255"
+            )
+        check_frames(what, tuple(seen.shape), dtype, tuple(self.inputs[camera]), lambda: reach(seen))
+
+    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+        self.inspect(obs)
+        return super().observe(obs, like)
+
+    def explain(self, error: Exception, obs: Any) -> BlockcacheError | None:
+        if not self.observed or isinstance(error, BlockcacheError):
+            return super().explain(error, obs)
+        if isinstance(obs, Mapping) and all(isinstance(obs.get(item.name), Tensor) for item in self.observed):
+            return None
+        return self._misgiven(obs, f" ({in_one_line(error)})")
+
+    def _wanted(self) -> str:
+        listed = (
+            " and ".join(f"{name!r} {shown(shape)}" for name, shape in self.inputs.items()) if self.observed else ""
+        )
+        return f": {listed}" if listed else " by name"
+
+
+class KnownCameraPort(CameraPort):
+    """The public code's encoder: part of the program."""
+
+    @cached_property
+    def parts(self) -> EncoderParts:
+        parts = known_parts(self.policy.obs_encoder)
+        assert parts is not None
+        return parts
+
+    @property
+    def notes(self) -> list[tuple[nn.Module, str]]:
+        return self.parts.notes
+
+    @cached_property
+    def looking(self) -> int:
+        return self.n_obs_steps * self.parts.flops
+
+    def settings(self) -> list[Any]:
+        crops = [
+            (name, *(getattr(part, side, None) for side in ("crop_height", "crop_width")))
+            for name, part in _randomizers(self.policy).items()
+        ]
+        return [*super().settings(), dict(self.inputs), crops]
+
+
+def _randomizers(policy: Any) -> dict[str, Any]:
+    return dict(getattr(policy.obs_encoder, "obs_randomizers", {}).items())
+
+
+class OtherCameraPort(CameraPort):
+    """Any other encoder: the policy's own code runs up to its denoiser, and engines get what that is handed."""
+
+    behind = True
+
+    @property
+    def live(self) -> tuple[nn.Module, ...]:
+        return (self.policy.obs_encoder,)
+
+    def handed_over(
+        self, sample: Tensor, timestep: Any, cond: Any = None, **others: Any
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        fits = isinstance(cond, Tensor) and cond.ndim == 3 and cond.shape[1] == self.n_obs_steps
+        if not fits or any(value is not None for value in others.values()):
+            raise EngineError(
+                "the denoiser is handed something else than a sample, a timestep and the features of the last "
+                f'{self.n_obs_steps} moments (batch, moments, features); use engine="patched"'
+            )
+        return {FEATURES: as_tensor(cond).detach()}, sample.detach()

@@ -1,0 +1,169 @@
+"""What the config of a Diffusion Policy run says of its policy, in our words: sizes, heads, sampler, which weights.
+
+Names and defaults are those of the public code, and what stands there that we do not know is refused, since it could move
+actions. Knows nothing of files and of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from blockcache.foreign.configs import Config
+from blockcache.models.dpt.policy import DPTConfig
+from blockcache.samplers import SamplerConfig
+from blockcache.samplers.diffusers import from_config, scheduler_names
+from blockcache_runtime.errors import PolicyError, short, shortened
+
+LOW_DIM, HYBRID = "DiffusionTransformerLowdimPolicy", "DiffusionTransformerHybridImagePolicy"
+DENOISER = "TransformerForDiffusion"
+TASKS = {"pusht_lowdim": "pusht", "pusht_image": "pusht-image"}
+"""The public code's names of tasks that we have too, with the same observation."""
+_POLICY = frozenset({
+    "horizon", "obs_dim", "action_dim", "n_action_steps", "n_obs_steps", "num_inference_steps", "obs_as_cond",
+    "pred_action_steps_only", "model", "noise_scheduler",
+})  # fmt: skip
+NETWORK: dict[str, Any] = {
+    "n_layer": 12,
+    "n_head": 12,
+    "n_emb": 768,
+    "p_drop_emb": 0.1,
+    "p_drop_attn": 0.1,
+    "causal_attn": False,
+    "time_as_cond": True,
+    "n_cond_layers": 0,
+}
+"""The settings of the transformer, with the public code's defaults."""
+_MODEL_SIZES = frozenset({
+    "input_dim", "output_dim", "horizon", "n_obs_steps", "cond_dim", "obs_as_cond",
+})  # fmt: skip
+_STEP_ARGUMENTS = frozenset({"eta"})
+
+
+def architecture(config: Config) -> str:
+    """LOW_DIM or HYBRID; any other policy is refused, with what was found and what is known."""
+    targets = {place: config.get(f"{place}._target_", None) for place in ("policy", "policy.model")}
+    names = {place: _class(target) for place, target in targets.items()}
+    if any("unet" in name.lower() for name in names.values()):
+        raise PolicyError(f"this is a U-Net ({_found(names)}); block-wise caching needs the transformer")
+    known = names["policy"] in (LOW_DIM, HYBRID) and names["policy.model"] in ("", DENOISER)
+    if not known or (names["policy"] == LOW_DIM and not names["policy.model"]):
+        raise PolicyError(
+            f"an architecture that we do not know ({_found(names)}); known are {LOW_DIM} with the model {DENOISER}, "
+            f"and {HYBRID}"
+        )
+    return names["policy"]
+
+
+def uses_ema(config: Config) -> bool:
+    """Whether the averaged weights are the ones to use."""
+    value = config.get("training.use_ema")
+    if not isinstance(value, bool):
+        raise PolicyError(f"training.use_ema in the config must be true or false, got {short(value)}")
+    return value
+
+
+def low_dim_config(config: Config, record: Mapping[str, Any]) -> DPTConfig:
+    """The config of a low-dimensional policy; `record` is what shall be kept of where it came from."""
+    policy = branch_of(config, "policy")
+    model = branch_of(config, "policy.model")
+    refuse_unknown("policy.model", model, {*NETWORK, *_MODEL_SIZES})
+    check_predicts_all(policy)
+    obs_as_cond, horizon = policy.get("obs_as_cond", False), needed(policy, "horizon")
+    sizes = {name: needed(policy, name) for name in ("obs_dim", "action_dim", "n_obs_steps", "n_action_steps")}
+    obs, action = (value if type(value) is int else 0 for value in (sizes["obs_dim"], sizes["action_dim"]))
+    expected = {
+        "input_dim": action if obs_as_cond else action + obs,
+        "output_dim": action if obs_as_cond else action + obs,
+        "cond_dim": obs if obs_as_cond else 0,
+        "horizon": horizon,
+        "n_obs_steps": sizes["n_obs_steps"],
+    }
+    for name, value in expected.items():
+        given = model.get(name, 0 if name == "cond_dim" else None)
+        if given != value and not (name == "n_obs_steps" and not obs_as_cond):
+            raise PolicyError(f"policy.model.{name} is {short(given)}, the rest of the config needs {short(value)}")
+    return DPTConfig(
+        horizon=horizon,
+        obs_as_cond=obs_as_cond,
+        sampler=read_sampler(policy, _POLICY),
+        **sizes,
+        **network(model, NETWORK),
+        **origin(config, record),
+    )
+
+
+def check_predicts_all(policy: Mapping[str, Any]) -> None:
+    """Refuse a policy that predicts no more than the executed actions."""
+    if policy.get("pred_action_steps_only", False) is not False:
+        raise PolicyError("pred_action_steps_only: a policy that predicts executed actions alone is not known here")
+
+
+def network(branch: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The transformer's settings, as DPTConfig names them."""
+    found = {name: branch.get(name, default) for name, default in defaults.items()}
+    if found["time_as_cond"] is False:
+        found["n_cond_layers"] = 0  # there is nothing that they would encode
+    return found
+
+
+def origin(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of where a policy came from."""
+    named = config.get("task.name", None)
+    called = shortened(named, 200) if isinstance(named, str) else None
+    return {
+        "task": TASKS.get(str(called)),
+        "weights": "ema" if uses_ema(config) else "model",
+        "training": {**record, "task": called},
+    }
+
+
+def read_sampler(policy: Mapping[str, Any], known: Collection[str]) -> SamplerConfig:
+    """The sampler of a policy's branch of the config. What the policy does not know it hands to the scheduler's step."""
+    step_arguments = {name: value for name, value in policy.items() if name not in known and not name.startswith("_")}
+    refuse_unknown("policy", step_arguments, _STEP_ARGUMENTS)
+    scheduler = needed(policy, "noise_scheduler")
+    if not isinstance(scheduler, dict):
+        raise PolicyError(f"policy.noise_scheduler in the config must have names, got {short(scheduler)}")
+    name = _class(scheduler.get("_target_"))
+    settings = {key: value for key, value in scheduler.items() if not key.startswith("_")}
+    steps = policy.get("num_inference_steps")
+    sampler, missed = from_config(name, settings, steps, step_arguments)
+    if sampler is None:
+        raise PolicyError(f"its sampler cannot be followed: {missed}; known are {', '.join(scheduler_names())}")
+    return sampler
+
+
+def branch_of(config: Config, path: str) -> dict[str, Any]:
+    """What the config says under several names."""
+    found = config.get(path)
+    if not isinstance(found, dict):
+        raise PolicyError(f"{path} in the config must have names, got {short(found)}")
+    return found
+
+
+def needed(branch: Mapping[str, Any], name: str) -> Any:
+    """A setting of the policy that has no default."""
+    if name not in branch:
+        raise PolicyError(f"the config lacks policy.{name}")
+    return branch[name]
+
+
+def refuse_unknown(where: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse names that are not known there: what they mean could move actions."""
+    odd = sorted(name for name in given if name not in known and not name.startswith("_"))
+    if odd:
+        names = shortened(", ".join(odd), 200)
+        raise PolicyError(
+            f"{where} in the config has {names}, which the public code does not know or we do not; known are "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+def _class(target: Any) -> str:
+    """The class at the end of a path such as package.module.Class."""
+    return shortened(target.rpartition(".")[2], 80) if isinstance(target, str) else ""
+
+
+def _found(names: Mapping[str, str]) -> str:
+    return ", ".join(f"{place} is {name}" for place, name in names.items() if name) or "the config names no policy"

@@ -1,0 +1,63 @@
+"""The noise of one generation: how much there is and in which order it is drawn. Knows nothing of models.
+
+Drawn in the order of the `diffusers` schedulers: the start of the chunk first, then one tensor for each step that draws
+(the last DDPM step draws none), always at full shape (B, T, D).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockcache.observations import as_tensor, check_finite
+from blockcache.samplers import SamplerTable
+from blockcache_runtime.errors import ObservationError
+
+
+def noise_shape(sampler: SamplerTable, chunk: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    """All the noise of a generation of a chunk (B, T, D): the start, then one for each step that draws."""
+    return (1 + sampler.draw_count, *chunk)
+
+
+def draw(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One tensor, with the dtype and device of `like`; a generator on another device draws there."""
+    check_generator(generator)
+    device = like.device if generator is None else generator.device
+    return torch.randn(shape, generator=generator, device=device, dtype=like.dtype).to(like.device)
+
+
+def draw_all(
+    sampler: SamplerTable,
+    chunk: tuple[int, int, int],
+    like: Tensor,
+    generator: torch.Generator | None,
+    start: Tensor | None = None,
+) -> Tensor:
+    """(1 + draws, B, T, D), tensor by tensor as a scheduler would draw them; `start` is the first where that was drawn."""
+    count, *shape = noise_shape(sampler, chunk)
+    drawn = [] if start is None else [start.to(like)]
+    return torch.stack([*drawn, *(draw(tuple(shape), like, generator) for _ in range(count - len(drawn)))])
+
+
+def check_generator(generator: Any) -> None:
+    """Refuse what torch cannot draw from."""
+    if not isinstance(generator, torch.Generator | None):
+        raise ObservationError(
+            f"noise is drawn from a torch.Generator, got {type(generator).__name__}; torch.Generator().manual_seed(0) makes "
+            "a generator that always draws the same"
+        )
+
+
+def check_noise(noise: Any, sampler: SamplerTable, chunk: tuple[int, int, int], like: Tensor) -> Tensor:
+    """Noise that a caller hands over, as (1 + draws, B, T, D)."""
+    given, expected = as_tensor(noise, "noise"), noise_shape(sampler, chunk)
+    if tuple(given.shape) != expected:
+        raise ObservationError(
+            f"noise has shape {tuple(given.shape)}, expected {expected}: the start and one tensor for each step that "
+            "draws; policy.draw_noise makes it"
+        )
+    given = given.to(like)
+    check_finite(given, "noise")
+    return given

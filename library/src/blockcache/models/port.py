@@ -1,0 +1,322 @@
+"""The port: what blockcache needs of a policy, and all that it sees of one. Every engine and study speaks to this.
+
+A family makes a port of a policy that it recognises (see `registry`); `PublicPort` serves whatever has the interface of the
+public Diffusion Policy code. Knows nothing of schedules, engines or tasks.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from numbers import Integral
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from blockcache.models.adapter import Adapter
+from blockcache.models.modes import ModeCheck
+from blockcache.models.noise import draw_all
+from blockcache.models.program import Program, UnsupportedError
+from blockcache.models.weight_checks import check_denoiser, check_program
+from blockcache.models.weights import checksum, memory, tensors_of, versions, weights_hash
+from blockcache.samplers import SamplerConfig, table
+from blockcache_runtime.errors import BlockcacheError, PolicyError
+from blockcache_runtime.files import PathLike
+from blockcache_runtime.fingerprint import Fingerprint
+
+P = TypeVar("P", bound="Port")
+
+
+class Port(ABC):
+    """A policy behind the words that we use. Subclasses say how these are found; `policy` stays the user's object.
+
+    Only what a verb really asks for must be there: a policy without `n_obs_steps` can be accelerated, not rolled out.
+    """
+
+    entry: ClassVar[str] = "predict_action"
+    """The method that makes one generation: observation in, a dict with `action` out."""
+    reentrant: ClassVar[bool] = False
+    """Whether several threads may generate at once."""
+    behind: ClassVar[bool] = False
+    """Whether the program begins behind an encoder that it does not hold: `handed_over` then says what comes out of that."""
+    takes_noise: ClassVar[bool] = False
+    """Whether `entry` takes `noise`, all of it, (1 + draws, B, T, D); else it draws from torch's global generator."""
+
+    def __init__(self, policy: Any, adapter: Adapter) -> None:
+        self.policy = policy
+        self.adapter = adapter
+        self.module: nn.Module = policy if isinstance(policy, nn.Module) else adapter.denoiser
+        """What holds the weights: the policy, or its denoiser where the policy is no module."""
+        check_not_compiled(self.module, "policy" if self.module is policy else "denoiser")
+        if hasattr(getattr(policy, self.entry, None), "_torchdynamo_orig_callable"):
+            own = self.entry in getattr(policy, "__dict__", {})
+            raise _compiled(f"policy.{self.entry}", f"del policy.{self.entry}" if own else "without the decorator")
+        self.mode = ModeCheck(self.module)
+        self.mode.check()
+        self._hashed: tuple[Any, str] | None = None  # what the weights were recognised by, and their hash
+
+    # -- the sampler
+
+    @property
+    @abstractmethod
+    def timesteps(self) -> tuple[float, ...]:
+        """In execution order, as the denoiser is given them."""
+
+    @property
+    @abstractmethod
+    def sampler(self) -> SamplerConfig | None:
+        """The sampler in our words; None if we cannot tabulate it, and `untabulated` then names what we do not know."""
+
+    @property
+    def untabulated(self) -> str:
+        return ""
+
+    @property
+    @abstractmethod
+    def sampler_settings(self) -> Mapping[str, Any]:
+        """What tells two samplers apart, in JSON types."""
+
+    @abstractmethod
+    def with_sampler(self: P, sampler: SamplerConfig) -> P:
+        """The same weights (shared, not copied) behind another sampler."""
+
+    def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
+        """All the noise of one generation, (1 + draws, B, T, D), for policies whose sampler we know."""
+        assert self.sampler is not None, self.untabulated
+        like = next(self.adapter.denoiser.parameters())
+        return draw_all(table(self.sampler), (batch, self.horizon, self.sample_dim), like, generator)
+
+    # -- sizes
+
+    @property
+    def n_obs_steps(self) -> int:
+        return required(self.policy, "n_obs_steps")
+
+    @property
+    def n_action_steps(self) -> int:
+        return required(self.policy, "n_action_steps")
+
+    @property
+    def horizon(self) -> int:
+        return required(self.policy, "horizon")
+
+    @property
+    @abstractmethod
+    def inputs(self) -> Mapping[str, tuple[int, ...]]:
+        """The observation: shapes by name, without the batch, as far as the policy tells them."""
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Which of the inputs are frames, (n_obs_steps, channels, height, width)."""
+        return ()
+
+    @property
+    @abstractmethod
+    def action_scale(self) -> NDArray[np.float64]:
+        """(A,) what turns robot units into normalised ones; its length is the number of an action's values."""
+
+    @property
+    def action_offset(self) -> NDArray[np.float64]:
+        """(A,) what is added then: normalised = action * scale + offset."""
+        return np.zeros(len(self.action_scale))
+
+    @property
+    def sample_dim(self) -> int:
+        """Numbers per token of the noise: the action's, unless observations are in-painted."""
+        return len(self.action_scale)
+
+    def acting(self, *args: Any, **kwargs: Any) -> Tensor | float:
+        """What the clean sample is multiplied by to be the action, from what the denoiser is called with: a mask, where a
+        robot lacks some of an action's numbers."""
+        return 1.0
+
+    @property
+    def executed(self) -> tuple[int, int]:
+        """First and one behind the last token that the robot executes."""
+        return self.n_obs_steps - 1, self.n_obs_steps - 1 + self.n_action_steps
+
+    @property
+    def task(self) -> str | None:
+        """What the policy says it was trained for."""
+        return None
+
+    # -- observations
+
+    @abstractmethod
+    def given(self, obs: Any) -> Any:
+        """An observation as a rollout or a file has it (an array or a mapping of arrays), as `entry` takes it."""
+
+    @abstractmethod
+    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+        """What somebody handed to `entry`, checked, by the names of `inputs`; for engines that replace it."""
+
+    def inspect(self, obs: Any) -> None:
+        """Refuse what `entry` would answer wrongly without a word, such as bytes where it takes fractions."""
+        return
+
+    def handed_over(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """What the program takes, and the start of the noise, in what the denoiser is first called with; where `behind`."""
+        raise NotImplementedError
+
+    def typical(self, count: int) -> dict[str, Tensor]:
+        """Made-up observations over the range that the policy was trained on, from torch's global generator."""
+        return {name: 2 * torch.rand(count, *shape) - 1 for name, shape in self.inputs.items()}
+
+    def explain(self, error: Exception, obs: Any) -> BlockcacheError | None:
+        """One sentence for what the policy raised, if the observation is to blame."""
+        return None
+
+    @property
+    def looking(self) -> int:
+        """FLOPs of the cameras' networks, as far as they are known: done once in a generation."""
+        return 0
+
+    # -- actions
+
+    def action_of(self, returned: Any) -> Tensor:
+        """The executed actions (B, n_action_steps, A) in what `entry` returned."""
+        if not isinstance(returned, Mapping) or "action" not in returned:
+            held = f" with {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else ""
+            raise PolicyError(
+                f"{type(self.policy).__name__}.{self.entry} must return a mapping with 'action', got "
+                f"{type(returned).__name__}{held}"
+            )
+        action: Tensor = returned["action"]
+        return action
+
+    def answer(self, found: dict[str, Tensor]) -> Any:
+        """What `entry` would return, from an engine's `action` and `action_pred`."""
+        return found
+
+    # -- weights
+
+    @property
+    def trusted(self) -> bool:
+        """Whether a generation runs nothing but code of this package and torch, so that what it does is known."""
+        return False
+
+    def program(self) -> Program:
+        """The denoiser, folded; `UnsupportedError` says what cannot be."""
+        if self.sampler is None:
+            raise UnsupportedError(self.untabulated)
+        if self.adapter.fold is None:
+            raise UnsupportedError(f"the family {self.adapter.family}")
+        return check_program(self.adapter.fold(self))
+
+    def check_weights(self) -> None:
+        """Refuse weights that no action can come of; who is about to run the policy asks for this."""
+        check_denoiser(self.adapter.denoiser)
+
+    @property
+    def live(self) -> tuple[nn.Module, ...]:
+        """Parts that run as they are whatever the engine, so that nobody need notice a change."""
+        return ()
+
+    @property
+    def notes(self) -> list[tuple[nn.Module, str]]:
+        """Attributes in which parts write something down while they run, and never read it."""
+        return []
+
+    def settings(self) -> list[Any]:
+        """What `entry` looks up in every call and a whole-loop engine only once, to notice a change."""
+        return []
+
+    @property
+    def weights(self) -> str:
+        """The weights' hash, taken at the first need and kept until a tensor changes: at 0.7 GB/s it is no small thing."""
+        seen = self._recognised()
+        if self._hashed is None or self._hashed[0] != seen:
+            self._hashed = seen, weights_hash(self.module)
+        return self._hashed[1]
+
+    def _recognised(self) -> tuple[list[tuple[int, int]], int]:
+        """Read faster than it is hashed; the bytes too, since torch does not count what is written through `.data`."""
+        tensors = tensors_of(self.module)
+        return versions(tensors), checksum(map(memory, tensors))
+
+    def _with_weights_of(self: P, known: str | None) -> P:
+        """Take over a hash that was taken of the very same weights."""
+        if known is not None:
+            self._hashed = self._recognised(), known
+        return self
+
+    @property
+    def _known_weights(self) -> str | None:
+        return None if self._hashed is None else self.weights
+
+    @cached_property
+    def shape(self) -> Fingerprint:
+        """The fingerprint without the weights."""
+        return Fingerprint(
+            family=self.adapter.family,
+            blocks=tuple(block.name for block in self.adapter.blocks),
+            widths=self.adapter.widths,
+            steps=len(self.timesteps),
+            sampler=dict(self.sampler_settings),
+        )
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return self.shape.with_weights(self.weights)
+
+    def copy(self: P) -> P:
+        """An independent copy, weights and all; what is known of them is not found out again."""
+        return copy.deepcopy(self)
+
+    def save(self, directory: PathLike) -> bool:
+        """Write a directory that `load_policy` opens; False if only the policy's own code can save it."""
+        return False
+
+    def _sharing_weights(self: P, policy: Any) -> P:
+        """A port of `policy`, which has the weights of this one."""
+        return type(self)(policy, self.adapter)._with_weights_of(self._known_weights)
+
+    def __reduce__(self) -> tuple[Callable[..., Port], tuple[Any, ...]]:
+        """For copies and workers: the policy travels, and is looked at again where it arrives."""
+        return _reopened, (self.policy, self._known_weights)
+
+
+def _reopened(policy: Any, weights: str | None) -> Port:
+    from blockcache.models.registry import port_of
+
+    return port_of(policy)._with_weights_of(weights)
+
+
+def check_not_compiled(module: nn.Module, called: str) -> None:
+    """Refuse what torch.compile has been over: compiled code would go past what we put in a layer's place."""
+    for name, part in module.named_modules():
+        where = f"{called}.{name}" if name else called
+        if hasattr(part, "_orig_mod"):
+            way_out = f"{where} = {where}._orig_mod"
+        elif getattr(part, "_compiled_call_impl", None) is not None:
+            way_out = f"{where}._compiled_call_impl = None"
+        else:
+            continue
+        raise _compiled(where, way_out)
+
+
+def _compiled(where: str, way_out: str) -> PolicyError:
+    return PolicyError(
+        f"{where} was compiled by torch.compile, which hides its blocks; use the original ({way_out}), and compare "
+        "with torch.compile in 'blockcache bench'"
+    )
+
+
+def is_altered(module: nn.Module) -> bool:
+    """Whether somebody put a hook on one of the modules, or something in place of its forward."""
+    return any("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+
+def required(policy: Any, name: str) -> int:
+    """A size that only some verbs need."""
+    value = getattr(policy, name, None)
+    if not isinstance(value, Integral) or isinstance(value, bool):  # numpy's whole numbers too
+        raise PolicyError(
+            f"{type(policy).__name__} does not say its {name}, which rollouts and whole-loop engines need; set policy.{name}"
+        )
+    return int(value)

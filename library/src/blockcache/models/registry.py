@@ -1,0 +1,61 @@
+"""Which family a policy is of. Families are asked in turn, those of other packages first.
+
+A family is a function `claim(policy)` that gives back a Port, or a phrase that says what the policy lacks; it raises
+PolicyError where it recognises the policy and cannot use it as it is. Other packages register theirs under the entry
+point group `blockcache.families`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeAlias
+
+from blockcache.models.dit import port as dit
+from blockcache.models.dpt import port as dpt
+from blockcache.models.dpt.adapter import FAMILY
+from blockcache.models.port import Port
+from blockcache.models.rdt import port as rdt
+from blockcache_runtime.errors import PolicyError, in_one_line
+
+Claim: TypeAlias = Callable[[Any], Port | str]
+
+
+def port_of(policy: Any) -> Port:
+    """The port of a policy object (a port is its own), or one sentence that says what each family missed."""
+    if isinstance(policy, Port):
+        return policy
+    missed: list[str] = []
+    refusals: list[PolicyError] = []
+    for name, load in _families():
+        try:
+            found = load()(policy)
+        except PolicyError as error:
+            refusals.append(error)
+            continue
+        except Exception as error:  # a broken family harms only who needs it
+            found = f"the family itself is broken ({in_one_line(error)})"
+        if isinstance(found, Port):
+            return found
+        missed.append(f"{name}: {found}")
+    if refusals:  # somebody knows it, and why it cannot be used
+        raise refusals[0]
+    raise PolicyError(
+        f"{type(policy).__name__} is no diffusion policy that we know ({'; '.join(missed)}); "
+        "other families can register under the entry point group 'blockcache.families'"
+    )
+
+
+def _families() -> Iterator[tuple[str, Callable[[], Claim]]]:
+    for entry in _entries(entry_points):
+        yield entry.name, entry.load
+    yield FAMILY, lambda: dpt.claim
+    yield "dit", lambda: dit.claim
+    yield "rdt", lambda: rdt.claim
+
+
+@cache
+def _entries(find: Callable[..., Iterable[EntryPoint]]) -> tuple[EntryPoint, ...]:
+    """Looked up once: reading what every installed package offers takes 10 ms."""
+    return tuple(find(group="blockcache.families"))

@@ -1,0 +1,164 @@
+"""The denoising loop: on `diffusers` schedulers, the code that users run, or on a sampler's table where they have none.
+
+A caller may hand over all the noise as one tensor (1 + draws, B, T, D); the result is then bit-identical to that of the
+generator which would have drawn it. Knows nothing of models or caching.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from blockcache.models.noise import check_generator, check_noise, draw
+from blockcache.samplers import DDIM, Diffusion, SamplerConfig, SDEDPMSolver, step, table, to_diffusers
+from blockcache_runtime.errors import SamplerError
+
+
+def make_scheduler(config: SamplerConfig) -> Any:
+    """A fresh scheduler: of `diffusers` if it has one that does the same, else a `TableScheduler`.
+
+    Schedulers hold state while they run, so each generation needs its own.
+    """
+    scheduler = to_diffusers(config)
+    return TableScheduler(config) if scheduler is None else scheduler
+
+
+def denoise(
+    config: SamplerConfig,
+    denoiser: Callable[[Tensor, Tensor], Tensor],
+    chunk: tuple[int, int, int],
+    like: Tensor,
+    *,
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    constrain: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Tensor:
+    """Run all steps and return the clean chunk.
+
+    config: the sampler.
+    denoiser: takes the sample and the timestep, returns its output.
+    chunk: the shape (B, T, D).
+    like: gives dtype and device.
+    generator: draws the noise, torch's global one without it.
+    noise: all of it, (1 + draws, B, T, D), instead of a generator.
+    constrain: applied to the sample before every step and at the end (in-painting).
+    """
+    check_generator(generator)
+    if noise is not None:
+        noise = check_noise(noise, table(config), chunk, like)
+    scheduler = make_scheduler(config)
+    scheduler.set_timesteps(config.num_inference_steps)
+    drawn = (draw(chunk, like, generator) for _ in itertools.count()) if noise is None else iter(noise)
+    x = next(drawn)
+    extra: dict[str, Any] = {"eta": config.eta} if isinstance(config, DDIM) else {}
+    feed = contextlib.nullcontext() if noise is None else _Feed(drawn)
+    for t in scheduler.timesteps:
+        x = constrain(x)
+        output = denoiser(x, t)
+        if isinstance(config, SDEDPMSolver):  # diffusers would draw it in single precision, whatever the sample's
+            extra["variance_noise"] = next(drawn)
+        with feed:  # around the sampler only: inside it torch's modules would leave their fast paths
+            x = scheduler.step(output, t, x, generator=generator, **extra).prev_sample
+    return constrain(x)
+
+
+class TorchArithmetic:
+    """The sampler's step on tensors."""
+
+    def mix(self, *terms: tuple[Tensor, float]) -> Tensor:
+        (value, coefficient), *others = terms
+        total = value if coefficient == 1.0 else value * coefficient
+        for value, coefficient in others:
+            total = total.add(value, alpha=coefficient)
+        return total
+
+    def clip(self, value: Tensor, limit: float) -> Tensor:
+        return value.clamp(-limit, limit)
+
+
+def mean_step(
+    config: SamplerConfig, k: int, x: Tensor, out: Tensor, x0_prev: Tensor | None
+) -> tuple[Tensor, Tensor, float]:
+    """Step k without its noise: the mean of the next sample, the x0 to hand on, and how much noise is added to the mean.
+
+    Plain arithmetic on tensors, so that it can be differentiated; arguments as those of `samplers.step`.
+    """
+    at = table(config).at(k)
+    mean, x0 = step(TorchArithmetic(), replace(at, s=0.0), x, out, x0_prev, None)
+    return mean, x0, abs(float(at.s))
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """What a scheduler's step gives back."""
+
+    prev_sample: Tensor
+    pred_original_sample: Tensor
+
+
+class TableScheduler:
+    """A sampler's table behind the calls of a `diffusers` scheduler.
+
+    Whole timesteps are int64 as there, others and the times of a flow float32.
+    """
+
+    def __init__(self, config: SamplerConfig) -> None:
+        self.sampler = config
+        self.config = config.to_dict()
+        self._table = table(config)
+        whole = isinstance(config, Diffusion) and bool(np.all(self._table.timesteps % 1 == 0))
+        self.timesteps = torch.tensor(self._table.timesteps, dtype=torch.int64 if whole else torch.float32)
+        self._step = 0
+        self._x0: Tensor | None = None
+
+    def set_timesteps(self, num_inference_steps: int, device: Any = None) -> None:
+        """Begin a generation; the number of steps is the sampler's own."""
+        if num_inference_steps != self._table.steps:
+            raise SamplerError(f"this sampler has {self._table.steps} steps, got {num_inference_steps}")
+        self.timesteps = self.timesteps.to(device)
+        self._step, self._x0 = 0, None
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: Any,
+        sample: Tensor,
+        *,
+        eta: float | None = None,
+        generator: torch.Generator | None = None,
+        variance_noise: Tensor | None = None,
+    ) -> Stepped:
+        """The next step, in order. `eta` is in the table already; `variance_noise` takes the place of a draw."""
+        k = self._step
+        expected = float(self.timesteps[k]) if k < self._table.steps else None
+        if float(timestep) != expected:
+            raise SamplerError(
+                f"step {k}: expected timestep {expected}; got {float(timestep)}; begin with set_timesteps"
+            )
+        noise = variance_noise
+        if noise is None and self._table.draws[k]:
+            noise = draw(tuple(sample.shape), sample, generator)
+        x, self._x0 = step(TorchArithmetic(), self._table.at(k), sample, model_output, self._x0, noise)
+        self._step += 1
+        return Stepped(x, self._x0)
+
+
+class _Feed(TorchFunctionMode):
+    """While active, `torch.randn` hands out prepared noise: diffusers' DDPM takes no noise argument."""
+
+    def __init__(self, noise: Iterator[Tensor]) -> None:
+        super().__init__()
+        self._noise = noise
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.randn:
+            return next(self._noise)
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,85 @@
+"""Policies by what a user names: a shipped one, a directory, a checkpoint, a Python entry, or the policy object itself."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from blockcache.models.dit import checkpoint as dit
+from blockcache.models.dit import lerobot
+from blockcache.models.dpt import checkpoint, convert
+from blockcache.models.dpt.adapter import FAMILY as DPT
+from blockcache.models.places import (
+    CONFIG,
+    is_checkpoint,
+    is_entry,
+    policy_directory,
+    read_config,
+    remember_place,
+    split_entry,
+)
+from blockcache.models.port import Port
+from blockcache.models.rdt import checkpoint as rdt
+from blockcache.models.registry import port_of
+from blockcache_runtime.errors import PolicyError, in_one_line, short
+from blockcache_runtime.files import PathLike, no_writer
+
+_LOADERS = {"dit": dit.load_policy, "rdt": rdt.load_policy}
+"""What reads a directory, by the family in its config; DP-T's the others."""
+
+
+def load_policy(source: PathLike | Any) -> Any:
+    """A policy, ready to be accelerated.
+
+    source  the name of a shipped policy, a policy directory (ours, or one of LeRobot's with a multi_task_dit), a checkpoint
+            of the public Diffusion Policy code (FILE.ckpt), which is converted and kept in the cache, a Python entry
+            "module:function" whose function takes no arguments and returns a policy object, or such an object, which is
+            given back after a look at it
+    """
+    if not isinstance(source, str | os.PathLike):
+        return port_of(source).policy
+    if is_entry(source):
+        return _called(str(source))
+    if is_checkpoint(source):
+        return convert.load_checkpoint(source)
+    with no_writer(policy_directory(source)):  # a save may be putting the files in order
+        config = read_config(source)
+    family = config.get("family")
+    if isinstance(family, str) and family not in (known := sorted((DPT, *_LOADERS))):
+        path = policy_directory(source) / CONFIG
+        raise PolicyError(f"{path}: policies of family {short(family)} are not known; known are {', '.join(known)}")
+    load = _LOADERS.get(family, checkpoint.load_policy) if isinstance(family, str) else checkpoint.load_policy
+    policy = (lerobot.load_policy if lerobot.is_lerobot(config) else load)(source)
+    remember_place(policy, policy_directory(source))
+    return policy
+
+
+def save_policy(policy: Any, directory: PathLike) -> None:
+    """Write a policy's directory, which `load_policy` opens; an older one of that name stays whole until the new one is.
+
+    policy     the policy object (or its port); one that only its own code can save is refused
+    directory  where; one that holds anything but a policy is refused
+    """
+    port = port_of(policy)
+    if not port.save(directory):
+        checkpoint.refuse_foreign(port.policy)
+
+
+def open_port(source: PathLike | Any) -> Port:
+    """The port of the policy that a user names."""
+    return port_of(load_policy(source))
+
+
+def _called(entry: str) -> Any:
+    module, name = split_entry(entry)
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except Exception as error:  # a module may raise anything
+        reason = in_one_line(error)
+        raise PolicyError(f"no policy {entry!r} ({reason}); expected module:function, importable here") from error
+    try:
+        made = make()
+    except Exception as error:
+        raise PolicyError(f"{entry} failed ({in_one_line(error)}); it must return a policy") from error
+    return port_of(made).policy

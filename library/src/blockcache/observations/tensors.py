@@ -1,0 +1,152 @@
+"""Observations as torch takes them: checked at the door, with the sentence that says what was expected. Knows nothing of
+policies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blockcache_runtime.errors import ObservationError
+from blockcache_runtime.finite import check_input
+from blockcache_runtime.frames import BYTE, check_frames, shown
+
+Observation: TypeAlias = Tensor | np.ndarray[Any, Any] | Mapping[str, Any]
+"""(B, n_obs_steps, obs_dim), bare or under the key "obs"; for cameras a mapping of such."""
+
+
+def as_tensor(value: Any, what: str = "the observation") -> Tensor:
+    """An array of numbers however it lies in memory, or a sentence saying that it is none; `what` names it there."""
+    if isinstance(value, np.ndarray) and not _as_torch_has_it(value):
+        value = value.astype(value.dtype.newbyteorder("="), order="C")
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = str(error).partition("\n")[0][:150]
+        raise ObservationError(f"{what} is not an array of numbers: {reason}") from error
+    if tensor.is_nested:
+        raise ObservationError(f"{what} is a nested tensor; give one tensor in which all samples have the same shape")
+    if tensor.layout != torch.strided:
+        raise ObservationError(f"{what} is a sparse tensor; call to_dense() first")
+    if tensor.is_meta:
+        raise ObservationError(f"{what} is on the meta device, where tensors hold no numbers")
+    if tensor.is_quantized:
+        raise ObservationError(f"{what} is a quantized tensor; call dequantize() first")
+    if tensor.is_complex():
+        raise ObservationError(f"{what} is not an array of numbers: its type is {tensor.dtype}")
+    return tensor
+
+
+def _as_torch_has_it(array: NDArray[Any]) -> bool:
+    """Whether torch takes an array as it lies in memory: it knows no other byte order and no steps backwards, and warns of
+    memory that cannot be written."""
+    return array.dtype.isnative and array.flags.writeable and all(stride >= 0 for stride in array.strides)
+
+
+def check_observation(obs: Observation, n_obs_steps: int, obs_dim: int, like: Tensor) -> Tensor:
+    """The observation as a tensor with the dtype and device of `like`, or a sentence saying what is wrong with it."""
+    if isinstance(obs, Mapping):
+        if "obs" not in obs:
+            raise ObservationError(f"the observation has no key 'obs', got {sorted(map(str, obs))}")
+        obs = obs["obs"]
+    tensor = as_tensor(obs)
+    if tensor.ndim != 3 or tuple(tensor.shape[1:]) != (n_obs_steps, obs_dim) or tensor.shape[0] < 1:
+        raise ObservationError(
+            f"the observation has shape {tuple(tensor.shape)}, expected (batch, {n_obs_steps}, {obs_dim})"
+        )
+    tensor = tensor.to(device=like.device, dtype=like.dtype)
+    check_finite(tensor)
+    return tensor
+
+
+def check_tree(
+    obs: Any, inputs: Mapping[str, tuple[int, ...]], cameras: Container[str], like: Tensor
+) -> dict[str, Tensor]:
+    """An observation of several inputs, as tensors with the dtype and device of `like`, or a sentence saying what is wrong.
+
+    inputs   shapes by name, without the batch
+    cameras  which of them are frames: uint8, or floats from 0 to 1, which is what they become
+    """
+    if not isinstance(obs, Mapping):
+        raise ObservationError(
+            f"an observation of this policy is a mapping of arrays, expected {_listed(inputs)}, got {type(obs).__name__}"
+        )
+    if missing := [name for name in inputs if name not in obs]:
+        raise ObservationError(
+            f"the observation has no {missing[0]!r}, expected {_listed(inputs)}, got {', '.join(map(str, obs)) or 'nothing'}"
+        )
+    found = {name: _checked(obs[name], name, shape, name in cameras, like) for name, shape in inputs.items()}
+    if len(sizes := {name: len(tensor) for name, tensor in found.items()}) and len(set(sizes.values())) > 1:
+        raise ObservationError(f"the observation needs one batch size for all its inputs, got {sizes}")
+    return found
+
+
+def _checked(value: Any, name: str, shape: tuple[int, ...], camera: bool, like: Tensor) -> Tensor:
+    what = f"the observation {name!r}"
+    if isinstance(value, Mapping):
+        raise ObservationError(f"{what} is a mapping, expected an array {shown(shape)}")
+    tensor = as_tensor(value, what)
+    if camera:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        check_frames(what, tuple(tensor.shape), dtype, shape, lambda: reach(tensor))
+        frames = tensor.to(device=like.device, dtype=like.dtype)
+        return frames / BYTE if tensor.dtype == torch.uint8 else frames
+    if tensor.ndim != 1 + len(shape) or tensor.shape[0] < 1 or tuple(tensor.shape[1:]) != shape:
+        raise ObservationError(f"{what} has shape {tuple(tensor.shape)}, expected {shown(shape)}")
+    tensor = tensor.to(device=like.device, dtype=like.dtype)
+    check_finite(tensor, what)
+    return tensor
+
+
+def _listed(inputs: Mapping[str, tuple[int, ...]]) -> str:
+    return " and ".join(f"{name!r} {shown(shape)}" for name, shape in inputs.items())
+
+
+def reach(tensor: Tensor) -> tuple[float, float]:
+    """The smallest and the largest value; NaN if one is."""
+    low, high = tensor.detach().aminmax()
+    return float(low), float(high)
+
+
+def check_finite(value: Any, what: str = "the observation") -> None:
+    """Refuse NaN, infinity and absurdly large values anywhere in an observation, however nested, or in "noise"."""
+    for tensor in _floating(value, what):
+        check_input(largest(tensor), what)
+
+
+def largest(value: Any) -> float:
+    """The largest magnitude anywhere in an observation or tensor; NaN if one of the values is."""
+    found = [
+        abs(float(torch.maximum(-low, high))) for low, high in (item.detach().aminmax() for item in _floating(value))
+    ]
+    return max(found, key=lambda item: (math.isnan(item), item), default=0.0)
+
+
+def _floating(value: Any, what: str = "the observation") -> Iterator[Tensor]:
+    """All tensors with fractions in something nested."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _floating(item, what)
+    elif isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
+        tensor = as_tensor(value, what)
+        if tensor.is_floating_point() and tensor.numel():
+            yield tensor
+
+
+def as_one_batch(observations: Any) -> Any:
+    """A batch as it is, or many batches, such as `calibrate` takes them, put together."""
+    if isinstance(observations, Mapping) or hasattr(observations, "shape"):
+        return observations
+    batches = list(observations) if isinstance(observations, Iterable) else []
+    if not batches:
+        raise ObservationError(f"expected a batch of observations or a list of batches, got {observations!r}"[:200])
+    if isinstance(batches[0], Mapping):
+        return {name: as_one_batch([batch[name] for batch in batches]) for name in batches[0]}
+    return torch.cat([as_tensor(batch) for batch in batches])

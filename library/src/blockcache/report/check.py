@@ -1,0 +1,59 @@
+"""What `blockcache check` shows: the verdict, the figures behind it, and what they mean. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from blockcache.report.document import Block, Bullets, Paragraph, plain, table
+from blockcache.report.methods import of_full
+from blockcache.results.check import ENERGIES, Check
+
+_FORM = "{:.3f}"
+
+
+def check_blocks(found: Check) -> tuple[Block, ...]:
+    """A check, from the verdict on."""
+    distances, floor, setting = found.distances, found.floor, found.setting
+    rows = [
+        ["action error", _FORM.format(found.error.mean), _FORM.format(found.noise_floor.mean)],
+        ["first action, P95", _FORM.format(found.error.first_p95), _FORM.format(found.noise_floor.first_p95)],
+        ["centre shift", distances.centre_shift.text(_FORM), floor.centre_shift.text(_FORM)],
+        ["energy distance", distances.energy.text(_FORM), floor.energy.text(_FORM)],
+        ["energy beyond spread", distances.beyond_spread.text(_FORM), floor.beyond_spread.text(_FORM)],
+        ["spread", distances.spread.text(_FORM), floor.spread.text(_FORM)],
+        ["jerk inside a chunk", _shown(found.roughness.jerk), _shown(found.full_roughness.jerk)],
+        ["jump between chunks", _shown(found.roughness.seam), _shown(found.full_roughness.seam)],
+    ]
+    share = of_full(found.method["flops"], found.method["full_flops"]) or "an unknown share"
+    noise = (
+        "the same noise" if found.method["shares_all_noise"] else "the same noise at the start only (another sampler)"
+    )
+    low, high = found.shift_limits
+    notes = [
+        f"{setting['observations']} observations, {setting['samples']} chunks each, executed slice, normalised units; brackets: 95 % "
+        "intervals over observations.",
+        f"Action error: to the full policy with {noise}; on the right, of two full runs with different noise.",
+        "Centre shift, energy distance and spread: of the method's actions from the full policy's as distributions; on the right, of "
+        "one half of the full policy's from the other, which is 0, 0 and 1 but for chance.",
+        _seam_note(found),
+        f"The verdict is a prediction: on Push-T methods with a centre shift up to {low:.3f} and an energy beyond spread up to "
+        f"{ENERGIES[0]} lost 0.02 or less, those above {high:.3f} or {ENERGIES[1]} lost 0.07 or more (shifts scaled to the "
+        f"{setting['features']} values of a chunk here). Only rollouts show what a method costs: `blockcache eval`.",
+    ]
+    name = plain(found.method["name"] or "the schedule")
+    clear = "" if found.clear else " The intervals reach over a threshold: more observations would tell."
+    return (
+        Paragraph(
+            f"**{name}: {found.verdict}**, at {share} of the FLOPs ({plain(found.method['engine'])} engine).{clear}"
+        ),
+        table(["measure", name, "full policy"], rows),
+        Bullets(tuple(notes)),
+    )
+
+
+def _seam_note(found: Check) -> str:
+    if found.setting["seams"]:
+        return f"Jump: from a chunk's last action to the next one's first, at {found.setting['seams']} pairs of decisions that follow each other."
+    return "No jump between chunks: the observations do not say which decisions follow each other (`blockcache policy observe` does)."
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else _FORM.format(value)

@@ -1,0 +1,137 @@
+"""What `eval` and `demo` show of a run: tables and what their figures mean. Knows nothing of torch or of terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from blockcache.measure.latency import Latency
+from blockcache.measure.statistics import Estimate
+from blockcache.report.document import Block, Bullets, Paragraph, plain, table
+from blockcache.report.methods import DIFFERENCE, SCORE, cells, chosen, estimate
+from blockcache.report.stored import Stored
+from blockcache.report.suites import label
+from blockcache.results.rollouts import PLAIN, Results
+from blockcache.results.summary import summarise
+
+if TYPE_CHECKING:
+    from blockcache.compare.tradeoff import Tradeoff
+
+_CLOSED = ("method", "n", SCORE, DIFFERENCE, "success", "won/lost (p)", "noise")
+_COST = ("method", "engine", "GFLOP", "chunk Hz", "action error", "first action P95", "jerk", "jump")
+
+
+def evaluation_blocks(results: Results, speed: Mapping[str, Latency], repeats: int) -> tuple[Block, ...]:
+    """An evaluation: how well the task is done, what it costs, and what the figures mean.
+
+    Args:
+        results: Of the rollouts. Methods go by the names that were typed.
+        speed: Seconds per chunk by method, the plain policy among them; may be empty.
+        repeats: How many rounds were timed.
+    """
+    rows = [
+        {
+            **cells(row),
+            "method": plain(row.method.name),
+            "chunk Hz": f"{1 / speed[row.method.name].p50:.1f}" if speed else "",
+        }
+        for row in summarise(results)
+    ]
+    floor = results.noise_floor
+    notes = [
+        "Score and its paired difference with 95 % intervals.",
+        f"Success: {plain(results.task['success'])}. Won/lost counts pairs in which only this method, or only the full policy, "
+        "succeeded; p is McNemar's.",
+        "Noise: same as the full policy's in every step, or, with another sampler, at the start only.",
+        "GFLOP per chunk, by formula. Action error: open loop, executed slice, normalised units, "
+        f"{results.setting['open_loop_observations']} observations; two full runs with different noise differ by "
+        f"{floor.mean:.3f} (first action, P95: {floor.first_p95:.3f}).",
+        "Jerk and jump (between chunks) of the executed actions, in normalised units.",
+    ]
+    if speed:
+        notes.append(
+            f"Chunk Hz: timed apart from the rollouts, batch 1, one torch thread, median of {repeats} interleaved rounds; "
+            f"the plain policy makes {1 / speed[PLAIN].p50:.1f}."
+        )
+    return chosen(_CLOSED, rows), chosen(_COST, rows, left=2), Bullets(tuple(notes))
+
+
+def open_loop_blocks(found: Tradeoff, repeats: int, threads: int) -> tuple[Block, ...]:
+    """Speed and action errors of methods beside the plain policy, timed in so many rounds with so many torch threads."""
+    rows = [
+        [
+            row.name,
+            row.engine,
+            f"{row.latency.p50 * 1e3:.0f}",
+            f"{row.speedup:.1f}x",
+            f"{row.flops / 1e9:.2f}",
+            f"{row.reused:.0%}",
+            "" if row.error is None else f"{row.error.mean:.3f}",
+        ]
+        for row in found.rows
+    ]
+    note = (
+        "Action error: mean absolute difference to the full policy with the same noise, executed slice, normalised units. "
+        f"Noise floor (two full runs, different noise): {found.noise_floor.mean:.3f}. Medians of {repeats} interleaved rounds, "
+        f"batch 1, {threads} torch thread{'s' if threads > 1 else ''}."
+    )
+    columns = ["method", "engine", "ms", "speed-up", "GFLOP", "reused", "action error"]
+    return table(columns, rows, left=2), Paragraph(note)
+
+
+def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: Stored | None) -> tuple[Block, ...]:
+    """A short comparison in the simulator.
+
+    Args:
+        results: Of the rollouts.
+        speed: Seconds per chunk by method, the plain policy among them.
+        stored: Results that ship with the package, if they are of this policy and task.
+    """
+    rows = []
+    for row in summarise(results):
+        name, latency = row.method.name, speed[row.method.name]
+        before = stored.of(name) if stored else None
+        rows.append(
+            {
+                **cells(row),
+                "method": label(name),
+                "ms": f"{latency.p50 * 1e3:.0f}",
+                "GFLOP": f"{row.method.flops / 1e9:.2f}",
+                "speed-up": f"{latency.over(speed[PLAIN]):.1f}x",
+                "score": "" if row.score is None else f"{row.score.mean:.3f}",
+                DIFFERENCE: _counted(row.difference),
+                "stored, 95 %": _counted(before.difference if before else None),
+            }
+        )
+    columns = [
+        "method",
+        "engine",
+        "ms",
+        "speed-up",
+        "GFLOP",
+        "score",
+        DIFFERENCE,
+        *(["stored, 95 %"] if stored else []),
+    ]
+    task, source, setting = plain(results.task["name"]), results.policy["source"], results.setting
+    notes = [
+        f"Mean score of {setting['rollouts']} rollouts on {task} (test seeds from {setting['first_seed']}); the same episodes "
+        f"for all, so differences are paired. So few rollouts leave the intervals wide: `blockcache eval {source}` runs more. "
+        f"Speed-up over the plain policy in torch, which takes {speed[PLAIN].p50 * 1e3:.0f} ms."
+    ]
+    if results.failed:
+        notes.append(f"The simulator failed in {results.failed} rollouts, which are left out.")
+    if any(name.startswith("tuned:") for name in speed):
+        notes.append(
+            "Tuned: what `blockcache tune` chose for this policy, another sampler than its own (tuning.json in its directory)."
+        )
+    if stored:
+        notes.append(
+            "Stored: not measured now but kept with the package, from `blockcache paper suite` on this very policy, calibrated on "
+            f"{stored.calibration['generations']} generations (docs/frontier.md)."
+        )
+    return chosen(columns, rows, left=2), *map(Paragraph, notes)
+
+
+def _counted(value: Estimate | None) -> str:
+    return "" if value is None else f"{estimate(value, '{:+.3f}')}, n = {value.n}"

@@ -1,0 +1,205 @@
+"""The answer at the top of the page: how fast, at what loss, what was run, and what to type next. All computed."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+
+from blockcache.measure.statistics import LOSSLESS, Estimate
+from blockcache.report.document import Block, Fact, Facts, Paragraph, plain
+from blockcache.report.overview.sources import Source, Sources
+from blockcache.report.overview.words import code, method_label
+from blockcache.results.rollouts import BASELINE, PLAIN
+from blockcache.results.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the files say is best.
+
+    name        the method as results call it, or nothing where it is none of theirs
+    what        it in words
+    ms, plain   milliseconds a chunk, its own and the plain policy's, where they were timed
+    speed       how many times faster that is, in the same rounds where these are known
+    share       of the full policy's FLOPs, where that is known
+    difference  of the score to the full policy, where there were rollouts
+    why         how it came to be the best
+    next        commands
+    """
+
+    name: str
+    what: str
+    ms: float | None
+    plain: float | None
+    speed: float | None
+    share: float | None
+    difference: Estimate | None
+    why: str
+    next: tuple[str, ...]
+
+
+def find_answer(sources: Sources) -> Answer | None:
+    """What was tuned, if that is known; else the fastest of the lossless methods, or what comes nearest to one."""
+    if sources.tunings:
+        return _tuned(sources, sources.tunings[0])
+    if sources.rows:
+        return _best(sources)
+    return None
+
+
+def answer_blocks(sources: Sources) -> tuple[Block, ...]:
+    """The top of the page."""
+    found = find_answer(sources)
+    if found is None:
+        return _without_results(sources)
+    facts = [_speed(found), _loss(found)]
+    if found.share is not None:
+        facts.append(
+            Fact(f"1/{1 / found.share:.0f}", "of the full policy's FLOPs", "by formula, over all denoising steps")
+        )
+    return (
+        Facts(tuple(facts)),
+        Paragraph(f"**{plain(found.what)}.** {found.why} {_verdict(found)}"),
+        Paragraph(f"What was run: {_run(sources)}"),
+        Paragraph("What to type next: " + ", or ".join(map(code, found.next)) + "."),
+    )
+
+
+def _speed(found: Answer) -> Fact:
+    if found.ms is None:
+        return Fact("not timed", "speed", "`blockcache paper timing` times all methods of a suite")
+    if found.speed is None or found.plain is None:
+        return Fact(f"{found.ms:.1f} ms", "for one chunk of actions")
+    note = f"{found.ms:.1f} ms for one chunk of actions instead of {found.plain:.0f} ms in plain torch"
+    return Fact(
+        f"{found.speed:.0f}x" if found.speed >= 10 else f"{found.speed:.1f}x", "as fast as the plain policy", note
+    )
+
+
+def _loss(found: Answer) -> Fact:
+    difference = found.difference
+    if difference is None:
+        return Fact("not rolled out", "difference of the score", "`blockcache eval` runs pairs of rollouts")
+    interval = (
+        f"95 % interval {difference.low:+.3f} to {difference.high:+.3f}, " if math.isfinite(difference.low) else ""
+    )
+    note = f"{interval}{difference.n} pair{'s' * (difference.n > 1)} of rollouts"
+    return Fact(
+        Estimate(difference.mean, -math.inf, math.inf, 1).text("{:+.3f}"),
+        "difference of the score to the full policy",
+        note,
+    )
+
+
+def _verdict(found: Answer) -> str:
+    if found.difference is None:
+        return "What it costs in the task was not measured."
+    ruled = found.difference.lossless
+    return f"A loss of {-LOSSLESS:g} of the score is {'' if ruled else '**not** '}ruled out{', which is what we call lossless' if ruled else ''}."
+
+
+def _run(sources: Sources) -> str:
+    parts = []
+    for source in sources.results:
+        results = source.value
+        parts.append(
+            f"{len(results.records)} rollouts of {len(results.methods)} methods on {plain(results.task['name'])}, the same episodes for "
+            f"all, from seed {results.setting['first_seed']} ({code(source.path)})"
+        )
+    for timed in sources.timings:
+        machine = timed.value.machine
+        parts.append(
+            f"times on {plain(machine['processor'])} with {machine['cores']} cores: {plain(timed.value.setting)} ({code(timed.path)})"
+        )
+    for tuned in sources.tunings:
+        looked = tuned.value.setting.get("seconds")
+        spent = f" in {looked / 60:.0f} minutes" if isinstance(looked, int | float) else ""
+        parts.append(f"a tuning {plain(tuned.value.goal.text())}{spent} ({code(tuned.path)})")
+    return "; ".join(parts) + "."
+
+
+def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
+    tuning, rows = source.value, sources.rows
+    chosen, timed = tuning.chosen, sources.timed()
+    name = next((name for name in rows if name.startswith("tuned:")), chosen.method)
+    known = rows[name].difference if name in rows else None
+    ms, plain_ms, speed = chosen.p50_ms, tuning.plain_ms, tuning.plain_ms / chosen.p50_ms
+    if timed is not None and (own := timed.ms(name)) is not None and (whole := timed.ms(PLAIN)) is not None:
+        ms, plain_ms, speed = own, whole, timed.over(name, PLAIN) or speed  # all of one run with the other methods
+    full = rows[BASELINE].method.flops if BASELINE in rows else None
+    looked = f"Of {len(tuning.points)} points that tuning looked at"
+    met = "this is the best" if tuning.met else "this comes nearest to what was asked for, which was missed,"
+    directory = shlex.quote(source.path.removesuffix("tuning.json").rstrip("/") or ".")
+    return Answer(
+        name=name,
+        what=f"{method_label(chosen.method)}, {chosen.engine} engine",
+        ms=ms,
+        plain=plain_ms,
+        speed=speed,
+        share=_share(chosen.flops, full),
+        difference=max(
+            (d for d in (known, tuning.fresh, chosen.rollouts) if d is not None), key=lambda d: d.n, default=None
+        ),
+        why=f"{looked}, {met} {plain(tuning.goal.text())}.",
+        next=(f"blockcache export {directory} -o policy.onnx", f"blockcache bench {directory}"),
+    )
+
+
+def _share(flops: int, full: int | None) -> float | None:
+    """Where a family does not say its FLOPs, they are 0."""
+    return flops / full if flops and full else None
+
+
+def _best(sources: Sources) -> Answer:
+    rows, timed = sources.rows, sources.timed()
+    full = rows[BASELINE].method.flops
+    compared = {name: row.difference for name, row in rows.items() if row.difference is not None}
+
+    def cost(name: str) -> float:
+        ms = timed.ms(name) if timed else None
+        return rows[name].method.flops / 1e12 if ms is None else ms
+
+    good = [name for name, difference in compared.items() if difference.lossless]
+    if good:
+        name = min(good, key=cost)
+        why = f"The {'fastest' if timed else 'cheapest'} of {len(good)} lossless ones among {len(compared)} methods."
+    else:
+        name = max(compared, key=lambda name: compared[name].low, default=BASELINE)
+        why = f"None of {len(compared)} methods is shown to be lossless; this one comes nearest."
+    fresh = name.startswith("tuned:")
+    return Answer(
+        name=name,
+        what=method_label(name),
+        ms=None if timed is None else timed.ms(name),
+        plain=None if timed is None else timed.ms(PLAIN),
+        speed=None if timed is None else timed.over(name, PLAIN),
+        share=_share(rows[name].method.flops, full),
+        difference=rows[name].difference,
+        why=why,
+        next=(f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}",)
+        if not fresh
+        else (f"blockcache export {name.removeprefix('tuned:')} -o policy.onnx",),
+    )
+
+
+def _without_results(sources: Sources) -> tuple[Block, ...]:
+    facts = []
+    for source in sources.schedules[:1]:
+        facts.append(
+            Fact(f"{source.value.reused_share:.0%}", "of block computations reused", f"by {code(source.path)}")
+        )
+    for bench in sources.benches[:1]:
+        best = max(bench.value["rows"], key=lambda row: row["speedup"])
+        facts.append(
+            Fact(
+                f"{best['speedup']:.1f}x",
+                f"as fast as {plain(bench.value['eager'])}",
+                f"{plain(best['name'])}, {best['p50_ms']:.1f} ms a chunk",
+            )
+        )
+    text = (
+        f"These files do not say what the policy gains or loses: no rollouts and no tuning. {code(f'blockcache tune {sources.typed} --loss {-LOSSLESS:g}')} looks "
+        f"for the fastest without a loss, {code(f'blockcache eval {sources.typed}')} compares methods in the simulator."
+    )
+    return (*([Facts(tuple(facts))] if facts else []), Paragraph(text))

@@ -1,0 +1,73 @@
+"""The whole page as a document: the answer first, then what it rests on, and the commands that made it."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.metadata import entry_points
+
+from blockcache.report.document import Document, Paragraph, Section, plain, table
+from blockcache.report.overview.answer import answer_blocks, find_answer
+from blockcache.report.overview.front import front_section
+from blockcache.report.overview.latency import latency_section
+from blockcache.report.overview.schedules import schedules_section
+from blockcache.report.overview.sources import Sources
+from blockcache.report.overview.words import code
+from blockcache.results.rollouts import BASELINE, Results
+from blockcache.results.tuning import Goal
+
+ANALYSES = "analyses"  # the laboratory's sections, which an analysis file is drawn by
+
+
+def page(sources: Sources) -> Document:
+    """What the files say, from the answer on; a section without its files says which command would fill it."""
+    on = f" on {plain(sources.task)}" if sources.task and sources.task != sources.name else ""
+    return Document(
+        f"{plain(sources.name)}{on}: what caching gains, and what it costs",
+        (
+            *answer_blocks(sources),
+            schedules_section(sources),
+            front_section(sources, find_answer(sources)),
+            latency_section(sources),
+            *_brought(sources),
+            _origins(sources),
+        ),
+    )
+
+
+def _brought(sources: Sources) -> list[Section]:
+    """Sections that installed packages bring: each entry of `blockcache.sections` is a function of the sources."""
+    points = sorted(entry_points(group="blockcache.sections"), key=lambda point: point.name)
+    sections = [section for point in points for section in point.load()(sources)]
+    if sources.analyses and not any(point.name == ANALYSES for point in points):
+        said = f"Drawn by blockcache-lab, which is not installed: {code(sources.analyses[0].path)}."
+        sections.append(Section("Why caching works", (Paragraph(said),)))
+    return sections
+
+
+def _origins(sources: Sources) -> Section:
+    """Every file, and what made it, as far as it says so."""
+    policy = sources.typed
+    rows = [["this page", "", code(sources.command)]]
+    rows += [["results", code(one.path), code(_evaluation(one.value))] for one in sources.results]
+    rows += [["timings", code(one.path), code(f"blockcache paper timing {policy}")] for one in sources.timings]
+    rows += [["distances", code(one.path), code(f"blockcache paper distances {policy}")] for one in sources.distances]
+    rows += [
+        ["tuning", code(one.path), code(f"blockcache tune {policy} {_goal(one.value.goal)}")] for one in sources.tunings
+    ]
+    rows += [["recording", code(one.path), code(f"blockcache calibrate {policy}")] for one in sources.recordings]
+    rows += [["schedule", code(one.path), "`blockcache solve`"] for one in sources.schedules]
+    rows += [["analysis", code(one.path), code(one.value.setting["command"])] for one in sources.analyses]
+    rows += [["benchmark", code(one.path), "`blockcache bench --json`"] for one in sources.benches]
+    return Section("The commands that made it", (table(["what", "file", "made by"], rows, left=3),))
+
+
+def _evaluation(results: Results) -> str:
+    policy, suite = shlex.quote(results.policy["source"]), results.setting.get("suite")
+    if isinstance(suite, dict) and isinstance(suite.get("name"), str):
+        return f"blockcache paper suite {suite['name']} {policy}"
+    methods = " ".join(f"-m {shlex.quote(item.name)}" for item in results.methods if item.name != BASELINE)
+    return f"blockcache eval {policy} {methods} --rollouts {results.setting['rollouts']}"
+
+
+def _goal(goal: Goal) -> str:
+    return f"--deadline {goal.deadline_ms:g}ms" if goal.loss is None else f"--loss {goal.loss:g}"

@@ -1,0 +1,237 @@
+"""Schedules as pictures: blocks by steps, updates as dots over the error, what the union added in another colour.
+
+The error is the caching error where it was analysed, else one minus the similarity of what is reused and what would be
+computed, where there is a recording. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockcache.report.chart import Axis, HeatMap, Marks, Panel
+from blockcache.report.document import Block, Chart, Paragraph, Section, plain, table
+from blockcache.report.overview.sources import Sources
+from blockcache.report.overview.words import code, method_label, missing
+from blockcache.results.analysis_sections import Caching
+from blockcache.schedule.block import FEED_FORWARD, kind_from_name
+from blockcache.schedule.schedule import Schedule
+from blockcache.solvers import solve
+from blockcache.solvers.recording import Recording
+from blockcache_runtime.errors import BlockcacheError
+
+MOST = 3
+"""Pictures: a suite has many schedules, and they look alike."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A schedule, where it is from, and what is known of it.
+
+    errors  (blocks, K), and `what` they are
+    own     the blocks' own steps, before the union added any
+    """
+
+    title: str
+    origin: str
+    schedule: Schedule
+    errors: NDArray[np.float64] | None = None
+    what: str = ""
+    own: Mapping[str, Sequence[int]] | None = None
+
+
+def schedules_section(sources: Sources) -> Section:
+    """All schedules that were given, then those that the results hold."""
+    found = list(_given(sources))
+    found += [one for one in _analysed(sources) if not any(_same(one.schedule, other.schedule) for other in found)]
+    found += [one for one in _from_results(sources) if not any(_same(one.schedule, other.schedule) for other in found)]
+    if not found:
+        return Section("Schedules", (missing("a schedule", "blockcache solve recording.safetensors -o schedule.json"),))
+    blocks: list[Block] = [
+        Paragraph(
+            "One row a block, in execution order; one column a denoising step, the first on the left. A dot is an update: the block is computed. "
+            "Everywhere else its last output is added again."
+        )
+    ]
+    blocks += [_chart(number, one) for number, one in enumerate(found[:MOST], 1)]
+    if all(one.errors is None for one in found[:MOST]):
+        blocks.append(
+            missing("the errors behind the dots", f"blockcache analyse {sources.typed} -o analysis.safetensors")
+        )
+    if len(found) > MOST:
+        left = ", ".join(plain(one.title) for one in found[MOST:])
+        blocks.append(Paragraph(f"Not drawn, to keep the page short: {left}."))
+    return Section("Schedules", tuple(blocks))
+
+
+def _given(sources: Sources) -> list[Shown]:
+    shown = []
+    for source in sources.schedules:
+        origin = source.value.origin
+        facts = [
+            f"{sign} = {origin[key]}"
+            for key, sign in (("updates", "S"), ("union", "n"), ("metric", "metric"))
+            if key in origin
+        ]
+        words = ", ".join([str(origin.get("method", "schedule")), *facts])
+        shown.append(_with_error(Shown(words, source.path, source.value), sources))
+    return shown
+
+
+def _analysed(sources: Sources) -> list[Shown]:
+    """The schedules of the analyses with their caching errors: the paper's first, as it is repaired by the union."""
+    shown = []
+    for source in sources.analyses:
+        analysis, caching = source.value, source.value.get(Caching)
+        known = {} if caching is None else {name: caching.of(name) for name in caching.schedules}
+        updates = {
+            name: dict(zip(analysis.block_names, map(_steps, marks), strict=True)) for name, (_, marks) in known.items()
+        }
+        for name in ("bac", "given", "blockwise"):
+            if name in known:
+                origin = analysis.schedules.get(name, {}).get("origin", {})
+                made = Schedule(analysis.steps, updates[name], analysis.fingerprint, origin)
+                own = updates.get("blockwise") if name == "bac" else None
+                if own is not None and not all(set(own[block]) <= set(made.updates[block]) for block in own):
+                    own = None  # of another calibration
+                errors = np.asarray(known[name][0], np.float64)
+                shown.append(Shown(_NAMES[name], source.path, made, errors, "caching error", own))
+    return shown
+
+
+def _steps(marks: NDArray[np.bool_]) -> list[int]:
+    return [int(step) for step in np.flatnonzero(marks)]
+
+
+_NAMES = {"bac": "BAC, with the union", "blockwise": "Block-wise, without the union", "given": "The given schedule"}
+
+
+def _from_results(sources: Sources) -> list[Shown]:
+    """The schedules that methods ran by, the cheapest first of each kind, under the policy's own sampler first."""
+    shown = []
+    for row in sorted(
+        sources.rows.values(), key=lambda row: (not row.method.shares_all_noise, "metric" in row.method.name)
+    ):
+        updates = (row.method.reuse or {}).get("updates")
+        steps = row.method.sampler.get("num_inference_steps")
+        if not isinstance(updates, Mapping) or not isinstance(steps, int) or row.method.name.startswith("tuned:"):
+            continue
+        try:
+            made = Schedule(steps, updates, origin={"method": row.method.name.partition(":")[0]})
+        except BlockcacheError:  # of a method that has no static schedule
+            continue
+        shown.append(_with_error(Shown(method_label(row.method.name), "results", made), sources))
+    return shown
+
+
+def _with_error(one: Shown, sources: Sources) -> Shown:
+    """With the caching error where that schedule was analysed, else with what a recording tells."""
+    for known in _analysed(sources):
+        if _same(known.schedule, one.schedule):
+            return replace(known, title=one.title, origin=one.origin)
+    recording = _recording(sources, one.schedule)
+    if recording is None or "cosine" not in recording.matrices:
+        return one
+    what, own = "1 - similarity to what is reused", _own_steps(one.schedule, recording)
+    return replace(one, errors=_reuse_error(recording, one.schedule), what=what, own=own)
+
+
+def _recording(sources: Sources, schedule: Schedule) -> Recording | None:
+    for source in sources.recordings:
+        names = tuple(block.name for block in source.value.blocks)
+        if (names, source.value.steps) == (schedule.blocks, schedule.steps):
+            return source.value
+    return None
+
+
+def _reuse_error(recording: Recording, schedule: Schedule) -> NDArray[np.float64]:
+    """(blocks, K): how unlike what would be computed is what was computed last."""
+    found = np.zeros((len(schedule.blocks), schedule.steps))
+    steps = np.arange(schedule.steps)
+    for row, updates in enumerate(schedule.updates.values()):
+        last = np.asarray(updates)[np.searchsorted(updates, steps, side="right") - 1]
+        found[row] = 1 - recording.matrices["cosine"][row][last, steps]
+    return found
+
+
+def _same(one: Schedule, other: Schedule) -> bool:
+    return one.steps == other.steps and dict(one.updates) == dict(other.updates)
+
+
+def _own_steps(schedule: Schedule, recording: Recording) -> Mapping[str, Sequence[int]] | None:
+    """What each block's own adaptive steps are by the recording, for a schedule that a union repaired."""
+    origin = schedule.origin
+    if "union_blocks" not in origin:
+        return None
+    metric, objective = str(origin.get("metric")), str(origin.get("objective"))
+    try:
+        return solve(
+            recording, origin.get("updates"), 0, metric, "blockwise", objective, bool(origin.get("last"))
+        ).updates
+    except BlockcacheError:  # the recording lacks the metric, or the origin was written by other code
+        return None
+
+
+def added_by_union(one: Shown) -> tuple[dict[str, set[int]], bool]:
+    """By block, the steps that the union added, and whether that is certain.
+
+    Where a block's own steps are not known, these are all steps of the union's blocks at which a feed-forward block behind
+    them is computed: some may have been their own too.
+    """
+    updates, upstream = one.schedule.updates, one.schedule.origin.get("union_blocks")
+    if one.own is not None:
+        return {name: set(found) - set(one.own.get(name, ())) for name, found in updates.items()}, True
+    if not isinstance(upstream, list):
+        return {}, True
+    behind: set[int] = set()
+    added = {}
+    for name in reversed(one.schedule.blocks):
+        if name in upstream:
+            added[name] = (set(updates[name]) & behind) - {0}
+        if kind_from_name(name) == FEED_FORWARD:
+            behind |= set(updates[name])
+    return added, False
+
+
+def _chart(number: int, one: Shown) -> Chart:
+    schedule, steps = one.schedule, one.schedule.steps
+    added, certain = added_by_union(one)
+    places = {name: row for row, name in enumerate(schedule.blocks)}
+    extra = tuple((places[name], step) for name, found in added.items() for step in sorted(found))
+    own = tuple(
+        (places[name], step)
+        for name, found in schedule.updates.items()
+        for step in found
+        if step not in added.get(name, ())
+    )
+    union_name = "update, added by the union" if certain else "update, its own or added by the union"
+    marks = [Marks("update", own)] + ([Marks(union_name, extra, "orange", "diamond")] if extra else [])
+    errors = np.full((len(places), steps), np.nan) if one.errors is None else one.errors
+    high = 1.0 if one.errors is None else float(np.quantile(errors, 0.99)) or 1.0
+    heat = HeatMap(errors, one.what or "error", 0.0, high, tuple(marks), "reused")
+    rows = [
+        [
+            plain(name),
+            str(len(found)),
+            str(len(added.get(name, ()))),
+            f"{errors[places[name]].mean():.4f}" if one.errors is not None else "",
+            f"{errors[places[name]].max():.4f}" if one.errors is not None else "",
+            " ".join(f"{step}+" if step in added.get(name, ()) else str(step) for step in found),
+        ]
+        for name, found in schedule.updates.items()
+    ]
+    columns = ["block", "updates", "of the union", "mean error", "largest", "update steps (+: of the union)"]
+    where = "" if one.origin == "results" else f" From {code(one.origin)}."
+    error = "" if one.errors is None else f" The colour is the {one.what}, up to its 99th percentile."
+    worst = "" if one.errors is None else f" The mean error is {errors.mean():.3f}, the largest {errors.max():.3f}."
+    return Chart(
+        f"schedule-{number}",
+        plain(one.title),
+        f"{len(places)} blocks by {steps} steps: {schedule.computed} updates, {len(extra)} of them of the union.{worst}",
+        (Panel(Axis("step"), Axis("block", names=schedule.blocks), (heat,)),),
+        table(columns, rows),
+        f"{schedule.computed} of {len(places) * steps} block computations are done, {schedule.reused_share:.1%} are reused.{error}{where}",
+    )  # fmt: skip

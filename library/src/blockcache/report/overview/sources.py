@@ -1,0 +1,214 @@
+"""The files that a page is made from: recognised by their headers, read strictly, and all of one policy.
+
+A directory stands for the files of these kinds in it and in its `tuned`. Knows nothing of what a page says.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from blockcache.report.suites import Timings
+from blockcache.results.analysis import FORMAT as ANALYSIS
+from blockcache.results.analysis import Analysis
+from blockcache.results.rollouts import FORMAT as RESULTS
+from blockcache.results.rollouts import TIMINGS_FORMAT, Results
+from blockcache.results.summary import MethodSummary, summarise
+from blockcache.results.tuning import FORMAT as TUNING
+from blockcache.results.tuning import Tuning
+from blockcache.schedule.schedule import FORMAT as SCHEDULE
+from blockcache.schedule.schedule import Schedule
+from blockcache.solvers.recording import FORMAT as RECORDING
+from blockcache.solvers.recording import Recording
+from blockcache_runtime.errors import FileError, short
+from blockcache_runtime.files import PathLike, opened
+from blockcache_runtime.files.opening import JSON_BYTES, parse_json, read_bytes
+from blockcache_runtime.fingerprint import Fingerprint
+
+T = TypeVar("T")
+
+POLICY, NAMELESS = "blockcache.policy", "a policy"
+SAMPLER_FREE = ("sampler", "steps")
+"""Of a fingerprint: the same weights may be run with another sampler, and are the same policy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source(Generic[T]):
+    """A value and the file that it came from, as somebody named it."""
+
+    path: str
+    value: T
+
+
+@dataclass(frozen=True, eq=False)
+class Sources:
+    """Everything that is known of one policy, each kind in the order in which it was given."""
+
+    recordings: tuple[Source[Recording], ...] = ()
+    schedules: tuple[Source[Schedule], ...] = ()
+    results: tuple[Source[Results], ...] = ()
+    timings: tuple[Source[Timings], ...] = ()
+    distances: tuple[Source[Any], ...] = ()  # FrontierDistances
+    tunings: tuple[Source[Tuning], ...] = ()
+    analyses: tuple[Source[Analysis], ...] = ()
+    benches: tuple[Source[Mapping[str, Any]], ...] = ()  # of no policy but of a shape
+    policies: tuple[Source[Mapping[str, Any]], ...] = ()  # configs
+    command: str = "blockcache report"
+
+    def __post_init__(self) -> None:
+        for (first, one), (path, other) in combinations(self.fingerprints, 2):  # all: one may leave fields open
+            if differences := one.differences(other, ignore=SAMPLER_FREE):
+                raise FileError(
+                    f"{path} is of another policy than {first} ({'; '.join(differences)}); a report is on one policy, so "
+                    "leave out one of them"
+                )
+
+    @cached_property
+    def fingerprints(self) -> list[tuple[str, Fingerprint]]:
+        """What each file is bound to; benchmarks and configs say nothing of weights."""
+        bound = [(one.path, Fingerprint.from_dict(one.value.policy["fingerprint"])) for one in self.results]
+        bound += [(one.path, Fingerprint.from_dict(one.value.policy["fingerprint"])) for one in self.tunings]
+        bound += [(one.path, one.value.policy) for one in self.timings]
+        bound += [(one.path, one.value.policy) for one in self.distances]
+        bound += [(one.path, one.value.fingerprint) for one in self.recordings]
+        bound += [(one.path, one.value.fingerprint) for one in self.schedules]
+        return bound + [(one.path, one.value.fingerprint) for one in self.analyses]
+
+    @cached_property
+    def rows(self) -> dict[str, MethodSummary]:
+        """Each method's row, from the results in which it has the most rollouts."""
+        rows: dict[str, MethodSummary] = {}
+        for source in self.results:
+            for row in summarise(source.value):
+                before = rows.get(row.method.name)
+                if before is None or _count(row) > _count(before):
+                    rows[row.method.name] = row
+        return rows
+
+    @property
+    def name(self) -> str:
+        """The policy as somebody called it."""
+        named = [one.value.policy["source"] for one in self.results]
+        named += [one.value.policy["source"] for one in self.tunings]
+        named += [one.value.source for one in self.analyses]
+        named += [one.value.get("task") or Path(one.path).parent.name for one in self.policies]
+        return next((name for name in named if name), NAMELESS)
+
+    @property
+    def typed(self) -> str:
+        """The policy in a command."""
+        return "POLICY" if self.name == NAMELESS else shlex.quote(self.name)
+
+    @property
+    def task(self) -> str | None:
+        tasks = [one.value.task["name"] for one in self.results] + [one.value.get("task") for one in self.policies]
+        return next((task for task in tasks if task), None)
+
+    def timed(self) -> Timings | None:
+        """Milliseconds by method."""
+        return self.timings[0].value if self.timings else None
+
+
+_KINDS = tuple(item.name for item in fields(Sources) if item.name != "command")
+
+
+def _count(row: MethodSummary) -> int:
+    return 0 if row.score is None else row.score.n
+
+
+def _distances(path: str) -> Any:
+    from blockcache_lab.studies.frontier import FrontierDistances
+
+    return FrontierDistances.load(path)
+
+
+def _bench(path: str) -> Any:
+    from blockcache.compare.bench import FORMAT
+
+    found = FORMAT.load(path)
+    return {**found, "rows": [asdict(row) for row in found["rows"]]}  # as performance files have them
+
+
+def _performance(path: str) -> Any:
+    from blockcache.report.performance import FORMAT
+
+    return FORMAT.load(path)["bench"]
+
+
+def _policy(path: str) -> Any:
+    """Only which task it was trained for: what else is in a config is its family's business."""
+    task = _header(path).get("task")
+    return {"task": task if isinstance(task, str) else None}
+
+
+_READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    RECORDING.name: ("recordings", Recording.load),
+    SCHEDULE.name: ("schedules", Schedule.load),
+    RESULTS.name: ("results", Results.load),
+    TIMINGS_FORMAT.name: ("timings", Timings.load),
+    "blockcache.frontier-distances": ("distances", _distances),
+    TUNING.name: ("tunings", Tuning.load),
+    ANALYSIS.name: ("analyses", Analysis.load),
+    "blockcache.bench": ("benches", _bench),
+    "blockcache.performance": ("benches", _performance),
+    POLICY: ("policies", _policy),
+}
+_SUFFIXES = (".json", ".safetensors")
+_EXPECTED = "a policy's directory, a recording, schedule, results, timings, tuning, analysis or benchmark"
+
+
+def load_sources(places: Mapping[str, PathLike], command: str = "blockcache report") -> Sources:
+    """Read all files, and those of all directories; what is of no known kind is refused where it was named itself.
+
+    Args:
+        places: For each name as somebody gave it, where that is.
+        command: What was typed.
+    """
+    found: dict[str, list[Source[Any]]] = {name: [] for name in _KINDS}
+    for given, place in places.items():
+        if os.path.isdir(place):
+            files = {str(Path(given) / inner): str(Path(place) / inner) for inner in _inside(Path(place))}
+            kinds = {shown: (file, _format(file)) for shown, file in files.items()}
+            known = {shown: found_kind for shown, found_kind in kinds.items() if found_kind[1] in _READERS}
+            if not known:
+                raise FileError(f"nothing in the directory {given} can be reported on; expected {_EXPECTED}")
+        else:
+            known = {given: (os.fspath(place), _format(place))}
+        for shown, (file, kind) in known.items():
+            if kind is None or kind not in _READERS:
+                raise FileError(f"{shown} cannot be reported on: its format is {short(kind)}, expected {_EXPECTED}")
+            name, load = _READERS[kind]
+            found[name].append(Source(shown, load(file)))
+    return Sources(**{name: tuple(sources) for name, sources in found.items()}, command=command)
+
+
+def _inside(directory: Path) -> list[str]:
+    """The names of files in it that may be of a known kind, and in its `tuned`."""
+    places = [place for place in (directory, directory / "tuned") if place.is_dir()]
+    files = [file for place in places for file in sorted(place.iterdir()) if file.suffix in _SUFFIXES]
+    return [str(file.relative_to(directory)) for file in files]
+
+
+def _format(path: PathLike) -> str | None:
+    """What a file's header says it is; None where it has none."""
+    kind = _header(path).get("format")
+    return kind if isinstance(kind, str) else None
+
+
+def _header(path: PathLike) -> dict[str, Any]:
+    """A JSON file, or the header of ours in a safetensors file; none of its tensors is read."""
+    if not os.fspath(path).endswith(".safetensors"):
+        return parse_json(read_bytes(path, "file", JSON_BYTES), "file", path)
+    with opened(path, "file") as (file, size):
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, JSON_BYTES):
+            raise FileError(f"the file {path} has no safetensors header; it may be cut short")
+        metadata = parse_json(file.read(length), "header of the file", path).get("__metadata__")
+    text = metadata.get("blockcache") if isinstance(metadata, dict) else None
+    return parse_json(text.encode(errors="replace"), "header of the file", path) if isinstance(text, str) else {}

@@ -1,0 +1,317 @@
+"""docs/performance.md, from the JSON that `blockcache paper performance` wrote; also what `bench` and `paper flops` print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table, table_of
+from blockcache_lab.pages.performance_pictures import BENCH_PICTURE, GROWTH_PICTURE
+from blockcache_runtime.files import Count, Fields, Format, Limit, dict_of, list_of
+
+_BENCH = {
+    "candidate": ("name", "{}"),
+    "p50 ms": ("p50_ms", "{:.1f}"),
+    "p95": ("p95_ms", "{:.1f}"),
+    "p99": ("p99_ms", "{:.1f}"),
+    "chunk Hz": ("chunk_hz", "{:.1f}"),
+    "action Hz": ("action_hz", "{:.0f}"),
+    "over eager": ("speedup", "{:.1f}x"),
+    "over full": ("over_full", "{:.1f}x"),
+    "GFLOP": ("gflop", "{:.2f}"),
+    "GFLOP/s": ("gflops", "{:.1f}"),
+    "of peak": ("of_peak", "{:.0%}"),
+    "difference": ("max_difference", "{:.0e}"),
+}
+_SAVINGS = {
+    "saving": ("saving", "{}"),
+    **{name: _BENCH[name] for name in ("p50 ms", "over eager", "GFLOP", "difference")},
+    "over eager": ("speedup", "{:.2f}x"),
+}
+_FOOTPRINT = {
+    "shape": ("shape", "{}"),
+    "weights MB": ("weights_mb", "{:.1f}"),
+    "file MB": ("file_mb", "{:.1f}"),
+    "export s": ("export_s", "{:.1f}"),
+    "load s": ("load_s", "{:.2f}"),
+    "peak memory / weights": ("peak_over_weights", "{:.2f}"),
+    "p50 ms": ("p50_ms", "{:.1f}"),
+    "p99 / p50": ("p99_over_p50", "{:.2f}"),
+    "memory growth MB": ("growth_mb", "{:.1f}"),
+}
+
+_LARGE_PAGES = (
+    "\nWith *large pages* the process was started with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, which has Linux keep the weights\n"
+    "in pages of 2 MB."
+)
+
+_TIME = Annotated[float, Limit(1e-9)]
+_ROW = Fields(
+    {
+        **dict.fromkeys(("name", "engine"), str),
+        "threads": Count,
+        **dict.fromkeys(("p50_ms", "p95_ms", "p99_ms"), _TIME),
+        **dict.fromkeys(("chunk_hz", "action_hz", "speedup", "gflop", "gflops", "of_peak"), float),
+        **dict.fromkeys(("over_full", "max_difference"), float | None),
+        "saving": str | None,
+        "limit": bool,
+    },
+    others=True,
+)
+_WIDTHS = dict.fromkeys(("layers", "width", "horizon", "steps"), Count)
+_LIBRARIES = dict.fromkeys(("torch", "onnxruntime", "diffusers"), str | None)
+_RUN = Fields(
+    {
+        "shape": Fields({**_WIDTHS, "sampler": str}, others=True),
+        "schedule": Fields({"reused_share": float}, others=True),
+        "machine": Fields({"processor": str, "cores": Count, **_LIBRARIES}, others=True),
+        "peak_gflops": dict[str, _TIME],
+        "repeats": Count,
+        "eager": str,
+        "rows": list_of(_ROW),
+        "unavailable": dict[str, str],
+    },
+    others=True,
+)
+_KIND = Fields({"kind": str, "nodes": Count, "ms": _TIME, "gflops": float | None})
+_LIMIT = Fields({"threads": Count, "peak_gflops": _TIME, "kinds": list_of(_KIND)})
+_ENGINES = ("patched", "loop", "onnx_1", "onnx_n")
+_SHAPE = Fields({"name": str, **dict.fromkeys(("ms", "difference"), Fields(dict.fromkeys(_ENGINES, float)))})
+_POINTS = list_of(Fields({"x": Count, "computed": Count, "ms": float}))
+_SIZES = ("weights_mb", "file_mb", "export_s", "load_s", "peak_over_weights", "peak_mb", "growth_mb")
+_CALIBRATION = Fields(
+    {
+        "observations": Count,
+        "blocks": Count,
+        "steps": Count,
+        **dict.fromkeys(("plain_s", "costs_s", "plain_mb", "costs_mb"), float),
+        "solve_s": float,
+    }
+)
+_FEET = Fields({**dict.fromkeys(_SIZES, float), "p50_ms": _TIME, "p99_ms": _TIME, "calls": Count, "generations": Count})
+FORMAT = Format(
+    "blockcache.performance",
+    "performance file",
+    {
+        "bench": _RUN,
+        "limits": list_of(_LIMIT),
+        "shapes": list_of(_SHAPE),
+        "growth": Fields(dict.fromkeys(("steps", "updates"), _POINTS)),
+        "footprint": dict_of(_FEET),
+        "calibration": _CALIBRATION,
+    },
+    optional=("made_by", "limits", "calibration"),
+)
+
+
+def page(results: Mapping[str, Any]) -> Document:
+    """The whole page. Its pictures lie beside it."""
+    bench, machine, feet = results["bench"], results["bench"]["machine"], results["footprint"]
+    peaks = ", ".join(f"{value:.0f} GFLOP/s with {count} thread(s)" for count, value in bench["peak_gflops"].items())
+    stated = ", ".join(
+        f"{name}: {foot['calls']} calls, {foot['generations']} generations" for name, foot in feet.items()
+    )
+    savings = [row for row in bench["rows"] if row["saving"]]
+    footprints = [{**row, "shape": name, "p99_over_p50": row["p99_ms"] / row["p50_ms"]} for name, row in feet.items()]
+    return Document(
+        "Performance",
+        (
+            Paragraph(
+                f"Made by `blockcache paper performance -o docs --repeats {bench['repeats']}`; every figure below is of that one run. Ratios\n"
+                "come from interleaved rounds: each round calls every candidate once, and a speed-up is the median of the rounds' ratios."
+            ),
+            Paragraph(
+                f"Machine: {plain(machine['processor'])}, {machine['cores']} cores; torch {machine['torch']}, ONNX Runtime "
+                f"{machine['onnxruntime']}, diffusers {machine['diffusers']}. Peak of a 1024 x 1024 float32 matrix product: {peaks}.\n"
+                "Nothing here was measured on a GPU. The loop engine has static shapes and no host synchronisation, so CUDA\n"
+                "graphs can capture it, but that is unmeasured."
+            ),
+            _one_chunk(bench),
+            Section(
+                "The exact savings, one by one",
+                (
+                    Paragraph(
+                        "Full precision in the loop engine. Each line adds one saving to the line above; all give the same actions."
+                    ),
+                    table_of(_SAVINGS, savings),
+                ),
+            ),
+            Section(
+                "Other shapes",
+                (
+                    Paragraph(
+                        "Milliseconds per call under the square_ph schedule, stretched where K differs; the largest difference to the "
+                        "patched engine (same noise, actions in normalised units, relative to the largest one where that is above 1)."
+                    ),
+                    table(
+                        ["shape", "patched", "loop", "onnx, 1 thread", "onnx, all cores", "difference"],
+                        [_shape_row(row) for row in results["shapes"]],
+                    ),
+                ),
+            ),
+            Section(
+                "Cost grows in straight lines",
+                (
+                    Figure(
+                        GROWTH_PICTURE,
+                        "growth",
+                        "Uniform schedules, onnx with one thread. Left K grows at a fixed share of updates, right the updates at K = 100.",
+                    ),
+                ),
+            ),
+            Section(
+                "Files, memory, long runs",
+                (
+                    table_of(_FOOTPRINT, footprints),
+                    Paragraph(
+                        "Each in a process of its own, one thread; *p99 / p50* over the stated calls, growth of memory over the stated generations:\n"
+                        f"{stated}.{_LARGE_PAGES if any('large pages' in name for name in feet) else ''}"
+                    ),
+                ),
+            ),
+            *_calibration(results.get("calibration")),
+            _lost(results),
+        ),
+    )
+
+
+def _calibration(found: Mapping[str, Any] | None) -> tuple[Section, ...]:
+    """What a schedule costs before it saves anything."""
+    if found is None:
+        return ()
+    rows = [
+        [name, f"{found[f'{key}_s']:.1f}", f"{found[f'{key}_mb']:.0f}"]
+        for name, key in (("similarities, for BAC", "plain"), ("with action costs", "costs"))
+    ]
+    text = (
+        f"`calibrate` on the paper's shape, K = {found['steps']}, {found['blocks']} blocks, {found['observations']} observations, "
+        "each in a process of its own; memory is the peak of the whole process, libraries and policy included. `solve` with "
+        f"action costs takes {found['solve_s']:.2f} s."
+    )
+    return (Section("Calibration", (Paragraph(text), table(["recorded", "seconds", "peak MB"], rows))),)
+
+
+def bench_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Candidates of a benchmark, from the `rows` of its JSON."""
+    return table_of(_BENCH, rows)
+
+
+def not_available(bench: Mapping[str, Any]) -> Paragraph:
+    """Which candidates could not be measured, and why."""
+    missing = [f"Not available: {name} ({plain(reason)})." for name, reason in bench["unavailable"].items()]
+    return Paragraph("\n".join(missing))
+
+
+def encoder_ceilings(bench: Mapping[str, Any]) -> Paragraph:
+    """For each way to run a camera policy's encoder: its time, its share, and the speed-up that it leaves room for."""
+    lines = []
+    for item in bench.get("encoder", ()):
+        threads = f"{item['threads']} thread{'s' if item['threads'] > 1 else ''}"
+        shares = ", ".join(f"{share:.0%} of {name}" for name, share in item["shares"].items())
+        lines.append(
+            f"The encoder in {item['engine']}, {threads}: {item['p50_ms']:.1f} ms{f' ({shares})' if shares else ''}; however fast "
+            f"the denoiser, a generation is at most {item['ceiling']:.1f}x as fast as {bench['eager']}."
+        )
+    return Paragraph("\n".join(lines))
+
+
+def flops_table(full: int, schedules: Mapping[str, tuple[int, float]]) -> Table:
+    """FLOPs of one generation.
+
+    Args:
+        full: In full precision.
+        schedules: By name: under this schedule, and the share of block computations that it reuses.
+    """
+    rows = [["full precision", f"{full / 1e9:.3f}", "1.00x", "0.0%"]]
+    rows += [
+        [plain(name), f"{cost / 1e9:.3f}", f"1/{full / cost:.2f}", f"{reused:.1%}"]
+        for name, (cost, reused) in schedules.items()
+    ]
+    return table(["schedule", "GFLOP", "of full", "reused"], rows)
+
+
+def _one_chunk(bench: Mapping[str, Any]) -> Section:
+    shape = bench["shape"]
+    about = (
+        f"DP-T {shape['layers']} x {shape['width']}, T = {shape['horizon']}, K = {shape['steps']} {shape['sampler'].upper()}, "
+        f"batch 1, the printed square_ph schedule ({bench['schedule']['reused_share']:.1%} reused), {bench['repeats']} rounds. "
+        f"Speed-ups are over *{bench['eager']}*, the faster of the eager candidates. *Over full* compares with the fastest full "
+        "precision in the same engine and with the same threads. *Difference* is the largest difference of any action to eager "
+        "full precision with the same noise (normalised units; weights are random here, so only the rows without a schedule mean "
+        "something: the accuracy of schedules is measured on trained policies)."
+    )
+    return Section(
+        "One chunk, paper's shape",
+        (
+            Paragraph(about),
+            Figure(BENCH_PICTURE, "milliseconds per chunk"),
+            bench_table(row for row in bench["rows"] if not row["saving"]),
+            not_available(bench),
+        ),
+    )
+
+
+def _shape_row(row: Mapping[str, Any]) -> list[str]:
+    times = [f"{row['ms'][name]:.1f}" for name in ("patched", "loop", "onnx_1", "onnx_n")]
+    return [row["name"], *times, f"{max(row['difference'].values()):.0e}"]
+
+
+def _lost(results: Mapping[str, Any]) -> Section:
+    """How far the fastest candidates are from the machine's peak and, where that was measured, by which nodes."""
+    title, far = "The limit, and what is still lost", Bullets(_limits(results["bench"]))
+    limits = results.get("limits")
+    if not limits:
+        return Section(title, (far,))
+    return Section(
+        title,
+        (
+            far,
+            Paragraph(
+                "What lies between, for the same export, in a run of its own: every kind of node by itself, with its own weights and given all\n"
+                "else that it reads, and all of them interleaved with the whole. Milliseconds:"
+            ),
+            _kinds(limits),
+            Bullets(tuple(map(_products, limits))),
+            Paragraph(
+                "So the products are the limit, and memory is theirs: at batch 1 a weight serves ten rows and must come back for the next step,\n"
+                "and the weights of all layers do not stay in the caches. A second thread halves neither that wait nor the other nodes, most\n"
+                "of which take a microsecond or two and are not worth a second thread. Norms, softmax and GELU are not counted as FLOPs."
+            ),
+        ),
+    )
+
+
+def _kinds(limits: Sequence[Mapping[str, Any]]) -> Table:
+    """One row for each kind of node, one column for each number of threads."""
+    columns = [{kind["kind"]: kind for kind in limit["kinds"]} for limit in limits]
+    rows = [
+        [name, str(columns[0][name]["nodes"]), *(f"{column[name]['ms']:.2f}" for column in columns)]
+        for name in columns[0]
+        if all(name in column for column in columns)
+    ]
+    return table(["kind", "nodes", *(_threads(limit["threads"]) for limit in limits)], rows)
+
+
+def _products(limit: Mapping[str, Any]) -> str:
+    """How fast the products are by themselves."""
+    rates = " and ".join(
+        f"*{kind['kind']}* {kind['gflops']:.0f} GFLOP/s, {kind['gflops'] / limit['peak_gflops']:.0%} of the peak then"
+        for kind in limit["kinds"]
+        if kind["gflops"] is not None
+    )
+    return f"{_threads(limit['threads'])}: {rates} ({limit['peak_gflops']:.0f} GFLOP/s)."
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def _limits(bench: Mapping[str, Any]) -> tuple[str, ...]:
+    """For each candidate that is meant: how far it is from the machine's peak."""
+    fast = [row for row in bench["rows"] if row["limit"]]
+    return tuple(
+        f"{row['name']}: {row['gflop']:.2f} GFLOP remain; at the machine's peak they would take "
+        f"{row['gflop'] / bench['peak_gflops'][str(row['threads'])] * 1e3:.1f} ms, they take {row['p50_ms']:.1f} ms "
+        f"({row['of_peak']:.0%} of peak)."
+        for row in fast
+    )

@@ -1,0 +1,262 @@
+"""All suites of a directory, as one value: the methods' rows, any two of them compared, and how long each takes.
+
+From the files of `blockcache paper suite` only. Knows nothing of torch or of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockcache.compare.methods import (
+    ActionBudget,
+    FewerSteps,
+    FittedSteps,
+    Reused,
+    SamplerFile,
+    ScheduleFile,
+    Solved,
+    TeaCache,
+    TunedFiles,
+    parse_method,
+)
+from blockcache.measure.latency import Latency
+from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
+from blockcache.results.rollouts import BASELINE, GENERATIONS, GROUP, TIMINGS_FORMAT, Results
+from blockcache.results.summary import MethodSummary, summarise
+from blockcache_lab.studies.suites import SUITES, TIMINGS, Cell, Suite, suite_of
+from blockcache_runtime.errors import FileError
+from blockcache_runtime.files import PathLike, exists
+from blockcache_runtime.fingerprint import Fingerprint
+
+
+@dataclass(frozen=True, eq=False)
+class SuiteResults:
+    suite: Suite
+    results: Results
+
+    @cached_property
+    def rows(self) -> dict[str, MethodSummary]:
+        return {row.method.name: row for row in summarise(self.results)}
+
+    @property
+    def rollouts(self) -> list[int]:
+        """How many a method has, failed ones included; not all have equally many."""
+        return sorted({len(self.results.of(method.name)) for method in self.results.methods})
+
+    def command(self, directory: str) -> str:
+        """What made the suite's file in that directory."""
+        least, *_, most = [self.rollouts[0], *self.rollouts]
+        main = f" --main-rollouts {most}" if any(cell.main for cell in self.suite.cells) else ""
+        amount = " --quick" if self.suite.quick else f" --rollouts {least}{main}{self._unusual}"
+        return f"blockcache paper suite {self.suite.name} {self.results.policy['source']} -o {directory}{amount}"
+
+    @property
+    def _unusual(self) -> str:
+        """The options, as one would type them, that were not left at their defaults."""
+        group, generations = self.results.setting["group"], self.results.setting["calibration"]["generations"]
+        grouped = "" if group == GROUP else f" --group {group}"
+        return grouped + ("" if generations == GENERATIONS else f" --generations {generations}")
+
+    def mean(self, method: str, seeds: Container[int]) -> Estimate | None:
+        """A method's mean score over some seeds; None where it finished none of them."""
+        found = self.results.of(method).items()
+        scores = [record.score for seed, record in found if seed in seeds and record.score is not None]
+        return mean_interval(scores) if scores else None
+
+    def compare(self, found: str, baseline: str, seeds: Container[int] | None = None) -> Estimate | None:
+        """The paired difference of two methods' scores, of some seeds or all; None where they share no finished one."""
+        one, other = self.results.of(found), self.results.of(baseline)
+        chosen = {seed: record for seed, record in one.items() if seeds is None or seed in seeds}
+        pairs = [(a.score, b.score) for seed, a in chosen.items() if (b := other.get(seed)) is not None]
+        both = [(a, b) for a, b in pairs if a is not None and b is not None]
+        return paired_difference([a for a, _ in both], [b for _, b in both]) if both else None
+
+
+@dataclass(frozen=True, eq=False)
+class Timings:
+    """`seconds` per chunk by method, all of one interleaved run."""
+
+    policy: Fingerprint
+    machine: Mapping[str, Any]
+    setting: str
+    seconds: Mapping[str, Latency]
+
+    @classmethod
+    def load(cls, path: PathLike) -> Timings:
+        value = TIMINGS_FORMAT.load(path)
+        with TIMINGS_FORMAT.reading(path):
+            seconds = {name: Latency(np.asarray(item["seconds"])) for name, item in value["methods"].items()}
+            if len({len(item.seconds) for item in seconds.values()}) > 1:
+                raise ValueError("all methods are timed in the same rounds, got different numbers of them")
+            return cls(value["policy"], value["machine"], value["setting"], seconds)
+
+    def ms(self, method: str) -> float | None:
+        return self.seconds[method].p50 * 1e3 if method in self.seconds else None
+
+    def over(self, method: str, baseline: str) -> float | None:
+        """How many times faster than the baseline, in the same rounds."""
+        if method not in self.seconds or baseline not in self.seconds:
+            return None
+        return self.seconds[method].over(self.seconds[baseline])
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """At least one suite, all of one policy and task, and the same schedule wherever a method has the same name."""
+
+    suites: Mapping[str, SuiteResults]
+    timings: Timings | None
+
+    @classmethod
+    def load(cls, directory: PathLike, names: Sequence[str] = SUITES) -> Collection:
+        paths = {name: Path(directory) / f"{name}.json" for name in names}
+        results = {name: Results.load(path) for name, path in paths.items() if exists(path)}
+        if not results:
+            raise FileError(
+                f"no suite's results in {directory}; run 'blockcache paper suite {names[0]} POLICY -o {directory}' first"
+            )
+        suites = {name: SuiteResults(suite_of(found, paths[name]), found) for name, found in results.items()}
+        _check_alike(suites)
+        timed = Path(directory) / TIMINGS
+        timings = Timings.load(timed) if exists(timed) else None
+        run = Fingerprint.from_dict(next(iter(results.values())).policy["fingerprint"])
+        if timings is not None and (differences := run.differences(timings.policy)):
+            raise FileError(f"{timed} is of another policy than the suites ({'; '.join(differences)}); time them again")
+        return cls(suites, timings)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(name for name in SUITES if name not in self.suites)
+
+    @property
+    def quick(self) -> bool:
+        return any(item.suite.quick for item in self.suites.values())
+
+    @property
+    def first(self) -> Results:
+        return next(iter(self.suites.values())).results
+
+    @cached_property
+    def rows(self) -> dict[str, MethodSummary]:
+        """Each method's row, from the suite in which it has the most rollouts."""
+        rows: dict[str, MethodSummary] = {}
+        for item in self.suites.values():
+            for name, row in item.rows.items():
+                if name not in rows or _count(row) > _count(rows[name]):
+                    rows[name] = row
+        return rows
+
+    @property
+    def full(self) -> MethodSummary:
+        return self.rows[BASELINE]
+
+    def compare(self, found: str, baseline: str) -> Estimate | None:
+        """The paired difference of two methods, over as many rollouts as some suite has of both."""
+        known = [item.compare(found, baseline) for item in self.suites.values()]
+        return max((value for value in known if value is not None), key=lambda value: value.n, default=None)
+
+    @cached_property
+    def equals(self) -> list[Cell]:
+        """Cells that were chosen to have another method's FLOPs, each pair once."""
+        cells = [cell for item in self.suites.values() for cell in item.suite.cells if cell.equals]
+        return list({(cell.equals, cell.method): cell for cell in cells}.values())
+
+
+_NAMES = {"bac": "BAC", "uniform": "Uniform", "unified": "Unified ACS", "blockwise": "Block-wise ACS"}
+_METRICS = {"mse": "MSE", "l1": "L1", "wasserstein": "Wasserstein"}
+
+
+def family(name: str) -> str:
+    """The kind of a method: "BAC", "BAC on DDIM", "DDIM-N"."""
+    method = parse_method(name)
+    sampler = None if method.sampler is None else _sampler(method.sampler)
+    if isinstance(method.sampler, TunedFiles):
+        return "tuned"
+    if isinstance(method.sampler, SamplerFile) and method.reuse is None:
+        return "sampler file"
+    if method.reuse is None:
+        return "full precision" if sampler is None else f"{sampler}-N"
+    kind = _NAMES[method.reuse.method] if isinstance(method.reuse, Solved) else type(method.reuse).__name__
+    kind = "Action costs" if isinstance(method.reuse, ActionBudget) else kind
+    return kind if sampler is None else f"{kind} on {sampler}"
+
+
+def kind_of(name: str) -> str:
+    """The kind of a method as pictures of the frontier tell them apart."""
+    method = parse_method(name)
+    return "reuse on few steps" if method.sampler is not None and method.reuse is not None else family(name)
+
+
+def _sampler(part: FewerSteps | FittedSteps | SamplerFile | TunedFiles) -> str:
+    """The kind of a sampler: "DDIM", "placed DDPM", "fitted"."""
+    if isinstance(part, FewerSteps):
+        return f"placed {_solver(part.kind)}" if part.placed else _solver(part.kind)
+    return "fitted" if isinstance(part, FittedSteps) else "a sampler file"
+
+
+def _solver(kind: str) -> str:
+    """As papers write it: "DDPM", "SDE-DPM-Solver++"."""
+    return kind.upper().replace("DPMSOLVER", "DPM-Solver")
+
+
+def _named(part: FewerSteps | FittedSteps | SamplerFile | TunedFiles) -> str:
+    """A sampler for people: "DDIM-40", "DDPM-8 placed", "fitted-5 spread=1"."""
+    if isinstance(part, FewerSteps):
+        return f"{_solver(part.kind)}-{part.steps}" + (" placed" if part.placed else "")
+    if isinstance(part, TunedFiles):
+        return "tuned"
+    return str(part).replace(":", " ") if isinstance(part, FittedSteps) else part.path
+
+
+def label(name: str) -> str:
+    """A method for people: "BAC S=10 n=5", "DDIM-40 + BAC S=5 n=3"."""
+    method = parse_method(name)
+    parts = [] if method.sampler is None else [_named(method.sampler)]
+    parts += [] if method.reuse is None else [_reuse(method.reuse)]
+    return " + ".join(parts) or "full precision"
+
+
+def _reuse(part: Reused) -> str:
+    if isinstance(part, ActionBudget):
+        return "Action costs " + (f"S={part.updates}" if part.budget is None else f"{part.budget:g}")
+    if isinstance(part, TeaCache):
+        return f"TeaCache {part.threshold:g}"
+    if isinstance(part, ScheduleFile):
+        return part.path
+    words = [_NAMES[part.method], f"S={part.updates}"] + ([f"n={part.union}"] if part.method == "bac" else [])
+    words += [_METRICS[part.metric]] if part.metric != "cosine" else []
+    words += [part.objective] if part.objective != "anchor" else []
+    words += ["and the last step"] if part.last else []
+    return " ".join(words)
+
+
+def _count(row: MethodSummary) -> int:
+    return 0 if row.score is None else row.score.n
+
+
+def _check_alike(suites: Mapping[str, SuiteResults]) -> None:
+    """Refuse to put side by side what was not run on the same thing."""
+    (first, one), *others = suites.items()
+    known = {method.name: (first, method) for method in one.results.methods}
+    for name, item in others:
+        a, b = one.results, item.results
+        policies = [Fingerprint.from_dict(found.policy["fingerprint"]) for found in (a, b)]
+        differences = policies[0].differences(policies[1])
+        if a.task != b.task:
+            differences = (*differences, f"task {b.task} instead of {a.task}")
+        if a.setting["calibration"] != b.setting["calibration"]:
+            differences = (*differences, "another calibration")
+        for method in b.methods:
+            where, before = known.setdefault(method.name, (name, method))
+            if (before.engine, before.sampler, before.reuse) != (method.engine, method.sampler, method.reuse):
+                differences = (*differences, f"another schedule or engine under the name {method.name} than {where}")
+        if differences:
+            raise FileError(
+                f"the suites {first} and {name} do not belong together: {name} has {'; '.join(differences)}; run one again"
+            )

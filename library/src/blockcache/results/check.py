@@ -1,0 +1,129 @@
+"""What a check found: how a method's actions differ from the full policy's, and what that is likely to cost in closed loop.
+
+A frozen value with a JSON file format. The verdict is a prediction: only rollouts show what a method costs (`eval`).
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from blockcache.measure.action_error import ActionError
+from blockcache.measure.distance import Distances
+from blockcache_runtime.files import Count, Fields, Format, PathLike
+from blockcache_runtime.fingerprint import Fingerprint
+
+Verdict: TypeAlias = Literal["looks lossless", "will likely cost score", "do not use"]
+VERDICTS: tuple[Verdict, ...] = ("looks lossless", "will likely cost score", "do not use")
+# From methods on Push-T whose losses are known from 250 paired rollouts each (docs/check.md): all that lost 0.02 or less lie
+# below the first of each pair, all that lost 0.07 or more above the second in at least one of the two.
+PUSHT_FEATURES = 16
+SHIFTS = (0.04, 0.06)
+ENERGIES = (0.05, 0.09)  # beyond spread
+LOSSES = (0.02, 0.07)
+
+
+@dataclass(frozen=True)
+class Roughness:
+    """Mean jerk inside a chunk and mean jump from a chunk to the next one, in normalised units; None where not known."""
+
+    jerk: float | None
+    seam: float | None
+
+
+FORMAT = Format(
+    "blockcache.check",
+    "check",
+    {
+        "policy": Fields({"source": str, "fingerprint": dict}),
+        "method": dict,
+        "setting": Fields({"features": Count}, others=True),
+        "error": ActionError,
+        "noise_floor": ActionError,
+        "distances": Distances,
+        "floor": Distances,
+        "roughness": Fields({"method": Roughness, "full": Roughness}),
+    },
+    again="run 'blockcache check' again",
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One method against the full policy, open loop.
+
+    policy       where it came from, and its fingerprint
+    method       name, engine, sampler, what is reused when, FLOPs, and those of the full policy
+    setting      observations, samples, seed and so on: what else the figures depend on
+    error        with the full policy's own noise, where the sampler is the same
+    noise_floor  the same between two runs of the full policy with different noise
+    distances    of the method's cloud of actions from the full policy's
+    floor        of the full policy's cloud from another of its own
+    """
+
+    policy: Mapping[str, Any]
+    method: Mapping[str, Any]
+    setting: Mapping[str, Any]
+    error: ActionError
+    noise_floor: ActionError
+    distances: Distances
+    floor: Distances
+    roughness: Roughness
+    full_roughness: Roughness
+
+    @property
+    def shift_limits(self) -> tuple[float, float]:
+        return shift_limits(self.setting["features"])
+
+    @property
+    def loss(self) -> float:
+        return predicted_loss(self.distances, self.setting["features"])
+
+    @property
+    def verdict(self) -> Verdict:
+        """By the worse of centre shift and energy beyond spread. What may yet be of no use never looks lossless."""
+        return VERDICTS[max(self._graded("mean"), self._graded("high") - 1)]
+
+    @property
+    def clear(self) -> bool:
+        """Whether both ends of the intervals say the same."""
+        return self._graded("low") == self._graded("high")
+
+    def _graded(self, end: Literal["low", "mean", "high"]) -> int:
+        found = ((self.distances.centre_shift, self.shift_limits), (self.distances.beyond_spread, ENERGIES))
+        return max(sum(bool(getattr(estimate, end) > limit) for limit in limits) for estimate, limits in found)
+
+    def save(self, path: PathLike) -> None:
+        value = asdict(self)
+        value["roughness"] = {"method": value["roughness"], "full": value.pop("full_roughness")}
+        FORMAT.save(path, value)
+
+    @classmethod
+    def load(cls, path: PathLike) -> Check:
+        content = FORMAT.load(path)
+        with FORMAT.reading(path):
+            Fingerprint.from_dict(content["policy"]["fingerprint"])
+        rough = content.pop("roughness")
+        return cls(**content, roughness=rough["method"], full_roughness=rough["full"])
+
+
+def shift_limits(features: int) -> tuple[float, float]:
+    """Push-T's, for as many values as a chunk has here: a shift of each value by the same amount counts the same."""
+    grown = math.sqrt(features / PUSHT_FEATURES)
+    return SHIFTS[0] * grown, SHIFTS[1] * grown
+
+
+def predicted_loss(found: Distances, features: int) -> float:
+    """What a method is likely to cost, of a score up to 1: along straight lines through the losses that the limits stand
+    for, by the worse of centre shift and energy beyond spread. A prediction; its order can be trusted more than its size."""
+    pairs = ((found.centre_shift.mean, shift_limits(features)), (found.beyond_spread.mean, ENERGIES))
+    return min(1.0, max(_along(value, *limits) for value, limits in pairs))
+
+
+def _along(value: float, first: float, second: float) -> float:
+    if value <= first:
+        return LOSSES[0] * max(value, 0.0) / first
+    return LOSSES[0] + (LOSSES[1] - LOSSES[0]) * (value - first) / (second - first)

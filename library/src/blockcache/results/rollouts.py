@@ -1,0 +1,164 @@
+"""The results of an evaluation: a record per rollout and what made it. A frozen value with a JSON file format.
+
+The file says nothing of when or how fast: the same evaluation gives the same bytes. Knows nothing of torch.
+
+    format, version, made_by
+    task         name, what counts as success, steps at most
+    policy       where it came from, and its fingerprint
+    setting      seeds, group size, calibration: what else the numbers depend on
+    noise_floor  open-loop error between two runs of the full policy with different noise
+    methods      name, engine, sampler, what is reused when, FLOPs, open-loop error
+    records      method, seed, score, success, steps, error, jerk, jump; the last four null where there is none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from blockcache.compare.jobs import EvaluationError
+from blockcache.measure.action_error import ActionError
+from blockcache_runtime.files import Count, Fields, Format, Limit, PathLike, dict_of, exists
+from blockcache_runtime.fingerprint import Fingerprint
+
+BASELINE = "full"
+PLAIN = "plain policy"  # among timings: the policy as it comes
+EAGER = "eager"  # among engines: torch itself, which runs the policy as it comes
+GROUP, GENERATIONS = 10, 16  # rollouts run as one batch, observations to calibrate on; unless somebody asks otherwise
+FRESH_SEEDS = 50_000  # from a task's first test seed: for what was chosen on others
+OBSERVATIONS, SAMPLES = 48, 16  # of a check, unless somebody asks otherwise: observations are worth more than samples
+
+
+@dataclass(frozen=True)
+class MethodRun:
+    """A method as it ran. `reuse` holds each block's updates, or TeaCache's coefficients and threshold, or nothing."""
+
+    name: str
+    engine: str
+    sampler: Mapping[str, Any]
+    reuse: Mapping[str, Any] | None
+    shares_all_noise: bool  # with the full policy; otherwise the initial noise only
+    flops: Count
+    reused: float
+    error: ActionError
+
+    def same(self, other: Mapping[str, Any]) -> bool:
+        """Whether a candidate's description is what this ran."""
+        return {"engine": self.engine, "sampler": self.sampler, "reuse": self.reuse} == dict(other)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One rollout. Where the simulator failed there is an error, and neither score nor success."""
+
+    method: str
+    seed: Count
+    score: float | None
+    success: bool | None
+    steps: Count
+    error: str | None
+    jerk: float | None  # normalised units per step cubed
+    jump: float | None  # normalised units, from chunk to chunk
+
+    def __post_init__(self) -> None:
+        for value in (self.score, self.success):
+            if (value is None) != (self.error is not None):
+                raise ValueError(f"seed {self.seed} of {self.method} must have either a score and success or an error")
+
+
+MACHINE = Fields({"processor": str, "cores": Count}, {"load_average": list[float] | None}, others=True)
+CALIBRATION = Fields({"generations": Count}, {"seed": Count, "observations": str})
+_COUNTS = dict.fromkeys(("first_seed", "rollouts", "group", "open_loop_observations"), Count)
+FORMAT = Format(
+    "blockcache.results",
+    "results file",
+    {
+        "task": Fields({"name": str, "success": str, "max_steps": Count}),
+        "policy": Fields({"source": str, "fingerprint": dict}),
+        "setting": Fields({**_COUNTS, "calibration": CALIBRATION}, {"noise": str}, others=True),
+        "noise_floor": ActionError,
+        "methods": tuple[MethodRun, ...],
+        "records": tuple[Record, ...],
+    },
+    again="run the evaluation again",
+)
+_SECONDS = Annotated[float, Limit(1e-9)]
+_TIMED = Fields({"seconds": Annotated[list[_SECONDS], Limit(1)]}, dict.fromkeys(("p50", "p95", "p99"), _SECONDS))
+TIMINGS_FORMAT = Format(
+    "blockcache.timings",
+    "timings file",
+    {"policy": Fingerprint, "machine": MACHINE, "setting": str, "methods": dict_of(_TIMED)},
+    again="time the methods again",
+)
+
+
+@dataclass(frozen=True)
+class Results:
+    task: Mapping[str, Any]
+    policy: Mapping[str, Any]
+    setting: Mapping[str, Any]
+    noise_floor: ActionError
+    methods: tuple[MethodRun, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def failed(self) -> int:
+        return sum(record.error is not None for record in self.records)
+
+    def of(self, method: str) -> dict[int, Record]:
+        """A method's records by seed."""
+        return {record.seed: record for record in self.records if record.method == method}
+
+    def save(self, path: PathLike) -> None:
+        FORMAT.save(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: PathLike) -> Results:
+        """Strict: unknown versions and keys are refused."""
+        content = FORMAT.load(path)
+        with FORMAT.reading(path):
+            Fingerprint.from_dict(content["policy"]["fingerprint"])
+            found = cls(**content)
+            names = [method.name for method in found.methods]
+            rollouts = [(record.method, record.seed) for record in found.records]
+            if BASELINE not in names or len(set(names)) < len(names) or {name for name, _ in rollouts} - set(names):
+                raise ValueError(f"its methods are {BASELINE} and others, each once and with all that has records")
+            if len(set(rollouts)) < len(rollouts):
+                raise ValueError("a rollout stands there twice")
+            return found
+
+
+def check_alike(
+    path: PathLike, task: str, policy: Fingerprint, methods: Iterable[tuple[str, Mapping[str, Any]]]
+) -> None:
+    """Refuse results of another task or policy, or of another schedule under the same name."""
+    if not exists(path):
+        return
+    old = Results.load(path)
+    reason = None
+    if old.task["name"] != task:
+        reason = f"task {old.task['name']} instead of {task}"
+    elif differences := policy.differences(Fingerprint.from_dict(old.policy["fingerprint"])):
+        reason = f"another policy ({'; '.join(differences)})"
+    else:
+        before = {method.name: method for method in old.methods}
+        for name, described in methods:
+            if name in before and not before[name].same(described):
+                reason = f"another schedule, sampler or engine under the name {name}"
+                break
+    if reason is not None:
+        raise EvaluationError(f"{path} holds results of {reason}; write to another file, or move that one away")
+
+
+def check_nothing_lost(path: PathLike, planned: Container[tuple[str, int]]) -> None:
+    """Refuse to write over rollouts, (method, seed), that the new results will not have."""
+    if not exists(path):
+        return
+    lost = [record for record in Results.load(path).records if (record.method, record.seed) not in planned]
+    if lost:
+        methods = ", ".join(dict.fromkeys(record.method for record in lost))
+        raise EvaluationError(
+            f"{path} holds {len(lost)} rollouts that would be lost (of {methods}); ask for as many rollouts of these "
+            "methods too, write to another file, or move that one away"
+        )

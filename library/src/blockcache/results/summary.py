@@ -1,0 +1,62 @@
+"""One row for each method of a results file: means, paired differences to the full policy, and smoothness.
+
+Rollouts that failed, here or in their pair, are left out and counted. Knows nothing of torch or of tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockcache.measure.statistics import Estimate, McNemar, mcnemar, mean_interval, paired_difference
+from blockcache.results.rollouts import BASELINE, MethodRun, Record, Results
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """`difference` and `discordant` are None for the full policy itself, and every figure where no rollout is left."""
+
+    method: MethodRun
+    failed: int
+    score: Estimate | None
+    success: Estimate | None
+    difference: Estimate | None  # of the score, to the full policy, same seed and noise
+    discordant: McNemar | None  # of success
+    jerk: float | None
+    jump: float | None
+
+
+def summarise(results: Results) -> tuple[MethodSummary, ...]:
+    baseline = results.of(BASELINE)
+    return tuple(_row(method, results.of(method.name), baseline) for method in results.methods)
+
+
+def _row(method: MethodRun, records: dict[int, Record], baseline: dict[int, Record]) -> MethodSummary:
+    done = [record for record in records.values() if record.error is None]
+    pairs = [(a, b) for seed, a in records.items() if (b := baseline.get(seed)) and a.error is b.error is None]
+    compared = method.name != BASELINE and len(pairs) > 0
+    found, expected = [a for a, _ in pairs], [b for _, b in pairs]
+    return MethodSummary(
+        method=method,
+        failed=len(records) - len(done),
+        score=mean_interval(_scores(done)) if done else None,
+        success=mean_interval(_successes(done)) if done else None,
+        difference=paired_difference(_scores(found), _scores(expected)) if compared else None,
+        discordant=mcnemar(_successes(found), _successes(expected)) if compared else None,
+        jerk=_mean([record.jerk for record in done]),
+        jump=_mean([record.jump for record in done]),
+    )
+
+
+def _scores(records: list[Record]) -> list[float]:
+    return [record.score for record in records if record.score is not None]  # a finished rollout has one
+
+
+def _successes(records: list[Record]) -> list[bool]:
+    return [record.success for record in records if record.success is not None]
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

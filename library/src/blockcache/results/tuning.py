@@ -1,0 +1,200 @@
+"""What tuning found: points of loss against time, the front of them, and the one that was chosen, with its evidence.
+
+Frozen values with a JSON file format. Knows nothing of torch or of how points are found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from blockcache.measure.distance import Distances
+from blockcache.measure.statistics import Estimate
+from blockcache_runtime.errors import BlockcacheError
+from blockcache_runtime.files import Count, Fields, Format, PathLike, Positive
+from blockcache_runtime.fingerprint import Fingerprint
+
+MARGIN = 0.5
+"""A prediction scatters, so that half of the loss that a user allows is kept in hand."""
+NEAR = 1.1
+"""Times within this factor are not told apart on a machine that has other things to do as well."""
+
+
+class TuningError(BlockcacheError):
+    """A tuning that cannot be done as asked."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is wanted: the least loss within a deadline, or the least time within a loss. Exactly one of them.
+
+    deadline_ms  that 95 of 100 chunks must keep
+    loss         of the score that may be lost at most
+    spread       how much of the actions' spread must be kept, as a share: (lowest, highest); None leaves it free
+    """
+
+    deadline_ms: float | None = None
+    loss: float | None = None
+    spread: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.deadline_ms is None) == (self.loss is None):
+            raise TuningError("tuning needs either a deadline or a loss to allow, such as deadline_ms=25 or loss=0.03")
+        for name, value in (("deadline", self.deadline_ms), ("loss", self.loss)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise TuningError(f"the {name} must be a number above 0, got {value}")
+
+    def text(self) -> str:
+        return (
+            f"within {self.deadline_ms:g} ms"
+            if self.deadline_ms is not None
+            else f"for a loss of at most {self.loss:g}"
+        )
+
+    def order(self, point: Point) -> tuple[float, ...]:
+        """Points in the order in which they are wanted: those that meet the goal first, the nearest miss after them."""
+        miss = self.miss(point)
+        if self.deadline_ms is not None:
+            return (miss, round(point.expected_loss, 3), point.p50_ms)
+        return (miss, point.p50_ms, point.expected_loss)
+
+    def miss(self, point: Point) -> float:
+        """By how much a point misses the goal, in milliseconds or in score; 0 if it meets it. Where it was rolled out, what
+        counts is the loss that its interval does not rule out."""
+        if self.spread is not None and not self.spread[0] <= point.distances.spread.mean <= self.spread[1]:
+            return math.inf
+        if self.deadline_ms is not None:
+            return max(0.0, point.p95_ms - self.deadline_ms)
+        assert self.loss is not None
+        if point.rollouts is not None:
+            return max(0.0, -point.rollouts.low - self.loss)
+        return max(0.0, point.loss - MARGIN * self.loss)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One method at one number of threads.
+
+    method          by name
+    engine, threads what ran it
+    p50_ms, p95_ms  one chunk, batch 1, timed in turn with the other points
+    flops           of one generation
+    chunks          of how many the distances are
+    distances       of its actions from the policy's own
+    loss            predicted from the distances; see `predicted_loss`
+    rollouts        paired difference of the score on tuning seeds, where there were rollouts
+    """
+
+    method: str
+    engine: str
+    threads: Count
+    p50_ms: Positive
+    p95_ms: Positive
+    flops: Count
+    chunks: Count
+    distances: Distances
+    loss: float
+    rollouts: Estimate | None = None
+
+    @property
+    def expected_loss(self) -> float:
+        """As rolled out, where it was; otherwise as predicted."""
+        return self.loss if self.rollouts is None else -self.rollouts.mean
+
+
+def front(points: Iterable[Point]) -> tuple[Point, ...]:
+    """The points that no other beats in both time and loss, the fastest first."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.p50_ms, point.expected_loss)):
+        if not kept or point.expected_loss < kept[-1].expected_loss:
+            kept.append(point)
+    return tuple(kept)
+
+
+def promising(points: Sequence[Point], goal: Goal, count: int) -> tuple[Point, ...]:
+    """The points that are worth a longer look: the front around the goal first, then what the goal wants next."""
+    on_front = sorted(front(points), key=goal.order)
+    rest = sorted((point for point in points if point not in on_front), key=goal.order)
+    return tuple((on_front + rest)[:count])
+
+
+def choose(points: Sequence[Point], goal: Goal) -> Point:
+    """What the goal wants most. For a loss to allow, that is the fastest, or what loses less of those that are as good as
+    equally fast."""
+    first = min(points, key=goal.order)
+    if goal.deadline_ms is not None:
+        return first
+    near = [point for point in points if goal.miss(point) <= goal.miss(first) and point.p50_ms <= NEAR * first.p50_ms]
+    return min(near, key=lambda point: (point.expected_loss, point.p50_ms))
+
+
+FORMAT = Format(
+    "blockcache.tuning",
+    "tuning",
+    {
+        "policy": Fields({"source": str, "fingerprint": dict}),
+        "goal": Goal,
+        "setting": dict,
+        "machine": dict,
+        "plain_ms": Positive,
+        "points": tuple[Point, ...],
+        "chosen": str,
+        "fresh": Estimate | None,
+        "notes": tuple[str, ...],
+    },
+    again="run 'blockcache tune' again",
+)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The outcome of one tuning.
+
+    policy    where it came from, and its fingerprint
+    goal      what was wanted
+    setting   seeds, observations, minutes and so on: what else the figures depend on
+    machine   what the times were measured on
+    plain_ms  one chunk of the plain policy, timed in turn with the points
+    points    what was looked at for long, and the rest of the front as it was glanced at (`chunks` tells which)
+    chosen    the name of the method that was chosen, and its threads
+    fresh     its paired difference on seeds that nobody chose by, where there were rollouts
+    notes     what a reader should know, such as what there was no time for
+    """
+
+    policy: Mapping[str, Any]
+    goal: Goal
+    setting: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    plain_ms: float
+    points: tuple[Point, ...]
+    chosen: Point
+    fresh: Estimate | None
+    notes: tuple[str, ...]
+
+    @property
+    def met(self) -> bool:
+        return self.goal.miss(self.chosen) == 0
+
+    @property
+    def front(self) -> tuple[Point, ...]:
+        return front(self.points)
+
+    def save(self, path: PathLike) -> None:
+        value = {**asdict(self), "chosen": _label(self.chosen)}
+        FORMAT.save(path, value)
+
+    @classmethod
+    def load(cls, path: PathLike) -> Tuning:
+        content = FORMAT.load(path)
+        with FORMAT.reading(path):
+            Fingerprint.from_dict(content["policy"]["fingerprint"])
+            chosen = [point for point in content["points"] if _label(point) == content["chosen"]]
+            if len(chosen) != 1:
+                raise ValueError(f"it has {len(chosen)} points called {content['chosen']!r}, not one")
+            return cls(**{**content, "chosen": chosen[0]})
+
+
+def _label(point: Point) -> str:
+    return f"{point.method} @ {point.threads}"

@@ -1,0 +1,185 @@
+"""What a task is, and where tasks are found by name. Knows nothing of policies, engines or schedules.
+
+A `TaskSpec` can be read without the task's simulator; only `make_task` imports it. Another package brings a task by
+registering a `TaskEntry` under the entry point group `blockcache.tasks`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from blockcache_runtime.errors import TaskError
+
+Array: TypeAlias = npt.NDArray[np.floating[Any]]
+Tree: TypeAlias = Any
+"""One observation: an array, or a mapping of arrays by name."""
+Expert: TypeAlias = Callable[[Tree], Array]  # observation -> action, within the task's limits
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """The facts of a task: widths, length of an episode, and what counts as success.
+
+    An observation is one array of `obs_dim` numbers, or a mapping: then `obs_dim` is 0, `inputs` gives its shapes by name,
+    and `cameras` says which of them are frames, (channels, height, width) uint8.
+    """
+
+    name: str
+    obs_dim: int
+    action_dim: int
+    max_steps: int
+    success: str  # one phrase, for tables
+    extra: str  # what to put in pip install "blockcache[...]"
+    first_test_seed: int = 100_000
+    inputs: Mapping[str, tuple[int, ...]] | None = None
+    cameras: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.obs_dim > 0) == bool(self.inputs) or any(name not in (self.inputs or ()) for name in self.cameras):
+            raise TaskError(
+                f"task {self.name!r} must say its obs_dim, or be 0 there and name its inputs, cameras among them; got "
+                f"obs_dim={self.obs_dim}, inputs={self.inputs}, cameras={self.cameras}"
+            )
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of one observation, by name; one array is called "obs"."""
+        return self.inputs or {"obs": (self.obs_dim,)}
+
+    def describe(self) -> dict[str, Any]:
+        """All of it in JSON types; what a task without cameras does not have is left out."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, ())}
+
+
+class Task(Protocol):
+    """One simulator with one episode in it. The same seed and actions give the same episode."""
+
+    @property
+    def spec(self) -> TaskSpec: ...
+
+    def reset(self, seed: int) -> Tree:
+        """Start an episode; its first observation, (obs_dim,) float32, or a mapping of arrays as the spec's `inputs`."""
+
+    def observe(self) -> Tree:
+        """The observation as it is now."""
+
+    def step(self, action: Array) -> None:
+        """Take one action, (action_dim,) in the robot's units."""
+
+    @property
+    def score(self) -> float:
+        """How well the episode went so far, from 0 to 1; it never falls."""
+
+    @property
+    def success(self) -> bool: ...
+
+    @property
+    def done(self) -> bool:
+        """Nothing that comes can change the score any more, or the steps are used up."""
+
+    def render(self) -> npt.NDArray[np.uint8]:
+        """A picture of the scene, (height, width, 3)."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A task that can be found by name. What needs its simulator is a "module:factory"."""
+
+    spec: TaskSpec
+    factory: str  # of the Task, from the spec
+    expert: str | None = None  # of the Expert, from a Task in which an episode has begun; where the simulator has one
+    distribution: str = "blockcache"  # whose extra brings the simulator
+
+
+_PUSHT = TaskEntry(
+    TaskSpec("pusht", obs_dim=20, action_dim=2, max_steps=300, success="coverage >= 0.95", extra="pusht"),
+    "blockcache.tasks.pusht:PushT",
+)
+_OURS = (_PUSHT,)
+
+
+def task_names() -> tuple[str, ...]:
+    return tuple(sorted({entry.spec.name for entry in _OURS} | {point.name for point in _brought()}))
+
+
+def task_spec(name: str) -> TaskSpec:
+    """The facts of a task, without its simulator."""
+    return _find(name).spec
+
+
+def make_task(name: str) -> Task:
+    """A fresh simulator of the task; if it is not installed, the error names the extra that brings it."""
+    entry = _find(name)
+    task: Task = _factory(entry, entry.factory)(entry.spec)
+    return task
+
+
+def make_expert(name: str, simulator: Task) -> Expert:
+    """The simulator's own expert, for the episode that has begun in `simulator`, which is of that task."""
+    expert: Expert = expert_factory(name)(simulator)
+    return expert
+
+
+def expert_factory(name: str) -> Callable[[Task], Expert]:
+    """What makes the expert of a task; without one, or without its simulator, the error says so."""
+    entry = _find(name)
+    if entry.expert is None:
+        raise TaskError(f"task {name!r} has no expert of its own; its demonstrations must come from elsewhere")
+    return _factory(entry, entry.expert)
+
+
+def _factory(entry: TaskEntry, factory: str) -> Callable[..., Any]:
+    module, name = factory.split(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise _unusable(entry, error) from error
+
+    def make(argument: Any) -> Any:
+        try:
+            return found(argument)
+        except ImportError as error:  # simulators are imported as late as can be
+            raise _unusable(entry, error) from error
+
+    return make
+
+
+def _unusable(entry: TaskEntry, error: ImportError) -> TaskError:
+    return TaskError(
+        f"the simulator of task {entry.spec.name!r} is not usable ({error}); "
+        f'install it with pip install "{entry.distribution}[{entry.spec.extra}]"'
+    )
+
+
+def _find(name: str) -> TaskEntry:
+    """Ours, or one that another package registers; only that one is loaded, so that others cannot do harm."""
+    ours = [entry for entry in _OURS if entry.spec.name == name]
+    points = [point for point in _brought() if point.name == name]
+    if not ours and not points:
+        raise TaskError(f"unknown task {name!r}; known tasks are {', '.join(task_names())}")
+    if len(ours) + len(points) > 1:
+        raise TaskError(f"the task {name!r} is registered more than once: by {', '.join(p.value for p in points)}")
+    return ours[0] if ours else _load(points[0])
+
+
+def _load(point: EntryPoint) -> TaskEntry:
+    try:
+        entry = point.load()
+    except Exception as error:
+        raise TaskError(f"the task {point.name!r} of {point.value} cannot be loaded: {error}") from error
+    if not isinstance(entry, TaskEntry) or entry.spec.name != point.name:
+        raise TaskError(f"{point.value} is registered as task {point.name!r}, but is not a TaskEntry of that name")
+    return entry
+
+
+def _brought() -> Iterable[EntryPoint]:
+    return entry_points(group="blockcache.tasks")

@@ -1,0 +1,62 @@
+"""Files that were written before still load: those in docs, and those that ship with the package."""
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from blockcache import load_policy
+from blockcache.report import performance
+from blockcache.report.stored import Stored
+from blockcache.report.suites import Timings
+from blockcache.results.rollouts import Results
+from blockcache.results.tuning import Tuning
+from blockcache.samplers import ChosenSampler
+from blockcache.schedule import Schedule
+from blockcache_lab.pages import caching, rdt_size
+from blockcache_lab.studies.frontier import FrontierDistances
+from repository import ROOT
+
+PLACES = (ROOT / "docs", Path(str(resources.files("blockcache") / "assets")))
+LOADERS = {
+    "blockcache.caching": caching.FORMAT.load,
+    "blockcache.frontier-distances": FrontierDistances.load,
+    "blockcache.performance": performance.FORMAT.load,
+    "blockcache.policy": lambda path: load_policy(path.parent),
+    "blockcache.rdt-size": rdt_size.FORMAT.load,
+    "blockcache.results": Results.load,
+    "blockcache.sampler": ChosenSampler.load,
+    "blockcache.schedule": Schedule.load,
+    "blockcache.stored": Stored.load,
+    "blockcache.timings": Timings.load,
+    "blockcache.tuning": Tuning.load,
+}
+PRINTED = {"published_results.json", "published_schedules.json"}  # the paper's, in no format of ours
+FILES = sorted(
+    path for place in PLACES for path in place.rglob("*.json") if path.name not in PRINTED and "state" not in path.parts
+)
+
+
+def kind(path):
+    found = json.loads(path.read_text()).get("format")
+    return "blockcache.policy" if path.name == "config.json" else found
+
+
+def test_there_is_a_file_of_each_kind():
+    assert {kind(path) for path in FILES} == set(LOADERS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_it_loads(path):
+    LOADERS[kind(path)](path)
+
+
+@pytest.mark.parametrize("form", [caching.FORMAT, performance.FORMAT], ids=lambda form: form.name)
+def test_files_from_before_made_by_load_and_new_ones_have_it(form, tmp_path):
+    (path,) = [path for path in FILES if kind(path) == form.name]
+    old = json.loads(path.read_text())
+    form.save(tmp_path / "new.json", form.load(path))
+    new = json.loads((tmp_path / "new.json").read_text())
+    assert new.pop("made_by").startswith("blockcache ")
+    assert new == {key: value for key, value in old.items() if key != "made_by"}

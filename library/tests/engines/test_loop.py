@@ -1,0 +1,188 @@
+"""The loop engine by itself: other dtypes, no look at a value inside the loop, and each exact saving switched off."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+import blockcache as bc
+from blockcache.engines.build import build
+from blockcache.engines.loop import Loop
+from blockcache.engines.torch_backend import TorchBackend
+from blockcache.engines.walk import denoiser_output
+from blockcache.models.registry import port_of
+from blockcache.samplers import DDIM, DDPM, DPMSolver
+from blockcache.schedule import Reuse
+from blockcache_lab.studies.savings import DiffusersLoop
+from blockcache_runtime.errors import EngineError
+
+pytestmark = pytest.mark.usefixtures("exports_stay_here")
+
+SAMPLERS = {
+    "ddpm": DDPM(num_inference_steps=6),
+    "ddim with eta": DDIM(num_inference_steps=6, eta=0.7),
+    "dpmsolver++": DPMSolver(num_inference_steps=6, beta_schedule="linear"),
+}
+SAVINGS = (
+    "conditions encoded at every step",
+    "+ conditions encoded once",
+    "+ keys, values and queries folded once",
+)
+
+
+def built(policy, updates=None):
+    """What a loop is made from, every step an update or as `updates` says."""
+    port = port_of(policy)
+    names, steps = [block.name for block in port.adapter.blocks], len(port.timesteps)
+    schedule = bc.Schedule.every_step(steps, names) if updates is None else bc.Schedule(steps, updates(names, steps))
+    return build(port, schedule, "loop")
+
+
+def loop_of(made, saving=SAVINGS[-1]):
+    return Loop(made.program.without_savings()[saving], made.plan, made.sampler)
+
+
+def runners(policy, made, saving):
+    """With constant sampler coefficients, and with diffusers' sampler."""
+    loop = loop_of(made, saving)
+    return loop, DiffusersLoop(loop, policy.sampler)
+
+
+@pytest.fixture(params=SAMPLERS)
+def policy(request, make_policy):
+    return make_policy(sampler=SAMPLERS[request.param])
+
+
+@pytest.fixture(scope="module")
+def observed(observe):
+    return lambda batch=1: {"obs": observe(batch)}
+
+
+def error(policy, found, expected):
+    return float(((found - expected) * policy.normalizer.action.scale).abs().max())
+
+
+# -- the exact savings, one by one
+
+
+def test_the_savings_have_names_and_end_with_the_program_itself(policy):
+    program = built(policy).program
+    assert tuple(program.without_savings()) == SAVINGS
+    assert program.without_savings()[SAVINGS[-1]] is program
+
+
+@pytest.mark.parametrize("saving", SAVINGS)
+def test_each_saving_gives_the_eager_policy_s_actions(policy, observed, saving):
+    made = built(policy)
+    for runner in runners(policy, made, saving):
+        for batch in (1, 3):
+            noise = policy.draw_noise(batch)
+            expected = policy.predict_action(observed(batch), noise=noise)
+            found = runner(observed(batch), noise)
+            assert set(found) == set(expected)
+            assert error(policy, found["action_pred"], expected["action_pred"]) < 1e-5
+
+
+@pytest.mark.parametrize("order", ["cut first", "savings off first"])
+@pytest.mark.parametrize("saving", SAVINGS)
+def test_executed_actions_only_with_each_saving(policy, observed, saving, order):
+    whole = built(policy)
+    if order == "cut first":
+        made = whole.actions_only()
+    else:
+        made = replace(whole, program=whole.program.without_savings()[saving]).actions_only()
+        made = replace(made, program=made.program.without_savings()[saving])
+    assert made.program.tokens == policy.config.executed.stop < policy.horizon
+    noise = policy.draw_noise(2)
+    expected = policy.predict_action(observed(2), noise=noise)["action"]
+    for runner in runners(policy, made, saving):
+        found = runner(observed(2), noise)
+        assert list(found) == ["action"]
+        assert error(policy, found["action"], expected) < 1e-5
+
+
+def test_savings_follow_a_schedule_too(policy, observed, random_updates):
+    made = built(policy, random_updates)
+    noise = policy.draw_noise(2)
+    with bc.accelerate(policy, made.schedule, engine="patched"):
+        expected = policy.predict_action(observed(2), noise=noise)["action_pred"]
+    for saving in SAVINGS:
+        for runner in runners(policy, made, saving):
+            assert error(policy, runner(observed(2), noise)["action_pred"], expected) < 1e-5
+
+
+# -- dtypes, devices
+
+
+def test_double_precision(policy, observed, observe, random_updates):
+    policy.double()
+    made = built(policy, random_updates)
+    noise = policy.draw_noise(2)
+    with bc.accelerate(policy, made.schedule, engine="patched"):
+        expected = policy.predict_action(observe(2), noise=noise)["action_pred"]
+    with bc.accelerate(policy, made.schedule) as fast:
+        assert fast.engine == "loop", "onnx runs float32 only"
+        found = fast.predict_action(observe(2), noise=noise)["action_pred"]
+    assert found.dtype == torch.float64
+    assert error(policy, found, expected) < 1e-5  # diffusers' constants are single precision in any case
+    # with diffusers' own sampler all that is left is our algebra, and that is exact
+    for saving in SAVINGS:
+        own = DiffusersLoop(loop_of(made, saving), policy.sampler)
+        folded = own({"obs": observe(2).double()}, noise)["action_pred"]
+        assert error(policy, folded, expected) < 1e-12
+
+
+def test_onnx_refuses_double_precision(make_policy):
+    with pytest.raises(EngineError, match=r'runs float32 on the CPU, got torch.float64 on cpu; use engine="loop"'):
+        bc.accelerate(make_policy().double(), engine="onnx")
+
+
+def test_half_precision_runs(make_policy, observe):
+    policy = make_policy().to(torch.bfloat16)
+    noise = policy.draw_noise(1)
+    expected = policy.predict_action(observe(), noise=noise)["action"]
+    with bc.accelerate(policy, engine="loop") as fast:
+        found = fast.predict_action(observe(), noise=noise)["action"]
+    assert found.dtype == torch.bfloat16
+    assert error(policy, found, expected) < 0.2
+
+
+@pytest.mark.parametrize("output", ["chunk", "action"])
+def test_nothing_is_copied_to_the_host_inside_the_loop(policy, observed, random_updates, output):
+    """Fake tensors have no values: any look at one, such as `if x > 0`, is an error. So CUDA graphs can capture it.
+    Whether it was finite is looked at once, behind the loop."""
+    made = built(policy, random_updates)
+    loop = loop_of(made if output == "chunk" else made.actions_only())
+    noise = policy.draw_noise(2)
+    real = loop.unchecked(observed(2), noise)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        obs, drawn = mode.from_tensor(observed(2)["obs"]), mode.from_tensor(noise)
+        fake = loop.unchecked({"obs": obs}, drawn)
+        with pytest.raises(DataDependentOutputException):
+            bool(fake["action"].sum() > 0)
+    assert {name: value.shape for name, value in fake.items()} == {name: value.shape for name, value in real.items()}
+
+
+def test_nothing_of_a_generation_stays_in_the_loop(policy, observed, random_updates):
+    loop = loop_of(built(policy, random_updates))
+    held = {name: id(value) for name, value in vars(loop).items()}
+    first = loop(observed(1), noise := policy.draw_noise(1))["action"]
+    loop({"obs": 100 * observed(3)["obs"]}, policy.draw_noise(3))
+    assert torch.equal(loop(observed(1), noise)["action"], first)
+    assert {name: id(value) for name, value in vars(loop).items()} == held
+
+
+def test_sums_are_given_up_when_nothing_uses_them(policy, observed, random_updates):
+    made = built(policy, random_updates)
+    backend = TorchBackend(loop_of(made).constants, 1)
+    reuse, sums = Reuse(made.plan, backend.add), []
+    with torch.no_grad():
+        conditions = made.program.conditions(backend, observed(1))
+        for step, operations in enumerate(made.plan.program):
+            denoiser_output(backend, made.program, operations, reuse, conditions, step, torch.zeros(6, 3))
+            reuse.end_step(step)
+            sums.append(len(reuse._sums))
+    assert max(sums) > 0
+    assert reuse._sums == {}
+    assert {run for run in reuse._started if run[0] < run[1]} == set()

@@ -1,0 +1,97 @@
+"""Sound files of evaluations and measurements, and how each is read and used."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from blockcache.compare.methods import parse_method
+from blockcache.measure.action_error import ActionError
+from blockcache.report.methods import suite_tables
+from blockcache.report.suites import Collection
+from blockcache.results.rollouts import TIMINGS_FORMAT, MethodRun, Record, Results, check_alike
+from blockcache.results.summary import summarise
+from blockcache_lab.studies.suites import Cell, Suite
+from blockcache_runtime.fingerprint import Fingerprint
+from toy_evaluation import ready
+
+from .sample_policy import again, policy
+
+
+def _results() -> Results:
+    bound = Fingerprint("dp-t", ("layers.0.SA",), {"width": 8}, 4, {"type": "ddpm"}, "w" * 64)
+    methods = [
+        MethodRun(name, "loop", {"type": "ddpm"}, reuse, True, 10**6, 0.0, ActionError(0.1, 0.2))
+        for name, reuse in (("full", None), ("bac:S=2,n=1", {"updates": {"layers.0.SA": [0, 2]}}))
+    ]
+    records = [
+        Record(method.name, seed, 0.5 + seed / 8, seed > 0, 9, None, 0.1, None) for method in methods for seed in (0, 1)
+    ]
+    suite = Suite("metrics", "About.", "full", tuple(Cell("Table", method.name) for method in methods))
+    return Results(
+        task={"name": "toy", "success": "none", "max_steps": 9},
+        policy={"source": "tiny", "fingerprint": bound.to_dict()},
+        setting={
+            "first_seed": 0, "rollouts": 2, "group": 2, "noise": "keyed", "open_loop_observations": 2,
+            "calibration": {"generations": 2, "seed": 0, "observations": "x"}, "suite": suite.describe(),
+        },
+        noise_floor=ActionError(0.1, 0.2),
+        methods=tuple(methods),
+        records=(*records, Record("full", 2, None, None, 3, "RuntimeError: it broke", None, None)),
+    )  # fmt: skip
+
+
+def make_results(place: Path) -> list[Path]:
+    _results().save(place / "results.json")
+    return [place / "results.json"]
+
+
+def use_results(path: Path) -> None:
+    found = Results.load(path)
+    found.save(again(path))
+    assert Results.load(again(path)) == found
+    bound = Fingerprint.from_dict(_results().policy["fingerprint"])
+    check_alike(path, "toy", bound, [("full", {"engine": "loop", "sampler": {"type": "ddpm"}, "reuse": None})])
+    summarise(found)
+
+
+def make_suites(place: Path) -> list[Path]:
+    _results().save(place / "metrics.json")
+    seconds = {"p50": 0.1, "p95": 0.2, "p99": 0.2, "seconds": [0.1, 0.2]}
+    content = {
+        "policy": _results().policy["fingerprint"],
+        "machine": {"processor": "abacus", "cores": 2},
+        "setting": "seconds per chunk",
+        "methods": {method.name: seconds for method in _results().methods},
+    }  # fmt: skip
+    TIMINGS_FORMAT.save(place / "timings.json", content)
+    return [place / "metrics.json", place / "timings.json"]
+
+
+def use_suites(path: Path) -> None:
+    found = Collection.load(path.parent)
+    for item in found.suites.values():
+        item.command("out")
+        for method in item.results.methods:
+            parse_method(method.name)
+            if found.timings is not None:
+                found.timings.over(method.name, "full")
+        suite_tables(item, ("method", "n", "GFLOP", "success"))
+
+
+def make_jobs(place: Path) -> list[Path]:
+    """The finished jobs of a whole evaluation of the toy task."""
+    _evaluation(place).run(progress=False)
+    return sorted((place / "state").glob("*.json"))
+
+
+def use_jobs(path: Path) -> None:
+    results = _evaluation(path.parents[1]).run(progress=False)
+    results.save(path.with_name("results"))
+    Results.load(path.with_name("results"))
+
+
+@functools.cache
+def _evaluation(place: Path) -> Any:
+    return ready(policy(5, 3), place / "state", methods=(), rollouts=1, group=1)

@@ -1,0 +1,317 @@
+"""Sound files of every kind that blockcache reads, as small as they can be, and how each is read and used.
+
+What is read is used and written back where that is cheap: a wrong type that fails only then is as bad.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import functools
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import blockcache as bc
+from blockcache.cli.arguments import PolicySource
+from blockcache.cli.pictures import schedule_picture
+from blockcache.engines.accelerate import check_fit
+from blockcache.models.dpt import load_policy, save_policy
+from blockcache.models.dpt.convert import read_checkpoint
+from blockcache.observations import check_observation
+from blockcache.samplers import DDPM, ChosenSampler, DPMSolver, Fitted, SamplerConfig, table
+from blockcache.schedule import compile_plan
+from blockcache.solvers.recording import Recording
+from blockcache.tasks import TaskSpec
+from blockcache_lab.training.data import read_demonstrations, split, window_indices
+from blockcache_lab.training.state import Progress, read_state, write_state
+from blockcache_runtime import open_export
+from blockcache_runtime.errors import NonFiniteError
+from blockcache_runtime.integrity import with_hash
+from file_formats import EXAMPLES
+from public_policy import DDIM, config, write_checkpoint
+
+from . import sample_results as made
+from .running import Sample
+from .sample_policy import (
+    ACTION,
+    OBS,
+    SEEN,
+    STEPS,
+    again,
+    camera_policy,
+    frames,
+    observations,
+    policy,
+    port,
+    recording,
+    schedule,
+)
+
+# -- what is solved and sampled
+
+
+def make_schedule(place: Path) -> list[Path]:
+    schedule().save(place / "schedule.json")
+    return [place / "schedule.json"]
+
+
+def use_schedule(path: Path) -> None:
+    found = bc.Schedule.load(path)
+    schedule_picture(found)
+    compile_plan(found).describe()
+    found.save(again(path))
+    assert bc.Schedule.load(again(path)) == found
+    check_fit(found.fingerprint, port(), "shape")
+
+
+def make_sampler(place: Path) -> list[Path]:
+    DDPM(num_inference_steps=4).save(place / "ddpm.json")
+    DPMSolver(timesteps=[70, 20.5, 3]).save(place / "dpmsolver.json")
+    fitted = Fitted.of(DDPM(num_inference_steps=2))
+    ChosenSampler(fitted, port().fingerprint, {"loss": [0.5, 0.25]}).save(place / "fitted.json")
+    return [place / "ddpm.json", place / "dpmsolver.json", place / "fitted.json"]
+
+
+def use_sampler(path: Path) -> None:
+    found = SamplerConfig.load(path)
+    assert table(found).steps == found.num_inference_steps
+    chosen = ChosenSampler.load(path)
+    chosen.save(again(path))
+    assert ChosenSampler.load(again(path)) == chosen
+    chosen.check_fit(port().fingerprint)
+
+
+def make_recording(place: Path) -> list[Path]:
+    recording().save(place / "recording.safetensors")
+    return [place / "recording.safetensors"]
+
+
+def use_recording(path: Path) -> None:
+    found = Recording.load(path)
+    found.save(again(path))
+    solved = bc.solve(Recording.load(again(path)), updates=2, union=1)
+    solved.save(again(path))
+
+
+# -- policies and what they are trained on
+
+
+def make_policy(place: Path) -> list[Path]:
+    save_policy(policy(), place / "policy")
+    save_policy(camera_policy(), place / "cameras")
+    return [place / "policy/config.json", place / "policy/model.safetensors", place / "cameras/config.json"]
+
+
+def use_policy(path: Path) -> None:
+    found = load_policy(path.parent)
+    inputs = {name: torch.zeros(1, *shape) for name, shape in found.config.inputs.items()}
+    seen = inputs if found.config.cameras else inputs["obs"]
+    action = found.predict_action(seen, generator=torch.Generator().manual_seed(0))["action"]
+    assert bool(torch.isfinite(action).all()), "actions that are not finite"
+    save_policy(found, path.parent.with_name("again"))
+
+
+@functools.cache
+def _told() -> list[str]:
+    """What Python tells of that no reader of data does, from now on in this process."""
+    told: list[str] = []
+    never = re.compile(
+        r"(pickle|marshal|subprocess|socket|ctypes|shutil)\.|os\.(system|exec|fork|spawn|posix_spawn)|exec"
+    )
+
+    def tell(event: str, words: tuple[Any, ...]) -> None:
+        if _reading and never.match(event):
+            told.append(f"{event} {str(words)[:100]}")
+
+    sys.addaudithook(tell)
+    return told
+
+
+_reading: list[Path] = []
+
+
+def make_checkpoint(place: Path) -> list[Path]:
+    sizes = {"n_layer": 1, "n_head": 1, "n_emb": 4, "horizon": 3, "n_obs_steps": SEEN, "n_action_steps": 2}
+    sizes |= {"obs_dim": OBS, "action_dim": ACTION}
+    write_checkpoint(place / "ddpm.ckpt", config(steps=STEPS, **sizes))
+    write_checkpoint(
+        place / "ddim.ckpt", config(DDIM, STEPS, resolved=True, obs_as_cond=False, time_as_cond=False, **sizes)
+    )
+    for name in ("ddpm.ckpt", "ddim.ckpt"):
+        read_checkpoint(place / name)  # imports what it needs
+    for fixed in ("cp437", "raw-unicode-escape"):  # zipfile's, for names that are not ASCII, and pickletools'
+        codecs.lookup(fixed)  # Python imports a codec at its first use
+    return [place / "ddpm.ckpt", place / "ddim.ckpt"]
+
+
+def use_checkpoint(path: Path) -> None:
+    told, before = _told(), {*os.listdir(path.parent)}
+    _reading.append(path)
+    try:
+        found = read_checkpoint(path)
+    finally:
+        _reading.clear()
+        assert not told, f"code was run: {told.pop()}"
+        assert {*os.listdir(path.parent)} == before, "a file was written"
+    seen = torch.zeros(1, found.n_obs_steps, found.obs_dim)
+    with contextlib.suppress(NonFiniteError):
+        action = found.predict_action(seen, generator=torch.Generator().manual_seed(0))["action"]
+        assert bool(torch.isfinite(action).all()), "actions that are not finite"
+
+
+SPEC = TaskSpec("fuzz", obs_dim=OBS, action_dim=ACTION, max_steps=9, success="none", extra="none")
+
+
+def make_demonstrations(place: Path) -> list[Path]:
+    rng = np.random.default_rng(0)
+    arrays = {"obs": rng.random((8, OBS)), "action": rng.random((8, ACTION)), "episode_ends": np.array([3, 8])}
+    np.savez(place / "plain.npz", **arrays)
+    keypoints = {"keypoint": rng.random((8, 9, 2)), "state": rng.random((8, 5))}
+    np.savez(place / "pusht.npz", **keypoints, action=arrays["action"], episode_ends=arrays["episode_ends"])
+    return [place / "plain.npz", place / "pusht.npz"]
+
+
+def use_demonstrations(path: Path) -> None:
+    pusht = replace(SPEC, name="pusht", obs_dim=20)
+    found = read_demonstrations(pusht if path.name == "pusht.npz" else SPEC, path)
+    kept, _ = split(found)
+    assert np.isfinite(found.obs[window_indices(kept, 4, SEEN, 2)]).all(), "observations that are not finite"
+
+
+def make_observations(place: Path) -> list[Path]:
+    make_policy(place)
+    np.savez(place / "observations.npz", obs=observations())
+    return [place / "observations.npz"]
+
+
+@functools.cache
+def _source(place: Path) -> PolicySource:
+    return PolicySource(str(place / "policy"))
+
+
+def use_observations(path: Path) -> None:
+    found = _source(path.parent).observations(str(path))
+    assert np.isfinite(found).all(), "observations that are not finite"
+    check_observation(found, SEEN, OBS, policy().model.pos_emb)
+
+
+def _tensors() -> dict[str, torch.Tensor]:
+    return {"weight": torch.zeros(2, 3), "average": torch.ones(2), "count": torch.zeros(1, dtype=torch.int64)}
+
+
+def make_training_state(place: Path) -> list[Path]:
+    write_state(place / "state.safetensors", {"seed": 0, "width": 4}, _tensors(), Progress(3, 1.5, 0.25, None))
+    return [place / "state.safetensors"]
+
+
+def use_training_state(path: Path) -> None:
+    found = read_state(path, {"seed": 0, "width": 4}, _tensors())
+    f"{found.step + 1} {found.seconds + 1.0:.1f} {found.loss or 0.0:.3f} {found.validation_loss or 0.0:.3f}"
+    write_state(again(path), {"seed": 0, "width": 4}, _tensors(), found)
+
+
+# -- exports
+
+
+def make_export(place: Path) -> list[Path]:
+    """One with a schedule, unrolled; one in full, which is a loop."""
+    bc.export_policy(policy(), schedule(), place / "scheduled.onnx")
+    bc.export_policy(policy(), None, place / "full.onnx")
+    for path in (place / "scheduled.onnx", place / "full.onnx"):
+        np.save(path.with_suffix(".npy"), _actions(path))
+    return [place / "scheduled.onnx", place / "full.onnx"]
+
+
+def use_export(path: Path) -> None:
+    expected = np.load(path.with_suffix(".npy"))
+    found = _actions(path)
+    if not np.array_equal(expected, found):
+        raise AssertionError("other actions than those of the file that was written")
+
+
+def _actions(path: Path, seed: int | None = None) -> np.ndarray[Any, Any]:
+    """With noise of just the size that the undamaged file takes, unless a seed is given."""
+    found, seen = open_export(path, threads=1), observations()[:2]
+    noise = np.random.default_rng(0).standard_normal((STEPS, 2, 3, ACTION)).astype(np.float32)
+    return found.predict_action(seen, **{"noise": noise} if seed is None else {"seed": seed})["action"]
+
+
+def make_camera_export(place: Path) -> list[Path]:
+    """One with an encoder, without its hash."""
+    bc.export_policy(camera_policy(), None, place / "cameras.onnx")
+    data = (place / "cameras.onnx").read_bytes()
+    (place / "cameras.onnx").write_bytes(data[: -len(with_hash(b""))])
+    return [place / "cameras.onnx"]
+
+
+def use_camera_export(path: Path) -> None:
+    again(path).write_bytes(with_hash(path.read_bytes()))
+    found = open_export(again(path), threads=1).predict_action(frames(), seed=0)["action"]
+    assert np.isfinite(found).all(), "actions that are not finite"
+
+
+def make_forged(place: Path) -> list[Path]:
+    """Exports without their hash, which is put on after they were damaged: as somebody does it who means harm."""
+    paths = make_export(place)
+    for path in paths:
+        path.write_bytes(path.read_bytes()[: -len(with_hash(b""))])
+    return paths
+
+
+def use_forged(path: Path) -> None:
+    """Its actions are its own; it may neither crash nor hang, nor hand out what is not finite."""
+    again(path).write_bytes(with_hash(path.read_bytes()))
+    assert np.isfinite(_actions(again(path), seed=0)).all(), "actions that are not finite"
+
+
+def _example(name: str) -> Sample:
+    """One of the examples of all tests that try files, where reading it is all that is done with it."""
+    example = next(item for item in EXAMPLES if item.name == name)
+    return Sample(lambda place: [example.write(place)], example.load)
+
+
+SAMPLES = {
+    "schedule": Sample(make_schedule, use_schedule),
+    "sampler": Sample(make_sampler, use_sampler),
+    "recording": Sample(make_recording, use_recording),
+    "policy": Sample(make_policy, use_policy),
+    "checkpoint": Sample(make_checkpoint, use_checkpoint),
+    "demonstrations": Sample(make_demonstrations, use_demonstrations),
+    "observations": Sample(make_observations, use_observations),
+    "training-state": Sample(make_training_state, use_training_state),
+    "results": Sample(made.make_results, made.use_results),
+    "suites": Sample(made.make_suites, made.use_suites),
+    "jobs": Sample(made.make_jobs, made.use_jobs),
+    "export": Sample(make_export, use_export),
+    "forged-export": Sample(make_forged, use_forged),
+    "camera-export": Sample(make_camera_export, use_camera_export),
+    **{
+        name: _example(name)
+        for name in (
+            "analysis",
+            "check",
+            "DiT config",
+            "DiT weights",
+            "LeRobot config",
+            "LeRobot weights",
+            "LeRobot processor",
+            "LeRobot statistics",
+            "tuning",
+            "tuning state",
+            "distances",
+            "stored result",
+            "benchmark",
+            "performance",
+            "caching",
+            "rdt size",
+            "rdt state dict",
+        )
+    },
+}

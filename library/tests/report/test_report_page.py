@@ -1,0 +1,491 @@
+"""`blockcache report`: every kind of file makes a page, what does not belong together is refused, and names do no harm."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from test_docs import parse
+
+from blockcache.measure.action_error import ActionError
+from blockcache.report import html
+from blockcache.report.chart import Axis, Bars, HeatMap, Marks, Panel, Series
+from blockcache.report.document import Chart, Document, Fact, Facts, Folded, Paragraph, Section, charts, table
+from blockcache.report.drawing import save_charts
+from blockcache.report.markdown import render as markdown
+from blockcache.report.overview.answer import find_answer
+from blockcache.report.overview.page import page
+from blockcache.report.overview.schedules import Shown, added_by_union, schedules_section
+from blockcache.report.overview.sources import Source, Sources, load_sources
+from blockcache.report.terminal import display
+from blockcache.results.rollouts import MethodRun, Record, Results
+from blockcache.results.tuning import Tuning
+from blockcache.schedule import Schedule
+from blockcache.solvers import solve
+from blockcache_lab.analysis.claims import claims
+from blockcache_runtime.errors import FileError
+from file_formats import EXAMPLES
+from made_up_policy import NASTY, blocks, fingerprint, named_schedule, recording, schedule
+from repository import ROOT
+from toy_analysis import toy_analysis
+
+KINDS = ("schedule", "recording", "results", "timings", "tuning", "distances", "benchmark", "performance", "analysis")
+WRITE = {example.name: example.write for example in EXAMPLES}
+DOT = HeatMap(np.eye(2), "size", 0, 1)
+PANEL = Panel(Axis("x"), Axis("y"), (DOT,))
+CHART = Chart("dots", "Some dots", "Two dots.", (PANEL,), table(["a"], [["1"]]), "They are dots.")
+
+
+class Reader(HTMLParser):
+    """What a browser would make of a page: its elements with their attributes, and its words."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.words, self.within = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self.within.append(tag)
+
+    def handle_endtag(self, tag):
+        while self.within and self.within.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self.within):
+            self.words.append(data)
+
+
+@pytest.fixture
+def no_library(monkeypatch):
+    """The library's own script is large and not ours; a page without it is as good for these tests."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* the library */")
+
+
+def chart_data(text):
+    return json.loads(re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def sources_of(*files):
+    return load_sources({str(file): file for file in files})
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HeatMap(np.zeros(3), "size", 0, 1), "rows and columns"),
+        (lambda: HeatMap(np.zeros((600, 600)), "size", 0, 1), "250,000 cells at most"),
+        (lambda: HeatMap(np.eye(2), "size", 0, np.inf), "are finite"),
+        (lambda: HeatMap(np.eye(2), "size", 0, 1, (Marks("update", ((0, 2),)),)), "lies outside of the 2 x 2"),
+        (lambda: Series("a", (1.0,), ()), "0 y for 1 points"),
+        (lambda: Series("a", (1.0,), (2.0,), notes=("x", "y")), "2 notes for 1 points"),
+        (lambda: Series("a", (1.0,), (np.nan,)), "finite numbers"),
+        (lambda: Bars("a", (1.0,), (), ()), "equally many"),
+        (lambda: Panel(Axis("x"), Axis("y"), ()), "got no layer"),
+        (lambda: replace(CHART, name="Two Words"), "small letters, digits and hyphens"),
+        (lambda: replace(CHART, panels=()), "at least one panel"),
+        (lambda: Fact("", "speed"), "a fact is one line"),
+    ],
+)
+def test_what_could_not_be_drawn_is_refused_when_it_is_made(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_charts_and_facts_are_shown_without_a_browser_too(capsys):
+    document = Document("D", (Facts((Fact("3x", "faster", "really"),)), Section("S", (Folded("F", (CHART,)),))))
+    assert charts(document.blocks) == (CHART,)
+    text = markdown(document)
+    assert "- **3x** faster: really" in text
+    assert "**Some dots.** They are dots.\n\n| a |" in text
+    display(document)
+    shown = capsys.readouterr().out
+    assert "- 3x faster: really" in shown
+    assert "Some dots. They are dots." in shown
+
+
+# ---- the renderer
+
+
+def test_names_do_no_harm(no_library):
+    nasty = replace(CHART, alt=NASTY, panels=(replace(PANEL, title=NASTY, x=Axis(NASTY)),))
+    document = page(Sources(schedules=(Source(NASTY, named_schedule(NASTY)),), command=NASTY))
+    for text in (html.render(document), html.render(Document("D", (nasty,)))):
+        read = Reader(text)
+        assert [tag for tag, _ in read.elements].count("script") == 3  # ours, and none of a name's
+        assert "alert(1)" not in "".join(re.findall(r"<script>(.*?)</script>", text, re.DOTALL))
+        assert NASTY in json.dumps(chart_data(text), ensure_ascii=False).replace('\\"', '"')
+    read = Reader(html.render(document))
+    assert NASTY in " ".join("".join(read.words).split())
+    assert not any(name.startswith("on") for _, attributes in read.elements for name in attributes)
+
+
+def test_links_lead_only_where_it_is_safe(no_library):
+    text = html.render(
+        Document("D", (Paragraph("[a](javascript:x) [b](https://b.example) [c](#here) [d](docs/d.md)"),))
+    )
+    found = [attributes["href"] for tag, attributes in Reader(text).elements if tag == "a"]
+    assert found == ["#content", "https://b.example", "#here"]
+
+
+def test_a_page_says_that_nothing_may_be_loaded_and_loads_nothing(no_library):
+    read = Reader(html.render(Document("D", (CHART,))))
+    (policy,) = [item["content"] for tag, item in read.elements if item.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert not [item for tag, item in read.elements if "src" in item or (tag == "link")]
+    assert ("html", {"lang": "en"}) in read.elements
+    (plot,) = [item for _, item in read.elements if item.get("data-chart") == "dots"]
+    assert plot["tabindex"] == "0"
+    assert plot["aria-label"].startswith("Two dots.")
+    assert "The figures as a table" in read.words
+
+
+def test_a_page_that_grew_too_large_is_refused(no_library, monkeypatch):
+    monkeypatch.setattr(html, "MOST_BYTES", 1000)
+    with pytest.raises(FileError, match="expected 1,000 at most; give it fewer files"):
+        html.render(Document("D", (CHART,)))
+    with pytest.raises(ValueError, match="two charts are called dots"):
+        html.render(Document("D", (CHART, CHART)))
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_file_makes_a_page(kind, tmp_path, no_library):
+    path = WRITE[kind](tmp_path)
+    found = page(sources_of(path))
+    text = html.render(found)
+    assert chart_data(text)["charts"] or kind in ("results", "distances")
+    read = Reader(text)
+    assert str(path) in read.words
+    for chart in charts(found.blocks):
+        assert chart.table.rows, chart.name
+        assert len(chart.alt) > 20, chart.name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_tells_to_type_is_there(kind, tmp_path):
+    """Every command in it is one that the command line knows."""
+    document = page(sources_of(WRITE[kind](tmp_path)))
+    found = re.findall(r"`(blockcache [^`]+)`", markdown(document))
+    assert found
+    for line in found:
+        parse(line.replace(str(tmp_path), "x"), complete=False)
+
+
+def test_sections_without_their_file_say_which_command_fills_them():
+    text = markdown(page(Sources(schedules=(Source("s.json", schedule(2, 10)),))))
+    for command in (
+        "tune POLICY",
+        "eval POLICY",
+        "bench POLICY --json",
+        "analyse POLICY -o",
+        "tune POLICY --loss 0.03 -o",
+    ):
+        assert f"`blockcache {command}" in text
+    nothing = markdown(page(Sources(recordings=(Source("r", recording(2, 10)),))))
+    assert "`blockcache solve recording.safetensors" in nothing
+
+
+def test_a_directory_stands_for_its_files(tmp_path):
+    for kind in ("schedule", "recording", "results", "sampler"):
+        WRITE[kind](tmp_path)
+    (tmp_path / "notes.txt").write_text("not a file of ours")
+    (tmp_path / "tuned").mkdir()
+    WRITE["tuning"](tmp_path / "tuned")
+    found = sources_of(tmp_path)
+    assert [len(getattr(found, kind)) for kind in ("schedules", "recordings", "results", "tunings")] == [1, 1, 1, 1]
+    assert found.schedules[0].path == str(tmp_path / "schedule.json")
+    assert found.tunings[0].path == str(tmp_path / "tuned" / "tuning.json")
+
+
+def test_what_cannot_be_reported_on_is_refused(tmp_path, refused):
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "out.html"
+    assert "nothing in the directory" in refused("report", tmp_path / "empty", "-o", out)
+    sampler = WRITE["sampler"](tmp_path)
+    assert f"{sampler} cannot be reported on: its format is 'blockcache.sampler', expected a policy's" in refused(
+        "report", sampler, "-o", out
+    )
+    assert "does not exist" in refused("report", tmp_path / "none.json", "-o", out)
+    (tmp_path / "cut.safetensors").write_bytes(b"1234")
+    assert "no safetensors header" in refused("report", tmp_path / "cut.safetensors", "-o", out)
+    assert "Missing argument" in refused("report", "-o", out)
+    assert not out.exists()
+
+
+def test_files_of_different_policies_are_refused_and_named(tmp_path, refused):
+    results = WRITE["results"](tmp_path)
+    other = tmp_path / "other.safetensors"
+    recording(weights="cd" * 32).save(other)
+    said = refused("report", results, other, "-o", tmp_path / "out.html")
+    assert said.startswith(f"{other} is of another policy than {results} (")
+    assert "weights cdcdcdcd instead of abababab" in said
+    assert "leave out one of them" in said
+
+
+def test_a_file_that_leaves_the_policy_open_hides_no_difference(tmp_path):
+    printed = replace(schedule(), fingerprint=fingerprint(weights=None))
+    one, other = recording(weights="ab" * 32), recording(weights="cd" * 32)
+    Sources(schedules=(Source("s", printed),), recordings=(Source("one", one),))
+    with pytest.raises(FileError, match="other is of another policy than one"):
+        Sources(schedules=(Source("s", printed),), recordings=(Source("one", one), Source("other", other)))
+
+
+def test_a_policy_with_another_sampler_is_the_same_policy():
+    few = recording(2, 10)
+    many = schedule(2, 20)
+    found = Sources(recordings=(Source("r", few),), schedules=(Source("s", many),))
+    (chart,) = charts((schedules_section(found),))
+    assert np.isnan(chart.panels[0].layers[0].values).all()  # its errors are those of another sampler
+
+
+def test_a_results_file_of_a_newer_version_is_refused(tmp_path, refused):
+    path = WRITE["results"](tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
+    said = refused("report", path, "-o", tmp_path / "out.html")
+    assert "has format version 99, this blockcache reads version 1" in said
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_an_old_page_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch, blockcache, refused, no_library):
+    path, out = WRITE["schedule"](tmp_path), tmp_path / "out.html"
+    out.write_text("the old page")
+
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        assert "No space left on device; nothing was changed" in refused("report", path, "-o", out)
+    assert out.read_text() == "the old page"
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["out.html", "schedule.json"]
+    assert "1 figures" in blockcache("report", path, "-o", out)
+    assert out.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, refused):
+    path = WRITE["schedule"](tmp_path)
+    monkeypatch.setattr("blockcache_runtime.extras.installed_version", lambda module: None)
+    said = refused("report", path, "-o", tmp_path / "out.html")
+    assert said.startswith("a page with figures needs plotly, which is not installed")
+    assert 'pip install "blockcache[report]"' in said
+    monkeypatch.undo()
+    monkeypatch.setattr("blockcache_runtime.extras.installed", lambda module: False)
+    said = refused("report", path, "-o", tmp_path / "out.html", "--figures", tmp_path / "figures")
+    assert "a picture needs matplotlib" in said
+    assert 'pip install "blockcache[plots]"' in said
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_figures_for_a_paper_are_written_beside_the_page(tmp_path, blockcache, no_library):
+    path = tmp_path / "analysis.safetensors"  # with a heat map, lines and bars
+    toy_analysis(without=("similarity", "caching", "homogeneity", "action-costs", "features", "response")).save(path)
+    blockcache("report", path, "-o", tmp_path / "out.html", "--figures", tmp_path / "figures")
+    drawn = {file.name: file.read_bytes() for file in (tmp_path / "figures").iterdir()}
+    names = {chart["name"] for chart in chart_data((tmp_path / "out.html").read_text())["charts"]}
+    assert set(drawn) == {f"{name}.{kind}" for name in names for kind in ("svg", "pdf")}
+    assert all(data.startswith(b"%PDF") for name, data in drawn.items() if name.endswith("pdf"))
+    assert all(b"<svg" in data for name, data in drawn.items() if name.endswith("svg"))
+
+
+def test_a_figure_is_the_same_file_whenever_it_is_drawn(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        save_charts([CHART], tmp_path / name)
+    for file in ("dots.svg", "dots.pdf"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+# ---- what it says
+
+
+def test_the_union_is_told_apart_by_the_recording():
+    seen = recording(3, 30)
+    made = solve(seen, updates=4, union=3)
+    own = solve(seen, updates=4, method="blockwise")
+    found = Sources(recordings=(Source("r", seen),), schedules=(Source("s", made),))
+    (chart,) = charts((schedules_section(found),))
+    heat = chart.panels[0].layers[0]
+    plain, union = heat.marks
+    rows = {name: row for row, name in enumerate(made.blocks)}
+    added = {(rows[name], step) for name in made.blocks for step in set(made.updates[name]) - set(own.updates[name])}
+    assert set(union.cells) == added
+    assert added
+    assert union.name == "update, added by the union"
+    assert set(plain.cells) == {(rows[name], step) for name, steps in made.updates.items() for step in steps} - added
+    # what a reused cell is charged: how unlike its own feature the last computed one is
+    name, step = next((n, s) for n in made.blocks for s in range(30) if s not in made.updates[n])
+    last = max(s for s in made.updates[name] if s < step)
+    assert heat.values[rows[name], step] == pytest.approx(1 - seen.matrix("cosine", name)[last, step])
+
+
+def test_without_a_recording_the_page_does_not_say_more_than_it_knows():
+    made = schedule(3, 30)
+    added, certain = added_by_union(Shown("t", "s", made))
+    assert not certain
+    upstream = made.origin["union_blocks"]
+    assert set(added) == set(upstream)
+    own = solve(recording(3, 30), updates=3, method="blockwise")
+    for name in upstream:
+        assert set(made.updates[name]) - set(own.updates[name]) <= added[name] | {0}
+    (chart,) = charts((schedules_section(Sources(schedules=(Source("s", made),))),))
+    assert [mark.name for mark in chart.panels[0].layers[0].marks] == [
+        "update",
+        "update, its own or added by the union",
+    ]
+
+
+def test_large_families_fit(no_library):
+    """84 blocks and 20 steps; all blocks are in the picture and in its table."""
+    seen = recording(28, 20)
+    found = Sources(recordings=(Source("r", seen),), schedules=(Source("s", solve(seen, updates=4, union=5)),))
+    document = page(found)
+    first, matrices, *_ = charts(document.blocks)
+    assert first.panels[0].layers[0].values.shape == (84, 20)
+    assert first.panels[0].y.names == tuple(block.name for block in blocks(28))
+    assert len(first.table.rows) == 84
+    assert len(matrices.panels) == 24
+    assert len(matrices.table.rows) == 84
+    assert len(html.render(document)) < 1_000_000
+
+
+def results_of(losses, n=60):
+    """Scores of a full policy and of methods that lose so much, hardly scattered."""
+    rng = np.random.default_rng(0)
+    base = rng.uniform(0.8, 0.9, n)
+    methods = {"full": (0.0, 100), **losses}
+    runs = [
+        MethodRun(
+            name, "onnx", {"type": "ddpm", "num_inference_steps": 100}, None, True, cost, 0.0, ActionError(0.1, 0.2)
+        )
+        for name, (_, cost) in methods.items()
+    ]
+    records = [
+        Record(name, seed, float(base[seed] - loss + rng.normal(0, 0.001)), True, 9, None, None, None)
+        for name, (loss, _) in methods.items()
+        for seed in range(n)
+    ]
+    setting = {
+        "first_seed": 0,
+        "rollouts": n,
+        "group": 5,
+        "open_loop_observations": 4,
+        "calibration": {"generations": 4},
+    }
+    task = {"name": "toy", "success": "near", "max_steps": 9}
+    policy = {"source": "tiny", "fingerprint": fingerprint().to_dict()}
+    return Results(task, policy, setting, ActionError(0.1, 0.2), tuple(runs), tuple(records))
+
+
+def test_the_answer_is_the_cheapest_without_a_loss():
+    found = Sources(
+        results=(Source("r", results_of({"ddim-10": (0.01, 10), "ddim-5": (0.2, 5), "ddpm-16": (0.0, 16)})),)
+    )
+    answer = find_answer(found)
+    assert answer.name == "ddim-10"
+    assert answer.share == 0.1
+    assert answer.difference.mean == pytest.approx(-0.01, abs=0.001)
+    text = markdown(page(found))
+    assert (
+        "**DDIM-10.** The cheapest of 2 lossless ones among 3 methods. A loss of 0.03 of the score is ruled out" in text
+    )
+    assert "- **1/10** of the full policy's FLOPs" in text
+
+
+def test_methods_whose_flops_are_not_known_make_a_page(no_library):
+    known = results_of({"ddim-10": (0.0, 10)})
+    unknown = replace(known, methods=tuple(replace(item, flops=0) for item in known.methods))
+    found = Sources(results=(Source("r", unknown),))
+    assert find_answer(found).share is None
+    assert "of the full policy's FLOPs" not in html.render(page(found))
+
+
+def test_where_everything_loses_the_answer_says_so():
+    found = Sources(results=(Source("r", results_of({"ddim-5": (0.2, 5), "ddim-10": (0.1, 10)})),))
+    text = markdown(page(found))
+    assert "None of 2 methods is shown to be lossless; this one comes nearest." in text
+    assert "A loss of 0.03 of the score is **not** ruled out." in text
+    assert find_answer(found).name == "ddim-10"
+
+
+def test_a_single_rollout_makes_a_page_without_intervals(no_library):
+    found = Sources(results=(Source("r", results_of({"ddim-5": (0.2, 5)}, n=1)),))
+    text = html.render(page(found))
+    assert "95 % interval" not in text.split("<h2")[0]
+    assert "1 pair of rollouts" in text
+
+
+def test_a_single_step_makes_a_page(no_library):
+    one = recording(2, 1)
+    made = Sources(
+        recordings=(Source("r", one),), schedules=(Source("s", Schedule.every_step(1, one.fingerprint.blocks)),)
+    )
+    assert [chart["name"] for chart in chart_data(html.render(page(made)))["charts"]] == ["schedule-1", "similarity"]
+
+
+def test_a_tuning_is_the_answer_with_the_figure_of_most_rollouts(tmp_path):
+    path = WRITE["tuning"](tmp_path)
+    tuning = Tuning.load(path)
+    answer = find_answer(sources_of(path))
+    assert answer.ms == tuning.chosen.p50_ms
+    assert answer.plain == tuning.plain_ms
+    assert answer.speed == tuning.plain_ms / tuning.chosen.p50_ms
+    known = [found for found in (tuning.fresh, tuning.chosen.rollouts) if found is not None]
+    assert answer.difference == max(known, key=lambda found: found.n)
+    assert answer.next[0] == f"blockcache export {tmp_path} -o policy.onnx"
+
+
+def test_every_claim_stands_on_the_page_with_its_verdict():
+    text = markdown(page(Sources(analyses=(Source("a", toy_analysis()),))))
+    verdicts = {True: "**holds**", False: "**does not hold**", None: "not told"}
+    for claim in claims(toy_analysis()):
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {claim.claim[:20]}")]
+        assert f"| {verdicts[claim.holds]} |" in row
+
+
+def test_sections_that_were_not_analysed_are_named():
+    text = markdown(page(Sources(analyses=(Source("a", toy_analysis(without=("weights", "features"))),))))
+    assert "Not analysed yet: weights, features." in text
+    assert "--only weights --only features" in text
+    alone = markdown(page(Sources(analyses=(Source("a", toy_analysis(without=("weaker",))),))))
+    assert "`blockcache analyse toy --only weaker --weaker POLICY` does it" in alone
+
+
+def test_the_page_of_the_shipped_policy_says_what_the_readme_says(blockcache, tmp_path, monkeypatch, no_library):
+    monkeypatch.chdir(ROOT)
+    said = blockcache("report", "docs/results/frontier-pusht", "pusht", "-o", tmp_path / "out.html")
+    assert "6 figures" in said
+    read = Reader((tmp_path / "out.html").read_text())
+    words = " ".join("".join(read.words).split())
+    assert "110x" in words
+    assert "-0.003" in words
+    assert "95 % interval -0.025 to +0.018, 500 pairs of rollouts" in words
+    assert "blockcache export pusht/tuned -o policy.onnx" in words
+
+
+def test_no_torch_is_needed(tmp_path):
+    """So that a page is there in a moment, and where torch is not."""
+    for kind in ("schedule", "recording", "results", "timings", "tuning"):
+        WRITE[kind](tmp_path)
+    code = "import sys, blockcache.cli as c; c.main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    arguments = ["report", ".", "-o", "out.html"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.html").stat().st_size < 8_000_000
+
+
+def test_a_schedule_of_a_foreign_family_has_blocks_of_any_name():
+    made = Schedule(4, {"encoder/attn": [0, 2], "mix": [0]}, origin={"method": "own"})
+    (chart,) = charts((schedules_section(Sources(schedules=(Source("s", made),))),))
+    assert chart.panels[0].y.names == ("encoder/attn", "mix")
+    assert chart.alt.startswith("2 blocks by 4 steps: 3 updates")

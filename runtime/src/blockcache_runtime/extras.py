@@ -1,0 +1,46 @@
+"""Libraries that are not always there: one check, one sentence, and the extra that brings them. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from importlib.util import find_spec
+
+from blockcache_runtime.errors import BlockcacheError
+
+_PACKAGES = {"PIL": "Pillow", "cv2": "OpenCV"}  # where a library is known by another name than its module's
+
+
+def installed(module: str) -> bool:
+    """Whether a top-level module is there; it is not imported."""
+    return find_spec(module) is not None
+
+
+def installed_version(module: str) -> str | None:
+    """The version that the module says it has: ONNX Runtime is also installed under names like onnxruntime-gpu."""
+    try:
+        return str(importlib.import_module(module).__version__)
+    except (ImportError, AttributeError):  # AttributeError: an empty directory of that name
+        return None
+
+
+def require(
+    module: str, extra: str, what_for: str, *, error: type[BlockcacheError], minimum: tuple[int, int] | None = None
+) -> None:
+    """Refuse a missing or an old library before any work is done for it, naming the extra that brings it.
+
+    Args:
+        module: What would be imported, such as "PIL".
+        extra: What stands in pip install "blockcache[...]".
+        what_for: Who needs it, as the subject of a sentence: "a picture", "the onnx engine".
+        error: The kind of error to raise.
+        minimum: The oldest version that will do; None takes any, and imports nothing.
+    """
+    name = _PACKAGES.get(module, module)
+    wanted = "it" if minimum is None else f"version {'.'.join(map(str, minimum))} or newer"
+    hint = f'{wanted} comes with: pip install "blockcache[{extra}]"'
+    found = installed_version(module) if minimum else installed(module)
+    if not found:
+        raise error(f"{what_for} needs {name}, which is not installed; {hint}")
+    if minimum and tuple(map(int, re.findall(r"\d+", str(found))[:2])) < minimum:
+        raise error(f"{what_for} needs a newer {name} than the installed {found}; {hint}")

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from blockcache.models.directory import check_replaceable
-from blockcache.models.sources import load_policy, save_policy
+from blockcache.models.loading import load_policy, save_policy
 from blockcache.progress import progress_bar
 from blockcache_lab.training.config import TrainConfig
 from blockcache_lab.training.data import read_demonstrations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from blockcache.models.places import (
+from blockcache.models.policy_files import (
     OBSERVATIONS,
     SCHEDULE,
     check_source,
@@ -57,7 +57,7 @@ class PolicySource:
 
     @cached_property
     def port(self) -> Port:
-        from blockcache.models.sources import open_port
+        from blockcache.models.loading import open_port
 
         return open_port(self.name)
 

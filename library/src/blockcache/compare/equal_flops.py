@@ -25,7 +25,7 @@ def equal_flops(calibrations: Calibrations) -> Equal:
     counts, of two equally near ones the larger.
     """
     port = calibrations.port
-    steps, once = len(port.timesteps), port.looking
+    steps, once = len(port.timesteps), port.encoder_flops
 
     @cache
     def flops(method: str, reused: float = 0.0) -> int:

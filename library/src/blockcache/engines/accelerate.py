@@ -22,7 +22,7 @@ from blockcache.engines.patched import attach_strategy
 from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import InPlace, Runner, attach_runner, refuse_autocast
-from blockcache.models.places import SCHEDULE, place_of
+from blockcache.models.policy_files import SCHEDULE, place_of
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule, Strategy
@@ -241,7 +241,9 @@ def build_checked(port: Port, schedule: Schedule, engine: str, output: str = "ch
     refuse_autocast(next(port.adapter.denoiser.parameters()))
     try:
         whole = build(port, schedule, engine)
-        if not port.trusted and not port.behind:  # behind an encoder, the first observation is needed to compare
+        if (
+            not port.trusted and not port.begins_after_encoder
+        ):  # behind an encoder, the first observation is needed to compare
             rehearse(port, whole.program, engine)
     except BlockcacheError:
         raise
@@ -278,7 +280,7 @@ def export_policy(
             f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
         )
     port = port_of(policy)
-    if port.behind:
+    if port.begins_after_encoder:
         raise EngineError(
             f"the encoder of {type(port.policy).__name__} is not one that can be part of a file; accelerate the policy, "
             'with engine="onnx" behind its encoder, or give it the encoder of the public hybrid image policies'

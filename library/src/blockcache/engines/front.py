@@ -49,7 +49,7 @@ class Front:
 
     def __call__(self, obs: Any) -> tuple[dict[str, Tensor], Tensor]:
         args, kwargs = self.reach(obs)
-        return self._port.handed_over(*args, **kwargs)
+        return self._port.inputs_from_call(*args, **kwargs)
 
     def reach(self, obs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the denoiser is first called with."""

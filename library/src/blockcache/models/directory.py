@@ -17,7 +17,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from blockcache.models.places import CONFIG, FORMAT, PENDING, WEIGHTS, config_file, pending_config
+from blockcache.models.policy_files import CONFIG, FORMAT, PENDING, WEIGHTS, config_file, pending_config
 from blockcache_runtime.errors import FileError, PolicyError, shortened
 from blockcache_runtime.files import PathLike, make_directory, only_writer, write_bytes, writing
 

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor, nn
 
 from blockcache.attach.recorder import calibrate
+from blockcache.block import FEED_FORWARD
 from blockcache.engines import accelerate
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule
-from blockcache.schedule.block import FEED_FORWARD
 from blockcache.solvers import solve
 from blockcache_runtime import errors
 

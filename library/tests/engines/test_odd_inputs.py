@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import blockcache as bc
-from blockcache.observations import as_tensor, check_finite
+from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache_runtime import open_export
 from blockcache_runtime.errors import ObservationError
 from foreign_policy import Policy

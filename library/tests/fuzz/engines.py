@@ -15,7 +15,7 @@ import torch
 import blockcache as bc
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
 from blockcache.samplers import SamplerConfig, table
-from blockcache.schedule.union import bubbling_union
+from blockcache.solvers.bac import bubbling_union
 from blockcache_runtime import open_export
 from blockcache_runtime.errors import SamplerError
 

@@ -24,7 +24,7 @@ from blockcache.attach.constants import Kept
 from blockcache.attach.patching import Patches
 from blockcache.models.adapter import Layer, Route
 from blockcache.models.port import Port
-from blockcache.observations import check_finite
+from blockcache.observations.tensors import check_finite
 from blockcache_runtime.errors import StepError
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blockcache.attach.patching import Patches
 from blockcache.models.port import Port
-from blockcache.observations import check_finite
+from blockcache.observations.tensors import check_finite
 from blockcache_runtime.errors import EngineError
 
 _looking: ContextVar[object | None] = ContextVar("blockcache_looking", default=None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blockcache.models.noise import draw
-from blockcache.observations import Observation, as_tensor
+from blockcache.observations.tensors import Observation, as_tensor
 from blockcache_runtime import ExportedPolicy
 from blockcache_runtime.errors import EngineError
 from blockcache_runtime.files import PathLike

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blockcache.models.port import Port
-from blockcache.observations import largest
+from blockcache.observations.tensors import largest
 from blockcache_runtime.errors import PolicyError
 from blockcache_runtime.finite import check_generation
 

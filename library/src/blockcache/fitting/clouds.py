@@ -17,7 +17,8 @@ from torch import Tensor
 from blockcache.engines import accelerate
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
-from blockcache.observations import as_one_batch, batch_size, hash_observations, pick
+from blockcache.observations import batch_size, hash_observations, pick
+from blockcache.observations.tensors import as_one_batch
 from blockcache.progress import progress_bar
 from blockcache.samplers import SamplerConfig
 from blockcache_runtime.errors import FitError

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockcache.observations import as_tensor, check_finite
+from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache.samplers import SamplerTable
 from blockcache_runtime.errors import ObservationError
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
-from blockcache.schedule.block import Block
+from blockcache.block import Block
 from blockcache_runtime.errors import EngineError
 
 Value: TypeAlias = Any

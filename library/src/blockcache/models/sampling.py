@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from blockcache.models.noise import check_generator, check_noise, draw
-from blockcache.samplers import DDIM, Diffusion, SamplerConfig, SDEDPMSolver, step, table, to_diffusers
+from blockcache.samplers import DDIM, Diffusion, SamplerConfig, SDEDPMSolver, step, table
+from blockcache.samplers.diffusers import to_diffusers
 from blockcache_runtime.errors import SamplerError
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blockcache.models.program import Program, UnsupportedError
-from blockcache.observations import largest
+from blockcache.observations.tensors import largest
 from blockcache_runtime.errors import PolicyError
 from blockcache_runtime.finite import LIMIT, beyond, within
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from blockcache.solvers.acs import Segments
+from blockcache.solvers.bac import Segments
 from blockcache_runtime.errors import ScheduleError
 
 Array = NDArray[np.float64]

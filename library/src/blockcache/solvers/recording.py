@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from blockcache.schedule.block import Block
+from blockcache.block import Block
 from blockcache.schedule.schedule import MOST_STEPS, checked_origin
 from blockcache.solvers.metrics import METRICS
 from blockcache_runtime.errors import RecordingError, short, shortened

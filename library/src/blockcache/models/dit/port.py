@@ -21,7 +21,7 @@ from blockcache.models.dit.program import CONDITIONING
 from blockcache.models.own_port import ConfiguredPort
 from blockcache.models.port import Port, check_not_compiled, is_altered
 from blockcache.models.weight_checks import check_action_scale
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 from blockcache_runtime.errors import ObservationError
 from blockcache_runtime.files import PathLike
 

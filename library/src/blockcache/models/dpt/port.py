@@ -17,7 +17,7 @@ from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.port import Port, is_altered
 from blockcache.models.public import PublicPort, denoiser_of
 from blockcache.models.weight_checks import check_denoiser
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import SamplerConfig, table
 from blockcache_runtime.files import PathLike
 

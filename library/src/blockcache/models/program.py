@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from torch import Tensor
 
 from blockcache.block import Block
-from blockcache_runtime.errors import EngineError
+from blockcache.errors import EngineError
 
 Value: TypeAlias = Any
 Activation: TypeAlias = Literal["cos", "gelu", "gelu_tanh", "mish", "relu", "silu", "sin"]

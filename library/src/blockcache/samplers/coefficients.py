@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from blockcache_runtime.errors import SamplerError
+from blockcache.errors import SamplerError
 
 T = TypeVar("T")
 Array: TypeAlias = npt.NDArray[np.float64]

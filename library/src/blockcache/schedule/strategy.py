@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from blockcache.block import Block
-from blockcache_runtime.errors import ScheduleError
+from blockcache.errors import ScheduleError
 from blockcache_runtime.fingerprint import Fingerprint
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from blockcache.block import FEED_FORWARD, Block, kind_from_name
-from blockcache_runtime.errors import RecordingError, ScheduleError
+from blockcache.errors import RecordingError, ScheduleError
 
 
 def adaptive(similarity: ArrayLike, updates: int, maximise: bool = True) -> tuple[int, ...]:

@@ -9,9 +9,9 @@ from importlib import resources
 from typing import Any
 
 from blockcache.block import FEED_FORWARD, Block, kind_from_name
+from blockcache.errors import ScheduleError
 from blockcache.schedule.schedule import Schedule
 from blockcache.solvers.bac import bubbling_union
-from blockcache_runtime.errors import ScheduleError
 from blockcache_runtime.fingerprint import Fingerprint
 
 STEPS = 100

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from blockcache.errors import RecordingError, ScheduleError
 from blockcache.schedule import Schedule
 from blockcache.schedule.strategy import generation_flops
 from blockcache.solvers.bac import adaptive, bubbling_union, consecutive, uniform
 from blockcache.solvers.budget import split_budget
 from blockcache.solvers.metrics import METRICS, SIMILARITIES
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.errors import RecordingError, ScheduleError
 
 UPDATES, UNION, BUDGET = 10, 5, 0.15
 PAPER_METHODS = ("bac", "blockwise", "unified", "uniform")

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from blockcache.block import Block
+from blockcache.errors import RecordingError
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.errors import RecordingError
 from blockcache_runtime.fingerprint import Fingerprint
 
 DEGREE = 4

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from blockcache.errors import ObservationError
 from blockcache.models.noise import draw_all
 from blockcache.models.rdt.config import RDTConfig
 from blockcache.models.rdt.denoiser import RDTDenoiser
@@ -21,7 +22,6 @@ from blockcache.models.sampling import denoise
 from blockcache.observations import one_moment
 from blockcache.observations.tensors import as_tensor, check_tree
 from blockcache.samplers import SamplerConfig, table
-from blockcache_runtime.errors import ObservationError
 
 LANGUAGE, MASK = "lang_tokens", "lang_attn_mask"
 

@@ -11,6 +11,8 @@ import tracemalloc
 import pytest
 
 import blockcache
+import blockcache_lab
+import blockcache_runtime
 from blockcache_runtime.errors import BlockcacheError
 from blockcache_runtime.files import Format
 from file_formats import EXAMPLES
@@ -24,8 +26,9 @@ DEEP = "[" * 300 + "]" * 300
 
 
 def formats():
-    """All that the package has."""
-    for module in pkgutil.walk_packages(blockcache.__path__, "blockcache."):
+    """All that the three packages have."""
+    packages = (blockcache_runtime, blockcache, blockcache_lab)
+    for module in (found for one in packages for found in pkgutil.walk_packages(one.__path__, f"{one.__name__}.")):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, Format):
                 yield value.name

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from blockcache_lab.cli.training import train as train_verb
 
 import training_tasks
 from blockcache.models.dit.normalizer import Field
@@ -14,6 +13,7 @@ from blockcache.models.rdt import RDTPolicy
 from blockcache.models.rdt.config import public_sampler
 from blockcache.models.sources import load_policy, save_policy
 from blockcache.samplers import DDPM, Euler, table
+from blockcache_lab.cli.training import train as train_verb
 from blockcache_lab.training import TrainConfig, TrainingError, loop, train
 from blockcache_lab.training.data import read_demonstrations, split
 from blockcache_lab.training.objective import objective_of

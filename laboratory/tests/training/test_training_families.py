@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import training_tasks
+from blockcache.errors import FileError, PolicyError
 from blockcache.models.dit.normalizer import Field
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.rdt import RDTPolicy
@@ -19,7 +20,6 @@ from blockcache_lab.training.data import read_demonstrations, split
 from blockcache_lab.training.objective import objective_of
 from blockcache_lab.training.recipes import RECIPES
 from blockcache_lab.training.run import TrainingRun
-from blockcache_runtime.errors import FileError, PolicyError
 
 SIZES = {"layers": 2, "heads": 2, "horizon": 4, "n_action_steps": 2, "batch": 8, "warmup": 10}
 LONG = {"epochs": 300, "lr": 1e-2, "width": 32, "batch": 28}

@@ -1,7 +1,7 @@
 """A group whose verbs are imported when they are called: help, and an error in what was typed, wait for nothing.
 
-Other packages bring verbs by the entry point group `blockcache.verbs`: an entry is a mapping like `Verbs`, in which a name of
-two words, such as "policy train", is a verb inside a group.
+Other packages bring verbs by the entry point group `blockcache.verbs`: an entry is a mapping like `Verbs`, in which a name
+of two words, such as "policy train", is a verb inside a group.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ class LazyGroup(click.Group):
     """Verbs by name, imported at the call, and those that other packages bring into this group."""
 
     def __init__(
-        self, *args: Any, verbs: Verbs, package: str = __package__, open_to_others: bool = False, **settings: Any
+        self,
+        *args: Any,
+        verbs: Verbs,
+        package: str = __package__,
+        open_to_others: bool = False,
+        **settings: Any,
     ) -> None:
         """
         Args:

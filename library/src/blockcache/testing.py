@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 from blockcache import errors
 from blockcache.attach.recorder import calibrate
+from blockcache.block import FEED_FORWARD
 from blockcache.engines import accelerate
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule
-from blockcache.schedule.block import FEED_FORWARD
 from blockcache.solvers import solve
 
 CLOSE = 1e-5  # between engines, relative to the largest action where that is above 1

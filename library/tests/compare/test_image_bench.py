@@ -12,7 +12,7 @@ from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.performance import encoder_ceilings
 from blockcache.schedule import Schedule
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 from image_policies import PublicImagePolicy, image_policy, observed
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
@@ -69,7 +69,7 @@ def test_the_encoder_s_flops_count_once_in_a_generation():
     blocks, every = port.adapter.blocks, port.adapter.every_step
     assert port.encoder_flops == port.program().encoder_flops > 0
     for strategy in (None, REDUCED, Schedule(6, dict.fromkeys(BLOCKS, (0,)))):
-        assert Candidate(strategy, "loop").flops(port, 0.0) == port.encoder_flops + generation(
+        assert Candidate(strategy, "loop").flops(port, 0.0) == port.encoder_flops + generation_flops(
             blocks, every, 6, strategy
         )
     assert port_of(PublicImagePolicy(image_policy())).encoder_flops == port.encoder_flops

@@ -8,7 +8,7 @@ from torch import nn
 from blockcache.models.adapter import Adapter
 from blockcache.models.port import Port
 from blockcache.models.sampling import denoise
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import DDPM
 
 TOKENS, ACTION, SPREAD = 3, 2, 0.3

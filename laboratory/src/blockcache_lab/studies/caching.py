@@ -14,7 +14,7 @@ from blockcache.measure.action_error import action_error, actions
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, parts, rows
 from blockcache.results.rollouts import GENERATIONS
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 from blockcache.solvers import PAPER_METHODS, solve
 from blockcache_lab.analysis import caching_error
 
@@ -62,7 +62,8 @@ def caching_study(
                     "method": method,
                     "updates": count,
                     "gflop": (
-                        port.encoder_flops + generation(adapter.blocks, adapter.every_step, recording.steps, schedule)
+                        port.encoder_flops
+                        + generation_flops(adapter.blocks, adapter.every_step, recording.steps, schedule)
                     )
                     / 1e9,
                     "caching_error": float(caching.errors.mean()),

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from blockcache.block import CROSS_ATTENTION
 from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.flops import attention, feed_forward, linear
 from blockcache.models.program import Ops, Table, Value
-from blockcache.schedule.block import CROSS_ATTENTION
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from blockcache.models.dpt.shape import Shape
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
 from blockcache.schedule import Schedule
-from blockcache.schedule.presets import stretched_schedule
 from blockcache.solvers import uniform
+from blockcache.solvers.presets import stretched_schedule
 
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 SHAPES: dict[str, Shape] = {

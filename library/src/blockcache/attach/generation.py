@@ -25,7 +25,7 @@ from blockcache.attach.patching import Patches
 from blockcache.errors import StepError
 from blockcache.models.adapter import Layer, Route
 from blockcache.models.port import Port
-from blockcache.observations import check_finite
+from blockcache.observations.tensors import check_finite
 
 
 @dataclass(slots=True, eq=False)

@@ -118,7 +118,7 @@ class PolicySource:
 def load_schedule(source: str) -> Schedule:
     """A schedule file, or a printed schedule by name."""
     from blockcache.schedule import Schedule
-    from blockcache.schedule.presets import published_names, published_schedule
+    from blockcache.solvers.presets import published_names, published_schedule
 
     if source in published_names() and not exists(source):
         return published_schedule(source)

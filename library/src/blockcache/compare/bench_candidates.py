@@ -32,7 +32,7 @@ from blockcache.observations import batch_size
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import fewer_steps
 from blockcache.schedule import Schedule
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 from blockcache.solvers import uniform
 from blockcache_lab.studies.savings import DiffusersLoop
 
@@ -90,7 +90,9 @@ class CandidateMaker:
         kind = "euler" if own.type == "euler" else "ddim"
         for count in sorted((count for count in counts if count < self.steps), reverse=True):
             other = self.port.with_sampler(fewer_steps(own, kind, count)).copy()
-            cost = self.port.encoder_flops + generation(self.port.adapter.blocks, self.port.adapter.every_step, count)
+            cost = self.port.encoder_flops + generation_flops(
+                self.port.adapter.blocks, self.port.adapter.every_step, count
+            )
             name = f"{kind.upper()}-{count}, {EAGER}"
             self._add(name, EAGER, 1, self._plain_call(other, 1), cost, comparable=False)
 
@@ -194,7 +196,7 @@ class CandidateMaker:
         return on_threads(threads, Running(port, EAGER, lambda: None).timed(self.obs))
 
     def _plain(self, schedule: Schedule | None) -> int:
-        steps = generation(self.port.adapter.blocks, self.port.adapter.every_step, self.steps, schedule)
+        steps = generation_flops(self.port.adapter.blocks, self.port.adapter.every_step, self.steps, schedule)
         return self.port.encoder_flops + steps
 
     def _uniform_at_equal_flops(self) -> Schedule:

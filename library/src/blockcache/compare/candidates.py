@@ -43,7 +43,7 @@ from blockcache.observations import hash_observations, parts
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
 from blockcache.schedule import Schedule, Strategy
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 from blockcache.solvers import fit_teacache, solve
 from blockcache.solvers.recording import Recording
 
@@ -67,7 +67,7 @@ class Candidate:
     def flops(self, port: Port, reused: float) -> int:
         """FLOPs of one generation by formula; `reused`, as measured, counts where nothing is decided beforehand."""
         own = self.on(port)
-        steps = generation(own.adapter.blocks, own.adapter.every_step, len(own.timesteps), self.strategy, reused)
+        steps = generation_flops(own.adapter.blocks, own.adapter.every_step, len(own.timesteps), self.strategy, reused)
         return own.encoder_flops + steps
 
     def describe(self, port: Port) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def engine_flops(port: Port, candidate: Candidate) -> int:
 
 def program_flops(program: Program, steps: int, strategy: Strategy | None = None) -> int:
     """What remains of a generation after the program's exact savings."""
-    return program.once + generation(program.blocks, program.every_step, steps, strategy)
+    return program.once + generation_flops(program.blocks, program.every_step, steps, strategy)
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,7 +114,7 @@ def accelerate(
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
     policy    the policy object, ours or foreign (or its port)
-    schedule  a Schedule, a TeaCache Rule, or None: full precision, with the exact savings of the engine only. Without it the
+    schedule  a Schedule, a TeaCacheRule, or None: full precision, with the exact savings of the engine only. Without it the
               policy follows `schedule.json` where one lies in the directory that it was loaded from, and `stats()` says so
     engine    "onnx", "loop", "patched", or "auto": the fastest of these that supports the policy
     output    "chunk", or "action" to leave out what the robot does not execute (loop and onnx, causal policies)
@@ -141,7 +141,7 @@ def accelerate(
         schedule = None if followed is None else Schedule.load(followed)
     if schedule is not None and not hasattr(schedule, "static"):
         raise ScheduleError(
-            f"accelerate needs a Schedule, a TeaCache Rule or None, got {type(schedule).__name__}; "
+            f"accelerate needs a Schedule, a TeaCacheRule or None, got {type(schedule).__name__}; "
             "a file is read with Schedule.load(path)"
         )
     if threads is not None and threads < 1:

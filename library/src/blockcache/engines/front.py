@@ -16,7 +16,7 @@ from torch import Tensor
 from blockcache.attach.patching import Patches
 from blockcache.errors import EngineError
 from blockcache.models.port import Port
-from blockcache.observations import check_finite
+from blockcache.observations.tensors import check_finite
 
 _looking: ContextVar[object | None] = ContextVar("blockcache_looking", default=None)
 

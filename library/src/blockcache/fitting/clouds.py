@@ -18,7 +18,8 @@ from blockcache.engines import accelerate
 from blockcache.errors import FitError
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
-from blockcache.observations import as_one_batch, batch_size, hash_observations, pick
+from blockcache.observations import batch_size, hash_observations, pick
+from blockcache.observations.tensors import as_one_batch
 from blockcache.progress import progress_bar
 from blockcache.samplers import SamplerConfig
 

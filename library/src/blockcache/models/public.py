@@ -20,7 +20,7 @@ from blockcache.errors import BlockcacheError, ObservationError, in_one_line
 from blockcache.models.port import Port, check_not_compiled, required
 from blockcache.models.sampling import TableScheduler, make_scheduler
 from blockcache.models.weight_checks import check_action_scale
-from blockcache.observations import as_tensor, check_finite
+from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache.samplers import SamplerConfig
 from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
 

@@ -27,7 +27,7 @@ from blockcache.models.dit.program_inputs import ProgramInputs, inputs_after_enc
 from blockcache.models.port import Port, required
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.models.sampling import denoise
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import Euler, SamplerConfig, table
 from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
 

@@ -23,7 +23,7 @@ from blockcache.models.dit.program_inputs import ProgramInputs, inputs_after_enc
 from blockcache.models.own_port import ConfiguredPort
 from blockcache.models.port import Port, check_not_compiled, is_altered
 from blockcache.models.weight_checks import check_action_scale
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 
 _CONSTANT = 1e6  # scales beyond this are those of numbers that never changed in the data
 

@@ -18,7 +18,7 @@ from blockcache.models.dpt.program_inputs import known_parts
 from blockcache.models.port import Port, is_altered
 from blockcache.models.public import PublicPort, denoiser_of
 from blockcache.models.weight_checks import check_denoiser
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import SamplerConfig, table
 
 

@@ -20,7 +20,7 @@ from blockcache.models.rdt.checkpoint import save_policy
 from blockcache.models.rdt.config import ADAPTORS
 from blockcache.models.rdt.flops import RDTShape
 from blockcache.models.rdt.policy import MASK, RDTPolicy
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 
 
 def claim(policy: Any) -> Port | str:

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, settings
 
 import blockcache as bc
 from blockcache import cli
-from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig, save_policy
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
+from blockcache.models.loading import save_policy
 from blockcache.results.rollouts import Results
 from blockcache.samplers import DDIM, DDPM, DPMSolver, Euler, Fitted, SDEDPMSolver
 from cli_inputs import SMALL, STEPS

@@ -11,7 +11,7 @@ from blockcache.compare.candidates import Calibrations
 from blockcache.compare.equal_flops import equal_flops
 from blockcache.compare.methods import MethodError, TunedFiles, parse_method
 from blockcache.errors import FileError, FitError, ObservationError
-from blockcache.models.dpt import save_policy
+from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
 from blockcache.report.suites import kind_of

@@ -109,7 +109,7 @@ def test_the_table_of_families_is_the_one_in_the_docs(blockcache):
 
 
 def test_a_policy_that_an_engine_cannot_run_says_why():
-    from blockcache.models.rdt import RDTPolicy
+    from blockcache.models.rdt.policy import RDTPolicy
 
     def half():
         policy = rdt_policy()

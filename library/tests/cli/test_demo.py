@@ -11,7 +11,7 @@ from blockcache.compare import jobs
 from blockcache.compare.jobs import one_by_one
 from blockcache.compare.showcase import showcase
 from blockcache.measure.statistics import Estimate
-from blockcache.models.dpt import load_policy, save_policy
+from blockcache.models.loading import load_policy, save_policy
 from blockcache.models.registry import port_of
 from blockcache.report import stored
 from blockcache.report.stored import Stored, StoredMethod

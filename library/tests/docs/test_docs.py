@@ -12,7 +12,7 @@ import pytest
 
 import blockcache.cli
 from blockcache.compare.methods import parse_method
-from blockcache.models.dpt import save_policy
+from blockcache.models.loading import save_policy
 from blockcache.schedule import Schedule
 from repository import ROOT
 

@@ -13,7 +13,7 @@ import safetensors.numpy
 import blockcache as bc
 from blockcache.errors import BlockcacheError, FileError, PolicyError, RecordingError, ScheduleError
 from blockcache.files import parse_arrays
-from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.samplers import DDPM, SamplerConfig
 from file_formats import EXAMPLES, NAMES, write_demonstrations, write_observations, write_policy, write_recording
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from blockcache.models.dit.config import DiTConfig
-from blockcache.models.dit.policy import DiTPolicy
+from blockcache.models.dit.policy import DiTConfig, DiTPolicy
 from blockcache.samplers import DDPM, Euler, SamplerConfig
 from blockcache_lab.training.data import Demonstrations, window_indices
 from blockcache_lab.training.errors import TrainingError

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
-from blockcache.models.dpt.encoder_config import EncoderConfig, Input
+from blockcache.models.dpt.encoder import EncoderConfig, Input
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.samplers import DDPM
 from blockcache_lab.training.data import Demonstrations, window_indices
 from blockcache_lab.training.errors import TrainingError

@@ -23,7 +23,7 @@ from blockcache.files import PathLike, opened
 from blockcache.foreign.configs import Config
 from blockcache.foreign.inert import as_mapping
 from blockcache.foreign.torch_file import StoredTensor, TorchFile, open_torch_file
-from blockcache.models.dpt.checkpoint import check_sizes, load_policy, load_tensors, save_policy
+from blockcache.models.checkpoint import check_sizes, load, load_tensors, save
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.dpt.public_cameras import camera_config
 from blockcache.models.dpt.public_settings import HYBRID, architecture, low_dim_config, uses_ema
@@ -43,7 +43,7 @@ def convert_checkpoint(source: PathLike, directory: PathLike) -> DiffusionTransf
     """
     check_new(directory)
     policy = read_checkpoint(source)
-    save_policy(policy, directory)
+    save(policy, directory)
     return policy
 
 
@@ -54,13 +54,13 @@ def load_checkpoint(source: PathLike) -> DiffusionTransformerPolicy:
     kept = cache_directory() / f"{key}.policy"
     if kept.is_dir():
         with contextlib.suppress(BlockcacheError):  # one that is damaged is made again
-            policy = load_policy(kept)
+            policy = load(DiffusionTransformerPolicy, kept)
             with contextlib.suppress(OSError):
                 os.utime(kept)  # was of use just now, see `prune`
             return policy
     policy = read_checkpoint(source, digest)
     try:
-        save_policy(policy, kept)
+        save(policy, kept)
     except FileError as error:
         _logger.warning("a checkpoint was converted but cannot be kept for the next time: %s", error)
     else:

@@ -11,8 +11,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from blockcache.engines.onnx_backend import OnnxBackend
-from blockcache.engines.onnx_writer import Writer, value_info
+from blockcache.engines.onnx_backend import OnnxBackend, Writer, value_info
 from blockcache.engines.walk import generate
 from blockcache.models.program import Program
 from blockcache.samplers import SamplerTable

@@ -45,7 +45,7 @@ class Patches:
         self.handle: Any = None
         """What a user removes the patches with; `handle_on` finds it."""
         self._applied: list[tuple[Any, str, Replacement]] = []
-        self._calls = _CallGate()
+        self._gate = _CallGate()
 
     def __bool__(self) -> bool:
         return bool(self._applied)
@@ -78,7 +78,7 @@ class Patches:
             replacement = make(original)
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                with self._calls.inside():
+                with self._gate.inside():
                     return (replacement if self else original)(*args, **kwargs)
 
             return call
@@ -87,7 +87,7 @@ class Patches:
 
     def remove(self) -> None:
         """Take all replacements off. Refused, with nothing changed, if something was put on top of one of them."""
-        with self._calls.paused(), _changing:
+        with self._gate.paused(), _changing:
             for instance, name, replacement in self._applied:
                 if vars(instance).get(name) is not replacement:
                     raise PolicyError(

@@ -9,7 +9,8 @@ import pytest
 
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.equal_flops import equal_flops
-from blockcache.compare.methods import MethodError, TunedFiles, parse_method
+from blockcache.compare.methods import parse_method
+from blockcache.compare.parts import MethodError, TunedFiles
 from blockcache.measure.modes import fork, modes
 from blockcache.measure.statistics import rank_correlation, split_half
 from blockcache.models.dpt import save_policy

@@ -7,19 +7,9 @@ import torch
 from blockcache.attach.recorder import calibrate
 from blockcache.compare import candidates
 from blockcache.compare.candidates import Calibrations, Candidate, running
-from blockcache.compare.methods import (
-    FULL,
-    ActionBudget,
-    FewerSteps,
-    FittedSteps,
-    Method,
-    MethodError,
-    SamplerFile,
-    ScheduleFile,
-    Solved,
-    TeaCache,
-    parse_method,
-)
+from blockcache.compare.methods import FULL, Method, parse_method
+from blockcache.compare.parts import FewerSteps, FittedSteps, MethodError, SamplerFile
+from blockcache.compare.reuse_parts import BAC, ActionBudget, BlockWise, ScheduleFile, TeaCache, Unified, Uniform
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, fewer_steps
 from blockcache.schedule import Schedule
@@ -29,21 +19,21 @@ from blockcache_runtime.errors import FileError, SamplerError, ScheduleError
 
 PARSED = {
     "full": FULL,
-    "uniform": Method(reuse=Solved("uniform", 10)),
-    "uniform:S=3": Method(reuse=Solved("uniform", 3)),
-    "unified:S=7,metric=mse": Method(reuse=Solved("unified", 7, metric="mse")),
-    "blockwise:objective=consecutive": Method(reuse=Solved("blockwise", objective="consecutive")),
-    "bac": Method(reuse=Solved("bac", 10, 5, "cosine", "anchor")),
-    "bac:n=0,S=20": Method(reuse=Solved("bac", 20, 0)),
-    "bac:S=10,n=3,metric=l1,objective=consecutive": Method(reuse=Solved("bac", 10, 3, "l1", "consecutive")),
+    "uniform": Method(reuse=Uniform(10)),
+    "uniform:S=3": Method(reuse=Uniform(3)),
+    "unified:S=7,metric=mse": Method(reuse=Unified(7, metric="mse")),
+    "blockwise:objective=consecutive": Method(reuse=BlockWise(objective="consecutive")),
+    "bac": Method(reuse=BAC(10, 5, "cosine", "anchor")),
+    "bac:n=0,S=20": Method(reuse=BAC(20, 0)),
+    "bac:S=10,n=3,metric=l1,objective=consecutive": Method(reuse=BAC(10, 3, "l1", "consecutive")),
     "action": Method(reuse=ActionBudget(0.15)),
     "action:budget=0.6": Method(reuse=ActionBudget(0.6)),
     "action:budget=1": Method(reuse=ActionBudget(1.0)),
     "action:S=10": Method(reuse=ActionBudget(updates=10)),
     "ddpm-10+action:budget=0.6": Method(FewerSteps("ddpm", 10), ActionBudget(0.6)),
-    "bac:S=10,n=5,last=1": Method(reuse=Solved("bac", last=True)),
-    "bac:S=10,n=5,last=0": Method(reuse=Solved("bac")),
-    "ddim-40+uniform:last=1,S=4": Method(FewerSteps("ddim", 40), Solved("uniform", 4, last=True)),
+    "bac:S=10,n=5,last=1": Method(reuse=BAC(last=True)),
+    "bac:S=10,n=5,last=0": Method(reuse=BAC()),
+    "ddim-40+uniform:last=1,S=4": Method(FewerSteps("ddim", 40), Uniform(4, last=True)),
     "teacache": Method(reuse=TeaCache(0.1)),
     "teacache:threshold=0.25": Method(reuse=TeaCache(0.25)),
     "teacache:threshold=1e-05": Method(reuse=TeaCache(1e-5)),
@@ -52,17 +42,17 @@ PARSED = {
     "dpmsolver++-8": Method(FewerSteps("dpmsolver++", 8)),
     "sde-dpmsolver++-8": Method(FewerSteps("sde-dpmsolver++", 8)),
     "euler-10": Method(FewerSteps("euler", 10)),
-    "sde-dpmsolver++-8+bac:S=5,n=3": Method(FewerSteps("sde-dpmsolver++", 8), Solved("bac", 5, 3)),
-    "ddim-40+bac:S=5,n=3": Method(FewerSteps("ddim", 40), Solved("bac", 5, 3)),
+    "sde-dpmsolver++-8+bac:S=5,n=3": Method(FewerSteps("sde-dpmsolver++", 8), BAC(5, 3)),
+    "ddim-40+bac:S=5,n=3": Method(FewerSteps("ddim", 40), BAC(5, 3)),
     "ddim-40+some/where+else:x.json": Method(FewerSteps("ddim", 40), ScheduleFile("some/where+else:x.json")),
     "ddpm-8:placed": Method(FewerSteps("ddpm", 8, placed=True)),
-    "sde-dpmsolver++-8:placed+bac:S=3,n=2": Method(FewerSteps("sde-dpmsolver++", 8, placed=True), Solved("bac", 3, 2)),
+    "sde-dpmsolver++-8:placed+bac:S=3,n=2": Method(FewerSteps("sde-dpmsolver++", 8, placed=True), BAC(3, 2)),
     "fitted-5": Method(FittedSteps(5, 0.7)),
     "fitted-5:spread=1": Method(FittedSteps(5, 1.0)),
-    "fitted-5:spread=0.85+bac:S=3,n=2": Method(FittedSteps(5, 0.85), Solved("bac", 3, 2)),
+    "fitted-5:spread=0.85+bac:S=3,n=2": Method(FittedSteps(5, 0.85), BAC(3, 2)),
     "sampler:some/where.json": Method(SamplerFile("some/where.json")),
     "sampler:a+b.json+mine.json": Method(SamplerFile("a+b.json"), ScheduleFile("mine.json")),
-    "sampler:fitted.json+bac:S=3,n=2": Method(SamplerFile("fitted.json"), Solved("bac", 3, 2)),
+    "sampler:fitted.json+bac:S=3,n=2": Method(SamplerFile("fitted.json"), BAC(3, 2)),
     "mine.json": Method(reuse=ScheduleFile("mine.json")),
 }
 
@@ -91,7 +81,7 @@ def test_a_name_says_what_was_left_out(text, name):
 
 
 def test_every_method_of_the_solver_has_a_name():
-    assert {parse_method(name).reuse for name in PAPER_METHODS} == {Solved(name) for name in PAPER_METHODS}
+    assert {name: parse_method(name).reuse.word for name in PAPER_METHODS} == {name: name for name in PAPER_METHODS}
     assert {*METHODS} - {*PAPER_METHODS} == {"action"}
 
 
@@ -167,13 +157,13 @@ def test_solved_methods_are_what_the_solver_gives(ready):
             method.updates,
             method.union,
             method.metric,
-            method.method,
+            method.word,
             method.objective,
         )
         found = ready.candidate(parse_method(text))
         assert found.strategy == expected
         assert (found.engine, found.sampler) == ("auto", None)
-        assert found.strategy.origin["method"] == method.method
+        assert found.strategy.origin["method"] == method.word
 
 
 def test_fewer_steps_keep_what_makes_it_the_same_diffusion():

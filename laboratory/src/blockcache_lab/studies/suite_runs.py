@@ -17,7 +17,7 @@ from blockcache.compare.candidates import Calibrations, Candidate, engine_flops
 from blockcache.compare.equal_flops import equal_flops
 from blockcache.compare.evaluation import Evaluation, prepare
 from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
-from blockcache.compare.methods import FittedSteps, parse_method
+from blockcache.compare.methods import parse_method
 from blockcache.compare.paired import OpenLoop, one_thread
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
@@ -169,22 +169,22 @@ def prepare_suite(setting: SuiteSetting, name: str) -> SuiteRun:
 def without_failed_fits(setting: SuiteSetting, suite: Suite) -> Suite:
     """The suite without fitted samplers that do not beat their start for this policy; what it is about says so."""
     failed: dict[str, FitError] = {}
-    for sampler in dict.fromkeys(filter(None, map(_fitted, suite.methods))):
+    for sampler in dict.fromkeys(filter(None, map(_sampler, suite.methods))):
         try:
             setting.evaluation([sampler], 1)
         except FitError as error:
             failed[sampler] = error
     if not failed:
         return suite
-    kept = tuple(cell for cell in suite.cells if _fitted(cell.method) not in failed)
+    kept = tuple(cell for cell in suite.cells if _sampler(cell.method) not in failed)
     reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
     return replace(suite, cells=kept, about=f"{suite.about} Left out, with all that builds on it: {reasons}.")
 
 
-def _fitted(method: str) -> str | None:
-    """The method's sampler by itself, if it is a fitted one."""
+def _sampler(method: str) -> str | None:
+    """The method's sampler by itself, if it has one."""
     sampler = parse_method(method).sampler
-    return str(sampler) if isinstance(sampler, FittedSteps) else None
+    return None if sampler is None else str(sampler)
 
 
 def as_run(setting: SuiteSetting, directory: PathLike, names: Sequence[str]) -> list[Suite]:

@@ -8,6 +8,7 @@ import pytest
 
 from blockcache.compare.methods import parse_method
 from blockcache.compare.reuse_parts import Solved
+from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
 from blockcache.report.markdown import render
 from blockcache.results.rollouts import MethodRun, Record, Results
@@ -15,7 +16,6 @@ from blockcache_lab.pages.rdt import as_printed, page
 from blockcache_lab.pages.rdt_findings import Found, summary
 from blockcache_lab.pages.tradeoff import points
 from blockcache_lab.studies.suites import RDT, TIMINGS, suite_by_name, with_tuned
-from blockcache_runtime.errors import FileError
 from repository import ROOT
 
 PUBLISHED = ROOT / "docs/rdt.md"
@@ -227,7 +227,10 @@ def test_three_trials_of_the_first_75():
 
 
 def test_the_picture_has_every_kind_of_method(tmp_path):
-    shown = {(point.method.family, point.method.setting) for point in points(make(tmp_path, "push", push, tuned="there").collection)}
+    shown = {
+        (point.method.family, point.method.setting)
+        for point in points(make(tmp_path, "push", push, tuned="there").collection)
+    }
     assert {("BAC", "S=1"), ("Uniform", "S=5"), ("DPM-Solver++-N", "N=1"), ("Action costs", "0.05")} <= shown
     assert ("tuned", "") in shown
 

@@ -1,5 +1,8 @@
 """Methods by name, and what becomes of them for a policy."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,15 +10,15 @@ import torch
 from blockcache.attach.recorder import calibrate
 from blockcache.compare import candidates
 from blockcache.compare.candidates import Calibrations, Candidate, running
-from blockcache.compare.methods import FULL, Method, parse_method
+from blockcache.compare.methods import FULL, Method, method_named, parse_method
 from blockcache.compare.parts import FewerSteps, FittedSteps, MethodError, SamplerFile
 from blockcache.compare.reuse_parts import BAC, ActionBudget, BlockWise, ScheduleFile, TeaCache, Unified, Uniform
+from blockcache.errors import FileError, SamplerError, ScheduleError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, fewer_steps
 from blockcache.schedule import Schedule
 from blockcache.solvers import METHODS, PAPER_METHODS, solve
-from blockcache.solvers.teacache import Rule, fit_teacache
-from blockcache_runtime.errors import FileError, SamplerError, ScheduleError
+from blockcache.solvers.teacache import TeaCacheRule, fit_teacache
 
 PARSED = {
     "full": FULL,
@@ -223,7 +226,7 @@ def test_teacache_is_fitted_to_the_calibration_and_counts_what_it_computed(ready
     full = Candidate().flops(ready.port, 0.0)
     assert found.flops(ready.port, 0.0) == full
     assert found.flops(ready.port, reused) < full
-    assert isinstance(found.strategy, Rule)
+    assert isinstance(found.strategy, TeaCacheRule)
 
 
 def test_a_schedule_file_is_read(ready, tmp_path):
@@ -302,3 +305,58 @@ def test_what_makes_no_sense_is_refused(ready):
         fewer_steps(ready.port.sampler, "ddim", 1000)
     with pytest.raises(ScheduleError, match="from 1 to the number of steps 6"):
         ready.candidate(parse_method("bac:S=7"))
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "kind"),
+    [
+        ("full", "full precision", "full precision"),
+        ("unified:S=7,last=1", "Unified ACS S=7 and the last step", "Unified ACS"),
+        ("action:S=3", "Action costs S=3", "Action costs"),
+        ("ddpm-8:placed", "DDPM-8 placed", "placed DDPM-N"),
+        ("fitted-5:spread=1", "fitted-5 spread=1", "fitted-N"),
+        ("sampler:a.json", "a.json", "sampler file"),
+        ("tuned:some/where", "tuned", "tuned"),
+        ("ddim-40+bac:S=5,n=3", "DDIM-40 + BAC S=5 n=3", "reuse on few steps"),
+        ("what:no=version", "what:no=version", "another method"),
+    ],
+)
+def test_a_method_has_words_for_people_even_where_its_name_is_unknown(name, label, kind):
+    method = method_named(name)
+    assert (method.name, method.label, method.kind) == (name, label, kind)
+
+
+def test_kinds_in_one_legend_differ_by_more_than_their_colour():
+    names = (
+        "full",
+        "bac",
+        "action",
+        "teacache",
+        "uniform",
+        "ddpm-8",
+        "ddim-8",
+        "sde-dpmsolver++-8",
+        "fitted-5",
+        "what",
+    )
+    methods = [method_named(name) for name in names]
+    assert len({method.look for method in methods}) == len(names)
+    assert [method.rank for method in methods] == sorted(method.rank for method in methods)
+
+
+def test_what_needs_a_calibration_or_a_file_is_not_off_the_shelf():
+    assert method_named("ddim-8").off_the_shelf
+    for name in ("full", "ddpm-8:placed", "fitted-5", "ddim-8+bac", "tuned:there", "sampler:a.json", "bac"):
+        assert not method_named(name).off_the_shelf
+    assert method_named("tuned:there+here").tuned_in == "there+here"
+    assert method_named("ddim-8").tuned_in is None
+
+
+def test_an_unknown_method_can_be_shown_and_not_run(ready):
+    with pytest.raises(MethodError, match="no method that this version knows"):
+        ready.candidate(method_named("what:no=version"))
+
+
+def test_methods_are_values_without_torch():
+    code = "import sys; sys.modules['torch'] = None; from blockcache.compare.methods import parse_method; parse_method('bac')"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

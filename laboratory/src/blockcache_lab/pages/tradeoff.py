@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockcache.compare.methods import Method, method_named
+from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
 from blockcache.palette import drawn
 from blockcache.report.figures import log_ticks, new_figure, save_figure
 from blockcache.report.suites import Collection
 from blockcache.results.rollouts import BASELINE
-from blockcache_runtime.files import PathLike
 
 # family -> where the labels of its points stand, so that equal costs leave them readable; others are not in the picture
 _LABELS = {

@@ -19,6 +19,8 @@ from blockcache.compare.evaluation import Evaluation, prepare
 from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
 from blockcache.compare.methods import parse_method
 from blockcache.compare.paired import OpenLoop, one_thread
+from blockcache.errors import FitError
+from blockcache.files import PathLike, exists
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
 from blockcache.observations import rows
@@ -26,8 +28,6 @@ from blockcache.results.rollouts import BASELINE, FRESH_SEEDS, GENERATIONS, GROU
 from blockcache.tasks import Task, make_task, task_spec
 from blockcache.tasks.base import Array, Tree
 from blockcache_lab.studies.suites import KINDS, SUITES, Cell, ExactSavings, Suite, suite_by_name, suite_of, with_tuned
-from blockcache_runtime.errors import FitError
-from blockcache_runtime.files import PathLike, exists
 
 
 @dataclass(frozen=True)
@@ -169,22 +169,22 @@ def prepare_suite(setting: SuiteSetting, name: str) -> SuiteRun:
 def without_failed_fits(setting: SuiteSetting, suite: Suite) -> Suite:
     """The suite without fitted samplers that do not beat their start for this policy; what it is about says so."""
     failed: dict[str, FitError] = {}
-    for sampler in dict.fromkeys(filter(None, map(_sampler, suite.methods))):
+    for sampler in dict.fromkeys(filter(None, map(_fitted, suite.methods))):
         try:
             setting.evaluation([sampler], 1)
         except FitError as error:
             failed[sampler] = error
     if not failed:
         return suite
-    kept = tuple(cell for cell in suite.cells if _sampler(cell.method) not in failed)
+    kept = tuple(cell for cell in suite.cells if _fitted(cell.method) not in failed)
     reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
     return replace(suite, cells=kept, about=f"{suite.about} Left out, with all that builds on it: {reasons}.")
 
 
-def _sampler(method: str) -> str | None:
-    """The method's sampler by itself, if it has one."""
+def _fitted(method: str) -> str | None:
+    """The method's sampler by itself, if it is a fitted one."""
     sampler = parse_method(method).sampler
-    return None if sampler is None else str(sampler)
+    return str(sampler) if sampler is not None and sampler.by_fit else None
 
 
 def as_run(setting: SuiteSetting, directory: PathLike, names: Sequence[str]) -> list[Suite]:

@@ -152,7 +152,12 @@ def parse_method(text: str) -> Method:
     except MethodError as error:
         raise MethodError(f"method {text!r}: {error}") from None
     if rest is not None and reuse is None:
-        words = ["full", *(part.word for part in REUSE_PARTS), *(f"{name}-N" for name in sampler_names()), "fitted-N"]
+        words = [
+            "full",
+            *(part.word for part in REUSE_PARTS),
+            *(f"{name}-N" for name in sorted(sampler_names())),
+            "fitted-N",
+        ]
         raise MethodError(
             f"unknown method {text!r}; known are {', '.join(filter(None, words))}, a schedule file (.json), and a sampler "
             "with one of these such as ddim-40+bac:S=5,n=3"

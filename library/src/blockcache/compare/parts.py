@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from blockcache.errors import BlockcacheError
 from blockcache.samplers import ChosenSampler, SamplerConfig, sampler_names
 from blockcache.schedule import Strategy
 from blockcache.solvers import Recording
-from blockcache_runtime.errors import BlockcacheError
 
 SPREAD = 0.7
 """The spread that samplers are fitted for by default."""
@@ -87,9 +87,11 @@ class Part:
 
 
 class SamplerPart(Part):
-    """`pattern` is that of its text, its groups are the fields; `solver` is what it is called in "BAC on DDIM"."""
+    """`pattern` is that of its text, its groups are the fields; `solver` is what it is called in "BAC on DDIM"; `by_fit`
+    says that it is found by a fit, which raises FitError where it does not beat its start."""
 
     pattern: ClassVar[str]
+    by_fit: ClassVar[bool] = False
 
     @property
     def solver(self) -> str:
@@ -155,7 +157,7 @@ class FittedSteps(SamplerPart):
     steps: int
     spread: float = SPREAD
     pattern = rf"fitted-(?P<steps>{_STEPS})(?::(?P<settings>[^+]*))?"
-    solver = "fitted"
+    solver, by_fit = "fitted", True
 
     @classmethod
     def from_groups(cls, groups: Mapping[str, Any]) -> SamplerPart:

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from blockcache_lab.cli.training import train as train_verb
 
 import training_tasks
 from blockcache.models.dit.normalizer import Field
@@ -14,10 +13,11 @@ from blockcache.models.rdt import RDTPolicy
 from blockcache.models.rdt.config import public_sampler
 from blockcache.models.sources import load_policy, save_policy
 from blockcache.samplers import DDPM, Euler, table
+from blockcache_lab.cli.training import train as train_verb
 from blockcache_lab.training import TrainConfig, TrainingError, loop, train
+from blockcache_lab.training.config import RECIPES
 from blockcache_lab.training.data import read_demonstrations, split
 from blockcache_lab.training.objective import objective_of
-from blockcache_lab.training.recipes import RECIPES
 from blockcache_lab.training.run import TrainingRun
 from blockcache_runtime.errors import FileError, PolicyError
 
@@ -58,7 +58,7 @@ def fit(tmp_path):
 
 def begun(config, path, **changes):
     torch.manual_seed(config.seed)
-    return TrainingRun.begin(
+    return TrainingRun(
         config, read_demonstrations(config.spec, demonstrated(config, path, **changes)), {"data_sha256": ""}, ""
     )
 

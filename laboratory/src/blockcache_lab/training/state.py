@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from blockcache_lab.training.errors import TrainingError
+from blockcache_lab.training.data import TrainingError
 from blockcache_runtime.errors import FileError, short
 from blockcache_runtime.files import Count, Format, Positive, TensorInfo
 

@@ -15,7 +15,7 @@ from blockcache.compare.methods import MethodError
 from blockcache.models.registry import port_of
 from blockcache.results.rollouts import Results
 from blockcache.tasks import TaskSpec
-from blockcache_lab.analysis import caching_error
+from blockcache_lab.analysis.caching import caching_error
 from blockcache_lab.studies.caching import caching_study
 from blockcache_runtime.errors import TaskError
 from foreign_policy import BLOCKS, EXECUTED, OBS, SEEN, STEPS, Policy

@@ -15,7 +15,7 @@ from blockcache.observations import batch_size, parts, rows
 from blockcache.results.rollouts import GENERATIONS
 from blockcache.schedule.cost import generation
 from blockcache.solvers import PAPER_METHODS, solve
-from blockcache_lab.analysis import caching_error
+from blockcache_lab.analysis.caching import caching_error
 from blockcache_runtime.errors import ObservationError
 
 

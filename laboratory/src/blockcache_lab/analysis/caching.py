@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blockcache.attach.generation import Generation, LayerCall
+from blockcache.block import FEED_FORWARD
 from blockcache.engines.accelerate import accelerate, check_fit
+from blockcache.errors import ObservationError
 from blockcache.measure.action_error import action_error, actions
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
@@ -26,9 +28,7 @@ from blockcache.progress import progress_bar
 from blockcache.results.analysis_section import AnalysisError, Array
 from blockcache.results.analysis_sections import Caching, Correlation, FeatureMaps, WeakerPolicy
 from blockcache.schedule import Schedule
-from blockcache.schedule.block import FEED_FORWARD
 from blockcache_lab.analysis.residuals import every_step, relative, residuals, run, update_marks
-from blockcache_runtime.errors import ObservationError
 
 BETAS = tuple(float(beta) for beta in np.linspace(0, 2, 9))
 OTHER_NOISE = 10_000
@@ -253,7 +253,7 @@ def _action_error(port: Port, schedule: Schedule, observations: Sequence[Any], s
     """The schedule's action error, and the noise floor."""
 
     def act(batch: Any, noise: int) -> NDArray[np.float64]:
-        returned = generate(getattr(port.policy, port.entry), port.given(batch), noise)
+        returned = generate(getattr(port.policy, port.entry), port.prepare_observation(batch), noise)
         return np.asarray(port.action_of(returned).detach().cpu(), dtype=np.float64)
 
     full, again = (actions(act, observations, seed + more) for more in (0, OTHER_NOISE))

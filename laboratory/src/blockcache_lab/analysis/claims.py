@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from blockcache.block import FEED_FORWARD
 from blockcache.results.analysis import Analysis
 from blockcache.results.analysis_section import Array, Section
 from blockcache.results.analysis_sections import (
@@ -25,7 +26,6 @@ from blockcache.results.analysis_sections import (
     WeightNorms,
     pearson,
 )
-from blockcache.schedule.block import FEED_FORWARD
 from blockcache_lab.analysis.recorded import ErrorSurge, error_surge
 
 S = TypeVar("S", bound=Section)

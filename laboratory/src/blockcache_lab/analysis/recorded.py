@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blockcache.block import FEED_FORWARD, Block
 from blockcache.results.analysis_section import AnalysisError, Array, Counts, Marks, one_of
 from blockcache.results.analysis_sections import LAGS, ActionCosts, Caching, Similarity
-from blockcache.schedule.block import FEED_FORWARD, Block
 from blockcache.solvers.recording import Recording
 
 

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from blockcache.errors import BlockcacheError, FileError, short
+from blockcache.files import PathLike, parse_arrays, read_bytes, reading
 from blockcache.observations import batch_size
 from blockcache.tasks import TaskSpec
-from blockcache_runtime.errors import BlockcacheError, FileError, short
-from blockcache_runtime.files import PathLike, parse_arrays, read_bytes, reading
 
 Array: TypeAlias = npt.NDArray[Any]
 

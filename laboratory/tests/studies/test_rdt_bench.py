@@ -32,7 +32,7 @@ def counted(run):
 def test_flops_are_those_that_torch_counts():
     policy, obs = rdt_policy(), rdt_observation(1)
     port = port_of(policy)
-    plain = port.looking + generation_flops(port.adapter.blocks, port.adapter.every_step, 6)
+    plain = port.encoder_flops + generation_flops(port.adapter.blocks, port.adapter.every_step, 6)
     whole = build(port, bc.Schedule.every_step(6, [block.name for block in port.adapter.blocks]), "loop")
     with torch.nn.attention.sdpa_kernel(
         torch.nn.attention.SDPBackend.MATH

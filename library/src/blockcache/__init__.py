@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, handle_of, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fitting import Effort, fit_sampler, place_steps
-    from blockcache.models.sources import load_policy, save_policy
+    from blockcache.models.loading import load_policy, save_policy
     from blockcache.results.check import Check
     from blockcache.results.tuning import Tuning
     from blockcache.samplers import ChosenSampler
@@ -70,7 +70,7 @@ _HOMES = {
     "blockcache.compare.tune": ("Tuned", "save_tuned", "tune"),
     "blockcache.engines": ("Acceleration", "Stats", "accelerate", "export_policy", "handle_of", "open_export"),
     "blockcache.fitting": ("Effort", "fit_sampler", "place_steps"),
-    "blockcache.models.sources": ("load_policy", "save_policy"),
+    "blockcache.models.loading": ("load_policy", "save_policy"),
     "blockcache.results.check": ("Check",),
     "blockcache.results.tuning": ("Tuning",),
     "blockcache.samplers": ("ChosenSampler",),

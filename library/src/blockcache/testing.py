@@ -116,9 +116,9 @@ class PolicyContract:
         if self.engines == ("patched",):
             return
         port = port_of(self.policy())
-        made = port.typical(2)
+        made = port.synthetic_observations(2)
         assert {name: tuple(value.shape[1:]) for name, value in made.items()} == dict(port.inputs)
-        action = port.action_of(self._generate(port, port.given(made), 0))
+        action = port.action_of(self._generate(port, port.prepare_observation(made), 0))
         start, stop = port.executed
         assert tuple(action.shape) == (2, stop - start, len(port.action_scale))
 

@@ -90,10 +90,10 @@ class LinearPort(Port):
     def copy(self):
         return LinearPort(self.policy)
 
-    def given(self, obs):
+    def prepare_observation(self, obs):
         return as_tensor(obs)
 
-    def observe(self, obs, like):
+    def read_observation(self, obs, like):
         return {"obs": as_tensor(obs)}
 
 

@@ -129,10 +129,10 @@ class FlowPort(Port):
     action_scale = np.ones(ACTION)
     inputs = {"state": STATE, "words": WORDS, "pictures": PICTURES}  # noqa: RUF012
 
-    def given(self, obs):
+    def prepare_observation(self, obs):
         return {name: as_tensor(value) for name, value in obs.items()}
 
-    def observe(self, obs, like):
+    def read_observation(self, obs, like):
         found = {name: as_tensor(obs[name]).to(like) for name in self.inputs}
         for name, shape in self.inputs.items():
             if tuple(found[name].shape[1:]) != shape:

@@ -88,10 +88,10 @@ class StackPort(Port):
     def copy(self):
         return StackPort(self.policy)
 
-    def given(self, obs):
+    def prepare_observation(self, obs):
         return as_tensor(obs)
 
-    def observe(self, obs, like):
+    def read_observation(self, obs, like):
         return {"obs": as_tensor(obs)}
 
 

@@ -136,7 +136,7 @@ def test_keys_and_values_are_most_of_the_cost():
     )
     seen = 2 * (5 + 400)
     assert plain - folded == 2 * seen * 32 * 64
-    assert program.once - port.looking >= plain - folded
+    assert program.once - port.encoder_flops >= plain - folded
     names = list(program.without_savings())
     assert isinstance(program.without_savings()[names[0]], PlainProgram)
 

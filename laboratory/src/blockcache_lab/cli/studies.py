@@ -65,7 +65,9 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
     shape = Shape()
     click.echo("1/6 benchmark")
     port = port_of(shape.policy())
-    found = run_bench(port, printed_for(shape), port.typical(1), asdict(shape), threads=cores(), repeats=repeats)
+    found = run_bench(
+        port, printed_for(shape), port.synthetic_observations(1), asdict(shape), threads=cores(), repeats=repeats
+    )
     bench = found.to_dict()
     for row in bench["rows"]:
         del row["samples_ms"]

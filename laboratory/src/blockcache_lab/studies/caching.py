@@ -16,7 +16,7 @@ from blockcache.observations import batch_size, parts, rows
 from blockcache.results.rollouts import GENERATIONS
 from blockcache.schedule.strategy import generation_flops
 from blockcache.solvers import PAPER_METHODS, solve
-from blockcache_lab.analysis import caching_error
+from blockcache_lab.analysis.caching import caching_error
 
 
 def caching_study(
@@ -42,7 +42,7 @@ def caching_study(
             f"{generations} generations to calibrate on leave nothing of {total} observations to compare on; "
             "give more observations or fewer generations"
         )
-    seen = [port.given(one) for one in parts(rows(observations, 0, generations), 1)]
+    seen = [port.prepare_observation(one) for one in parts(rows(observations, 0, generations), 1)]
     recording = calibrate(port, seen, progress=progress)
     batches = parts(rows(observations, generations, total), batch)
     scale, adapter, note = port.action_scale, port.adapter, "full precision" if progress else None
@@ -62,7 +62,8 @@ def caching_study(
                     "method": method,
                     "updates": count,
                     "gflop": (
-                        port.looking + generation_flops(adapter.blocks, adapter.every_step, recording.steps, schedule)
+                        port.encoder_flops
+                        + generation_flops(adapter.blocks, adapter.every_step, recording.steps, schedule)
                     )
                     / 1e9,
                     "caching_error": float(caching.errors.mean()),

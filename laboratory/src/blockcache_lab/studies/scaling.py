@@ -186,7 +186,7 @@ from blockcache.models.registry import port_of
 
 asked = json.loads(sys.argv[1])
 port = port_of(Shape(**asked["shape"]).policy())
-seen = next(iter(port.typical(asked["observations"]).values())).split(1)
+seen = next(iter(port.synthetic_observations(asked["observations"]).values())).split(1)
 started = time.perf_counter()
 recording = calibrate(port, seen, action_costs=asked["with_costs"], progress=False)
 seconds, solved = time.perf_counter() - started, time.perf_counter()

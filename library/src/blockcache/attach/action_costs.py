@@ -47,7 +47,8 @@ class ActionCostCollector:
     def __init__(self, port: Port, attached: Attached, samples: int, progress: bool) -> None:
         if port.sampler is None:
             raise RecordingError(
-                f"action costs need a sampler whose table is known, and {port.untabulated} is none; calibrate without them"
+                f"action costs need a sampler whose table is known, and {port.unknown_sampler} is none; "
+                "calibrate without them"
             )
         self._port, self._attached, self._progress = port, attached, progress
         self._shape = len(port.adapter.blocks), len(port.timesteps), len(port.timesteps)

@@ -125,7 +125,7 @@ def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watc
             for name, value in (*zip(names, args, strict=False), *kwargs.items()):
                 check_finite(value, "noise" if name == "noise" else "the observation")
             obs = next(iter((*args, *kwargs.values())), None)
-            port.inspect(obs)
+            port.check_observation(obs)
             scope = _Scope(owner, begin(), watch())
             with guard:
                 token = _current.set(scope)

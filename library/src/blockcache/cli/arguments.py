@@ -14,7 +14,7 @@ import click
 
 from blockcache.errors import FileError, TaskError
 from blockcache.files import check_writable, exists
-from blockcache.models.places import (
+from blockcache.models.policy_files import (
     OBSERVATIONS,
     SCHEDULE,
     check_source,
@@ -57,7 +57,7 @@ class PolicySource:
 
     @cached_property
     def port(self) -> Port:
-        from blockcache.models.sources import open_port
+        from blockcache.models.loading import open_port
 
         return open_port(self.name)
 

@@ -119,7 +119,7 @@ def bench(
         followed = stretched_schedule("square_ph", port.adapter.blocks, len(port.timesteps))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        seen = port.typical(shape.batch)
+        seen = port.synthetic_observations(shape.batch)
     result = run_bench(
         port,
         followed,

@@ -21,7 +21,7 @@ from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import AttachedEngine, Runner, attach_runner
 from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
-from blockcache.models.places import SCHEDULE, place_of
+from blockcache.models.policy_files import SCHEDULE, place_of
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule, Strategy
@@ -276,7 +276,7 @@ def export_policy(
             f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
         )
     port = port_of(policy)
-    if port.behind:
+    if port.begins_after_encoder:
         raise EngineError(
             f"the encoder of {type(port.policy).__name__} is not one that can be part of a file; accelerate the policy, "
             'with engine="onnx" behind its encoder, or give it the encoder of the public hybrid image policies'

@@ -57,7 +57,9 @@ def rehearsed_build(port: Port, schedule: Schedule, engine: str, output: str = "
     refuse_autocast(next(port.adapter.denoiser.parameters()))
     try:
         whole = build(port, schedule, engine)
-        if not port.trusted and not port.behind:  # behind an encoder, the first observation is needed to compare
+        if (
+            not port.trusted and not port.begins_after_encoder
+        ):  # behind an encoder, the first observation is needed to compare
             rehearse(port, whole.program, engine)
     except BlockcacheError:
         raise

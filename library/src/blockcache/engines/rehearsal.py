@@ -63,8 +63,8 @@ class Trial:
 
 
 def _made_up(port: Port, like: Tensor) -> Trial:
-    inputs = {name: value.to(like) for name, value in port.typical(_SAMPLES).items()}
-    return Trial(port.given(inputs), lambda _: (inputs, None))
+    inputs = {name: value.to(like) for name, value in port.synthetic_observations(_SAMPLES).items()}
+    return Trial(port.prepare_observation(inputs), lambda _: (inputs, None))
 
 
 def disagreement(port: Port, program: Program, own: Callable[..., Any], trial: Trial | None = None) -> str | None:

@@ -52,7 +52,11 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> A
     computed = {name: len(steps) for name, steps in schedule.updates.items()}
     reused = {name: schedule.steps - count for name, count in computed.items()}
     try:
-        reader = _FeatureReader(port, program, own, patches) if port.behind else _ObservationReader(port, program, own)
+        reader = (
+            _FeatureReader(port, program, own, patches)
+            if port.begins_after_encoder
+            else _ObservationReader(port, program, own)
+        )
 
         def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
             name = next(iter(inspect.signature(original).parameters))  # the public code's is obs_dict
@@ -73,7 +77,7 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> A
                     drawn = draw_all(sampler, chunk, like, generator, start if generator is None else None)
                 result = runner(observed, drawn)
                 counts.add(computed, reused)
-                return port.answer(result)
+                return port.entry_result(result)
 
             return predict_action
 
@@ -100,7 +104,7 @@ class _ObservationReader:
 
     def __call__(self, obs: Any) -> tuple[dict[str, Tensor], Tensor | None]:
         """What the program takes; no start of the noise."""
-        observed = self._port.observe(obs, self._program.like)
+        observed = self._port.read_observation(obs, self._program.like)
         if self._foreign and isinstance(obs, Mapping):
             self._refuse_unread(obs)
         return observed, None
@@ -144,7 +148,7 @@ class _FeatureReader:
             raise EngineError(
                 f'{self._port.entry} answered without its denoiser, which this engine stands for; use engine="patched"'
             )
-        features, start = self._port.handed_over(*arguments[0], **arguments[1])
+        features, start = self._port.inputs_from_call(*arguments[0], **arguments[1])
         (shape,), (found,) = self._program.inputs.values(), features.values()
         if tuple(found.shape[1:]) != shape:
             raise EngineError(

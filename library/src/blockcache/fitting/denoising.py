@@ -100,7 +100,7 @@ def check_same(port: Port, sampler: Fitted, batch: Any, seed: int, whole_times: 
     """Refuse a policy that does something of its own around its denoiser: what would be fitted is another generation."""
     other = port.with_sampler(sampler)
     entry = getattr(other.policy, other.entry)
-    expected = executed(other, other.action_of(generate(entry, other.given(batch), seed)))
+    expected = executed(other, other.action_of(generate(entry, other.prepare_observation(batch), seed)))
     few = FewSteps(port, batch, whole_times)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
@@ -122,7 +122,7 @@ def _denoiser(port: Port, batch: Any) -> tuple[Callable[[Tensor, Tensor], Tensor
     denoiser, entry, patches = port.adapter.denoiser, getattr(port.policy, port.entry), Patches()
     try:
         first_call = FirstDenoiserCall(port, lambda obs: generate(entry, obs, seed=0), patches)
-        arguments = first_call(port.given(batch))
+        arguments = first_call(port.prepare_observation(batch))
     finally:
         patches.remove()
     if arguments is None:

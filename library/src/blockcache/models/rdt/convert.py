@@ -15,7 +15,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from blockcache.foreign.inert import as_mapping
+from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import open_torch_file
 from blockcache.models.places import check_new
 from blockcache.models.rdt.checkpoint import check_sizes, made_of, save_policy

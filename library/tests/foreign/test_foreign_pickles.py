@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from blockcache.errors import ContentError, FileError
 from blockcache.foreign.pickles import MOST_BYTES, Call, Global, Persistent, _Machine, as_mapping, load_pickle
-from blockcache_runtime.errors import ContentError, FileError
 
 
 def load(data):

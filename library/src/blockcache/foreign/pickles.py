@@ -20,8 +20,8 @@ import pickletools
 from dataclasses import dataclass, field
 from typing import Any
 
-from blockcache_runtime.errors import ContentError, FileError, in_one_line, shortened
-from blockcache_runtime.files import PathLike
+from blockcache.errors import ContentError, FileError, in_one_line, shortened
+from blockcache.files import PathLike
 
 MOST_BYTES = 64 * 2**20
 MOST_OPERATIONS = 1_000_000

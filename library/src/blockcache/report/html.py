@@ -17,9 +17,9 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined
 
 from blockcache._version import __version__
+from blockcache.errors import FileError
 from blockcache.report import chart as values
 from blockcache.report.document import Document, Table, charts, spans
-from blockcache_runtime.errors import FileError
 from blockcache_runtime.extras import require
 
 MOST_BYTES = 8_000_000

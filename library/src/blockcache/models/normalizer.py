@@ -1,8 +1,8 @@
 """Normalisation of observations and actions, a field for each input and one for the action. Knows nothing of models.
 
 Two kinds, each with the tensor names of the checkpoints that it is read from: `x * scale + offset`, as in the public
-Diffusion Policy code, and `(x - shift) * scale + base`. There the shift comes first, as in LeRobot's processors: a value that
-never changed in the data has a huge scale, and what is left of it behind the shift is an exact 0.
+Diffusion Policy code, and `(x - shift) * scale + base`. There the shift comes first, as in LeRobot's processors: a number
+that never changed in the data has a huge scale, and what is left of it behind the shift is an exact 0.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -232,6 +233,10 @@ def measured(tmp_path_factory):
         def compile_nothing(model):
             raise RuntimeError("no compiler here\nand more lines")
 
+        from blockcache_lab.studies.savings import add_savings
+
+        savings = SimpleNamespace(name="savings", load=lambda: add_savings)
+        patch.setattr("blockcache.compare.bench.entry_points", lambda group: [savings])
         patch.setattr("torch.compile", compile_nothing)
         patch.setattr("blockcache.measure.machine.peak_gflops.__defaults__", (64, 0.05))
         patch.setattr("blockcache.measure.latency.REST", 0.0)

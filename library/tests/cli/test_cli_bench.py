@@ -9,11 +9,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
-from blockcache.compare.bench import FORMAT
 from blockcache.engines.build import build
 from blockcache.engines.loop import Loop
 from blockcache.models.dpt.shape import Shape
 from blockcache.models.registry import port_of
+from blockcache.results.bench import FORMAT
 from cli_inputs import SMALL, STEPS, synthetic
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")

@@ -1,7 +1,6 @@
 """The verbs bench and performance: what is measured, and the page made from it."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -78,7 +77,7 @@ def test_bench_quick(blockcache, monkeypatch):
     out = blockcache("bench", *SMALL, "--quick", "--sampler", "dpmsolver++", "--json", "b.json", "--plot", "b.png")
     summary = json.loads(out.splitlines()[-1])
     assert json.loads(Path("b.json").read_text())["made_by"].startswith("blockcache ")
-    rows = [asdict(row) for row in FORMAT.load("b.json")["rows"]]
+    rows = FORMAT.load("b.json")["rows"]
     assert list(summary) == [row["name"] for row in rows]
     assert len(rows) == 8
     assert all(set(row) == COLUMNS for row in rows)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from blockcache.block import FEED_FORWARD
 from blockcache.results.analysis import Analysis
 from blockcache.results.analysis_section import Array, Section
 from blockcache.results.analysis_sections import (
@@ -25,7 +26,6 @@ from blockcache.results.analysis_sections import (
     WeightNorms,
     pearson,
 )
-from blockcache.schedule.block import FEED_FORWARD
 from blockcache_lab.analysis.surge import ErrorSurge, error_surge
 
 LAG = 10  # as in the paper's figure of similarity curves

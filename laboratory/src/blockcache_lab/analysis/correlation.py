@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from blockcache.attach.generation import Generation, LayerCall
+from blockcache.block import FEED_FORWARD
 from blockcache.models.port import Port
 from blockcache.results.analysis_section import AnalysisError
 from blockcache.results.analysis_sections import Correlation
 from blockcache.schedule import Schedule
-from blockcache.schedule.block import FEED_FORWARD
 from blockcache_lab.analysis.caching import caching_error
 from blockcache_lab.analysis.residuals import everything, relative, run
 

@@ -20,7 +20,7 @@ from blockcache.observations import batch_size, parts, rows
 from blockcache.progress import progress_bar
 from blockcache.results.analysis_section import AnalysisError
 from blockcache.results.analysis_sections import Homogeneity, Stability
-from blockcache.solvers.acs import adaptive
+from blockcache.solvers.bac import adaptive
 from blockcache.solvers.metrics import cosine
 from blockcache_lab.analysis.residuals import HELD_BYTES, everything, residuals
 

@@ -49,7 +49,7 @@ def run(port: Port, generation: Generation, batch: Any, seed: int, *, one_noise:
     """
     patches = attach(port, lambda: generation)
     try:
-        entry, given = getattr(port.policy, port.entry), port.given(batch)
+        entry, given = getattr(port.policy, port.entry), port.prepare_observation(batch)
         if not (one_noise and port.takes_noise):
             return generate(entry, given, seed)
         noise = port.draw_noise(1, torch.Generator().manual_seed(seed))  # (1 + draws, 1, T, D)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blockcache.block import FEED_FORWARD, Block
 from blockcache.results.analysis_section import AnalysisError, Array, Counts, Marks, one_of
 from blockcache.results.analysis_sections import Caching
-from blockcache.schedule.block import FEED_FORWARD, Block
 
 
 @dataclass(frozen=True, eq=False)

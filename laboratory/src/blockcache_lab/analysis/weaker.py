@@ -47,7 +47,7 @@ def _harm(port: Port, schedule: Schedule, observations: Sequence[Any], seed: int
     """The schedule's action error, and the noise floor."""
 
     def act(batch: Any, noise: int) -> NDArray[np.float64]:
-        returned = generate(getattr(port.policy, port.entry), port.given(batch), noise)
+        returned = generate(getattr(port.policy, port.entry), port.prepare_observation(batch), noise)
         return np.asarray(port.action_of(returned).detach().cpu(), dtype=np.float64)
 
     full, again = (actions(act, observations, seed + more) for more in (0, OTHER_NOISE))

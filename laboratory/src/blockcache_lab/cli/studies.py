@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from blockcache.cli import arguments as arg
+from blockcache.files import make_directory, write_bytes
 from blockcache_runtime.cores import cores
-from blockcache_runtime.files import make_directory, write_bytes
 
 output_option = click.option(
     "-o",
@@ -67,7 +67,9 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
     shape = Shape()
     click.echo("1/6 benchmark")
     port = port_of(shape.policy())
-    found = run_bench(port, printed_for(shape), port.typical(1), asdict(shape), threads=cores(), repeats=repeats)
+    found = run_bench(
+        port, printed_for(shape), port.synthetic_observations(1), asdict(shape), threads=cores(), repeats=repeats
+    )
     bench = found.to_dict()
     for row in bench["rows"]:
         del row["samples_ms"]
@@ -171,7 +173,7 @@ def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: in
 
     from blockcache.models.dpt.flops import DPTShape
     from blockcache.report.terminal import display
-    from blockcache.schedule.cost import generation
+    from blockcache.schedule.strategy import generation_flops
     from blockcache_lab.pages.performance import flops_table
 
     if policy is not None:
@@ -181,5 +183,7 @@ def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: in
         action = sizes.pop("action_dim")
         shape = DPTShape(**sizes, input_dim=action, output_dim=action)
         blocks, every_step = shape.blocks, shape.every_step
-    costs = {name: (generation(blocks, every_step, steps, item), item.reused_share) for name, item in loaded.items()}
-    display(flops_table(generation(blocks, every_step, steps), costs))
+    costs = {
+        name: (generation_flops(blocks, every_step, steps, item), item.reused_share) for name, item in loaded.items()
+    }
+    display(flops_table(generation_flops(blocks, every_step, steps), costs))

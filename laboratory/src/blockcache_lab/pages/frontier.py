@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockcache.measure.statistics import LOSSLESS, rank_correlation, split_half
+from blockcache.errors import FileError
+from blockcache.files import PathLike, exists
+from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.figures import Label, new_figure, save_figure, write_labels
 from blockcache.report.methods import DIFFERENCE, SCORE
@@ -19,12 +21,11 @@ from blockcache.results.distances import FrontierDistances, MethodDistances
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.timings import Timings
 from blockcache_lab.pages.own_suite import OwnSuite
+from blockcache_lab.pages.ranks import rank_correlation, split_half
 from blockcache_lab.pages.suite_tables import suite_tables
 from blockcache_lab.pages.verdicts import who_wins
 from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER
-from blockcache_runtime.errors import FileError
-from blockcache_runtime.files import PathLike, exists
 from blockcache_runtime.fingerprint import Fingerprint
 
 _COLUMNS = ["method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", "of full", "ms", "over full", "jerk"]

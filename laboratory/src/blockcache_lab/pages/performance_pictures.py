@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blockcache.files import PathLike
 from blockcache.report.chart import COLOURS
 from blockcache.report.figures import new_figure, save_figure
-from blockcache_runtime.files import PathLike
 
 BENCH_PICTURE, GROWTH_PICTURE = "performance-bench.png", "performance-growth.png"
 

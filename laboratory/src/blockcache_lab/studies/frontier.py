@@ -12,16 +12,16 @@ import numpy as np
 from blockcache.compare.candidates import running
 from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.evaluation import FITTING, OPEN_LOOP
+from blockcache.errors import ObservationError
+from blockcache.files import PathLike
 from blockcache.measure.distance import Cloud, distances
-from blockcache.measure.modes import modes
 from blockcache.observations import batch_size, hash_observations, rows
 from blockcache.progress import progress_bar
 from blockcache.results.distances import FrontierDistances, MethodDistances
 from blockcache.results.rollouts import BASELINE
+from blockcache_lab.studies.modes import modes
 from blockcache_lab.studies.suite_runs import SuiteSetting, as_run
 from blockcache_lab.studies.suites import FRONTIER
-from blockcache_runtime.errors import ObservationError
-from blockcache_runtime.files import PathLike
 
 LEAST = 8
 """Observations that distances are measured at."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from blockcache.errors import FileError
+from blockcache.files import PathLike, exists
 from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
 from blockcache.results.rollouts import BASELINE, GENERATIONS, GROUP, Results
 from blockcache.results.stored import Stored, StoredMethod, stored_name
 from blockcache.results.summary import MethodSummary, most_rollouts, summarise
 from blockcache.results.timings import Timings
 from blockcache_lab.studies.suites import FRONTIER, SUITES, TIMINGS, Cell, Suite, suite_of
-from blockcache_runtime.errors import FileError
-from blockcache_runtime.files import PathLike, exists
 from blockcache_runtime.fingerprint import Fingerprint
 
 

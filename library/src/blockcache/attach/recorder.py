@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blockcache.attach.action_costs import ActionCosts
+from blockcache.attach.action_costs import ActionCostCollector
 from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.attach.walk_back import DenoiserCall
+from blockcache.errors import ObservationError, RecordingError
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
@@ -27,7 +28,6 @@ from blockcache.observations import batch_size, rows
 from blockcache.progress import progress_bar
 from blockcache.solvers.metrics import METRICS
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.errors import ObservationError, RecordingError
 
 FEATURE_BYTES = 100 * 2**20
 """Features held at once; larger batches of observations are run in parts."""
@@ -67,7 +67,7 @@ def calibrate(
     patches = attach(port, recorder.begin)
     try:
         if action_costs:
-            recorder.costs = ActionCosts(port, patches, total or 1, progress)
+            recorder.costs = ActionCostCollector(port, patches, total or 1, progress)
         bar = progress_bar(
             islice(observations, generations),
             "calibrating",
@@ -99,7 +99,7 @@ class _Recorder:
         self.changes: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []  # input, output of each sample
         self.current: _RecordingGeneration | None = None
         self.thread = threading.get_ident()
-        self.costs: ActionCosts | None = None
+        self.costs: ActionCostCollector | None = None
 
     def begin(self) -> _RecordingGeneration:
         run = _RecordingGeneration(self.port, keep_calls=self.costs is not None)

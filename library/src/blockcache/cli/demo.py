@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from blockcache.cli import arguments as arg
-from blockcache_runtime.errors import ObservationError, TaskError
+from blockcache.errors import ObservationError, TaskError
 
 if TYPE_CHECKING:
     from blockcache.compare.candidates import Calibrations
@@ -100,7 +100,7 @@ def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> N
 
 def _tuned(policy: arg.PolicySource) -> list[str]:
     """What lies beside the policy, tuned for it, as a method."""
-    from blockcache.models.places import TUNED, TUNING, in_directory, policy_directory
+    from blockcache.models.policy_files import TUNED, TUNING, in_directory, policy_directory
 
     directory = policy_directory(policy.name) / TUNED if in_directory(policy.name) else None
     return [f"tuned:{directory}"] if directory is not None and (directory / TUNING).is_file() else []
@@ -108,15 +108,15 @@ def _tuned(policy: arg.PolicySource) -> list[str]:
 
 def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: Showcase | None, path: str) -> None:
     """One page of what was just calibrated, solved and rolled out, and of what lies beside the policy."""
+    from blockcache.files import write_bytes
     from blockcache.measure.machine import describe
-    from blockcache.models.places import TUNING
+    from blockcache.models.policy_files import TUNING
     from blockcache.report.html import render
     from blockcache.report.overview.page import page
     from blockcache.report.overview.sources import Source, Sources
     from blockcache.results.timings import Timings
     from blockcache.results.tuning import Tuning
     from blockcache.solvers import solve
-    from blockcache_runtime.files import write_bytes
 
     command, recording = arg.typed(), calibrations.recording(action_costs=True)
     tuned = {name: Tuning.load(f"{name.removeprefix('tuned:')}/{TUNING}") for name in _tuned(policy)}

@@ -113,7 +113,7 @@ def bench(
     from blockcache.report.figures import save_figure
     from blockcache.report.terminal import display
     from blockcache.results.bench import FORMAT
-    from blockcache.schedule.presets import stretched_schedule
+    from blockcache.solvers.presets import stretched_schedule
 
     shape = Shape(**sizes, obs_dim=max(Shape.obs_dim, FEATURES * sizes["cameras"] + 2))
     port = policy.port if policy else port_of(shape.policy())
@@ -121,7 +121,7 @@ def bench(
         followed = stretched_schedule("square_ph", port.adapter.blocks, len(port.timesteps))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        seen = port.typical(shape.batch)
+        seen = port.synthetic_observations(shape.batch)
     result = run_bench(
         port,
         followed,

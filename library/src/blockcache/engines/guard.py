@@ -8,9 +8,9 @@ from typing import Literal, NoReturn
 from torch import Tensor
 
 from blockcache.engines.structure import Structure
+from blockcache.errors import StaleError, StaleWeightsError
 from blockcache.models.port import Port
 from blockcache.models.weights import checksum, memory
-from blockcache_runtime.errors import StaleError, StaleWeightsError
 
 PARTS = 128
 """Every call reads one part of this many; so after as many calls every byte was read."""
@@ -28,7 +28,9 @@ class Guard:
 
     def __init__(self, port: Port) -> None:
         self._port, self._settings = port, port.settings()
-        self._structure = Structure(port.policy, port.module, port.entry, port.live, port.notes)
+        self._structure = Structure(
+            port.policy, port.module, port.entry, port.parts_outside_program, port.scratch_attributes
+        )
         self._weights = WeightsGuard(self._structure.tensors)
 
     def check(self) -> None:

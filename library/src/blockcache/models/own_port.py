@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from blockcache.files import PathLike
 from blockcache.models.port import Port
 from blockcache.samplers import SamplerConfig, table
-from blockcache_runtime.files import PathLike
 
 P = TypeVar("P", bound="ConfiguredPort")
 
@@ -51,7 +51,7 @@ class ConfiguredPort(Port):
         task: str | None = self.policy.config.task
         return task
 
-    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+    def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         checked: dict[str, Tensor] = self.policy.check(obs)
         return checked
 

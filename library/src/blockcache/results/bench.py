@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, get_type_hints
 
+from blockcache.files import Count, Fields, Format, Limit, Positive, dict_of, list_of
 from blockcache.results.timings import MACHINE
-from blockcache_runtime.files import Count, Fields, Format, Limit, Positive, dict_of, list_of
 
 _Time = Annotated[float, Limit(1e-9)]
 

@@ -9,10 +9,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from blockcache.files import Count, Format, PathLike, dict_of
 from blockcache.measure.distance import Distances
-from blockcache.measure.modes import Modes
-from blockcache_runtime.files import Count, Format, PathLike, dict_of
 from blockcache_runtime.fingerprint import Fingerprint
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Over the observations at which the reference has two modes.
+
+    forks      how many of all observations are forks
+    reference  mean share of the samples in the smaller mode, by the reference
+    found      the same by the method, counted in the reference's modes
+    apart      mean absolute difference of the two shares, observation by observation
+    dropped    forks at which the method never takes the smaller mode
+    """
+
+    forks: int
+    reference: float
+    found: float
+    apart: float
+    dropped: int
 
 
 @dataclass(frozen=True)

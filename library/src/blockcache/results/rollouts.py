@@ -17,9 +17,9 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from blockcache.errors import BlockcacheError
+from blockcache.files import Count, Fields, Format, PathLike, exists
 from blockcache.measure.action_error import ActionError
-from blockcache_runtime.errors import BlockcacheError
-from blockcache_runtime.files import Count, Fields, Format, PathLike, exists
 from blockcache_runtime.fingerprint import Fingerprint
 
 BASELINE = "full"

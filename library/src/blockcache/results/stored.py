@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
+from blockcache.files import Count, Format, PathLike
 from blockcache.measure.statistics import Estimate
 from blockcache.results.rollouts import CALIBRATION
-from blockcache_runtime.files import Count, Format, PathLike
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from blockcache.files import Count, Fields, Format, Limit, PathLike, dict_of
 from blockcache.measure.latency import Latency
-from blockcache_runtime.files import Count, Fields, Format, Limit, PathLike, dict_of
 from blockcache_runtime.fingerprint import Fingerprint
 
 MACHINE = Fields({"processor": str, "cores": Count}, {"load_average": list[float] | None}, others=True)

@@ -16,7 +16,7 @@ from blockcache.observations import batch_size, parts, rows
 from blockcache.results.rollouts import GENERATIONS
 from blockcache.schedule.strategy import generation_flops
 from blockcache.solvers import PAPER_METHODS, solve
-from blockcache_lab.analysis import caching_error
+from blockcache_lab.analysis.caching import caching_error
 
 
 def caching_study(

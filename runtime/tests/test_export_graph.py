@@ -13,7 +13,7 @@ import blockcache as bc
 from blockcache.errors import EngineError, FileError
 from blockcache_runtime import graph
 from blockcache_runtime.graph import OPERATORS
-from blockcache_runtime.integrity import with_hash
+from blockcache_runtime.session import with_hash
 from image_policies import image_policy
 from onnx_files import hashed, nodes, opened, two_inputs
 from rdt_policies import rdt_policy

@@ -313,7 +313,7 @@ def only(package, found):
     ],
 )
 def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatch, package, found, sentence):
-    monkeypatch.setattr("blockcache_runtime.extras.installed_version", only(package, found))
+    monkeypatch.setattr("blockcache.extras.installed_version", only(package, found))
     with pytest.raises(EngineError) as caught:
         bc.accelerate(policy, engine="onnx", threads=1)
     assert sentence in str(caught.value)
@@ -328,7 +328,7 @@ def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("found", ["1.23", "1.23.0rc1", "1.24.dev20250901", "2.0.0", "1.100"])
 def test_new_enough_libraries(monkeypatch, found):
-    monkeypatch.setattr("blockcache_runtime.extras.installed_version", lambda name: found)
+    monkeypatch.setattr("blockcache.extras.installed_version", lambda name: found)
     require_onnxruntime(also_onnx=True)
 
 
@@ -343,7 +343,7 @@ def test_a_library_that_cannot_be_imported_counts_as_missing(monkeypatch, packag
 def test_onnx_is_not_needed_where_the_export_is_there_already(policy, schedule, observe, monkeypatch):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         expected = act(policy, observe)
-    monkeypatch.setattr("blockcache_runtime.extras.installed_version", only("onnx", None))
+    monkeypatch.setattr("blockcache.extras.installed_version", only("onnx", None))
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         assert torch.equal(act(policy, observe), expected)
 

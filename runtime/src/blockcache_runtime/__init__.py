@@ -4,7 +4,22 @@ policy, history = open_export("policy.onnx"), History(2)
 action = policy.predict_action(history.push(observation))["action"][0]
 """
 
-from blockcache_runtime.export import ExportedPolicy, open_export
-from blockcache_runtime.history import History
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ExportedPolicy", "History", "open_export"]
+if TYPE_CHECKING:
+    from blockcache_runtime.export import ExportedPolicy, open_export
+    from blockcache_runtime.history import History
+
+__all__ = ["ExportedPolicy", "History", "__version__", "open_export"]
+
+__version__ = "0.1.0"
+
+_HOMES = {"ExportedPolicy": "export", "History": "history", "open_export": "export"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported at first use: whoever needs the errors alone need not wait for numpy."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

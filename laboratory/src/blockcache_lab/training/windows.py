@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from blockcache_lab.training.errors import TrainingError
-from blockcache_runtime.frames import BYTE
+from blockcache_runtime.checks import BYTE
 
 MOST_LOOKS = 128
 """Windows with frames that a validation looks at: on a CPU all of them would take longer than an epoch's tenth."""

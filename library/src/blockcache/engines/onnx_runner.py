@@ -10,10 +10,10 @@ from torch import Tensor
 
 from blockcache.errors import EngineError
 from blockcache.files import PathLike
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.models.noise import draw
 from blockcache.observations import Observation, as_tensor
 from blockcache_runtime import ExportedPolicy
-from blockcache_runtime.fingerprint import Fingerprint
 
 _SINGLE = torch.empty(0, dtype=torch.float32)
 
@@ -56,7 +56,7 @@ class OnnxRunner:
 
     def check(self, actual: Fingerprint, executed: tuple[int, int]) -> None:
         """Refuse to stand for another policy than the file was made from."""
-        differences = [*self.fingerprint.differences(actual)]
+        differences = [*fingerprint_differences(self.fingerprint, actual)]
         start, stop = self._export.executed
         if (start, stop) != executed:
             differences.append(f"executed actions {executed[0]} to {executed[1] - 1} instead of {start} to {stop - 1}")

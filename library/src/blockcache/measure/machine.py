@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from blockcache.extras import installed_version
 from blockcache_runtime.cores import cores
-from blockcache_runtime.extras import installed_version
 
 
 def describe() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from importlib import resources
 
 from blockcache._version import __version__
 from blockcache.errors import FileError
+from blockcache.extras import require
 from blockcache.report import chart as values
 from blockcache.report.document import (
     Block,
@@ -32,7 +33,6 @@ from blockcache.report.document import (
     charts,
     spans,
 )
-from blockcache_runtime.extras import require
 
 MOST_BYTES = 8_000_000
 """Of a page: it is sent by mail and opened on a phone."""

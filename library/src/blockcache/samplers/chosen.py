@@ -8,8 +8,8 @@ from typing import Any
 
 from blockcache.errors import SamplerError
 from blockcache.files import PathLike
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.samplers.base import FORMAT, SamplerConfig
-from blockcache_runtime.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ChosenSampler:
         """Refuse a policy for which it was not chosen. The policy's sampler may be any: it is what gets replaced."""
         if self.policy is None:
             return
-        found = self.policy.differences(policy, ignore=("sampler", "steps"))
+        found = fingerprint_differences(self.policy, policy, ignore=("sampler", "steps"))
         if found:
             raise SamplerError(
                 f"this {self.sampler.type} sampler was chosen for another policy ({'; '.join(found)}); choose one for this "

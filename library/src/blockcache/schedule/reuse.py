@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from blockcache.fingerprint import Fingerprint
 from blockcache.schedule.block import Block
 from blockcache.schedule.plan import AddRun, Compute, Plan, Span
-from blockcache_runtime.fingerprint import Fingerprint
 
 T = TypeVar("T")
 

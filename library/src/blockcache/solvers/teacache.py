@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from blockcache.errors import RecordingError
+from blockcache.fingerprint import Fingerprint
 from blockcache.schedule import Block
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.fingerprint import Fingerprint
 
 DEGREE = 4
 

@@ -25,7 +25,7 @@ from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, fewer_steps
 from blockcache.schedule import Schedule
 from blockcache.solvers import METHODS, PAPER_METHODS, solve
-from blockcache.solvers.teacache import Rule, fit_teacache
+from blockcache.solvers.teacache import TeaCacheRule, fit_teacache
 
 PARSED = {
     "full": FULL,
@@ -233,7 +233,7 @@ def test_teacache_is_fitted_to_the_calibration_and_counts_what_it_computed(ready
     full = Candidate().flops(ready.port, 0.0)
     assert found.flops(ready.port, 0.0) == full
     assert found.flops(ready.port, reused) < full
-    assert isinstance(found.strategy, Rule)
+    assert isinstance(found.strategy, TeaCacheRule)
 
 
 def test_a_schedule_file_is_read(ready, tmp_path):

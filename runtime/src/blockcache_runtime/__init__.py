@@ -1,4 +1,4 @@
-"""Running an exported policy on a robot: numpy and onnxruntime, nothing else. Knows nothing of torch.
+"""Running an exported policy on a robot: numpy and onnxruntime, nothing else.
 
 policy, history = open_export("policy.onnx"), History(2)
 action = policy.predict_action(history.push(observation))["action"][0]
@@ -19,7 +19,7 @@ _HOMES = {"ExportedPolicy": "export", "History": "history", "open_export": "expo
 
 
 def __getattr__(name: str) -> Any:
-    """Imported at first use: whoever needs the errors alone need not wait for numpy."""
+    """Imported at first use: whoever needs the errors or the formats alone does not wait for numpy."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -36,14 +36,14 @@ from blockcache.engines import Stats, accelerate
 from blockcache.files import PathLike, exists, make_directory
 from blockcache.fitting import Clouds, Effort, fit, place
 from blockcache.models.pairing import generate, takes_generator
-from blockcache.models.places import SAMPLER, SCHEDULE, TUNING
+from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.models.program import Program
 from blockcache.observations import hash_observations, parts
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
 from blockcache.schedule import Schedule, Strategy
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 from blockcache.solvers import fit_teacache, solve
 from blockcache.solvers.recording import Recording
 
@@ -67,8 +67,8 @@ class Candidate:
     def flops(self, port: Port, reused: float) -> int:
         """FLOPs of one generation by formula; `reused`, as measured, counts where nothing is decided beforehand."""
         own = self.on(port)
-        steps = generation(own.adapter.blocks, own.adapter.every_step, len(own.timesteps), self.strategy, reused)
-        return own.looking + steps
+        steps = generation_flops(own.adapter.blocks, own.adapter.every_step, len(own.timesteps), self.strategy, reused)
+        return own.encoder_flops + steps
 
     def describe(self, port: Port) -> dict[str, Any]:
         """All that decides the actions besides the weights, in JSON types."""
@@ -81,13 +81,13 @@ def engine_flops(port: Port, candidate: Candidate) -> int:
     if candidate.engine not in ("loop", "onnx"):
         return candidate.flops(port, 0.0)
     own = candidate.on(port)
-    before = own.looking if own.behind else 0
+    before = own.encoder_flops if own.begins_after_encoder else 0
     return before + program_flops(own.program(), len(own.timesteps), candidate.strategy)
 
 
 def program_flops(program: Program, steps: int, strategy: Strategy | None = None) -> int:
     """What remains of a generation after the program's exact savings."""
-    return program.once + generation(program.blocks, program.every_step, steps, strategy)
+    return program.once + generation_flops(program.blocks, program.every_step, steps, strategy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,15 +100,15 @@ class Running:
 
     def act(self, obs: Any, seed: int) -> NDArray[np.float64]:
         """Executed actions (B, n_action_steps, A) of a batch of observations, with noise that depends on the seed alone."""
-        return self._array(generate(self._entry, self.port.given(obs), seed))
+        return self._array(generate(self._entry, self.port.prepare_observation(obs), seed))
 
     def act_on(self, obs: Any, noise: Tensor) -> NDArray[np.float64]:
         """The same with given noise, for policies that take it."""
-        return self._array(self._entry(self.port.given(obs), noise=noise))
+        return self._array(self._entry(self.port.prepare_observation(obs), noise=noise))
 
     def timed(self, obs: Any) -> Callable[[], Any]:
         """One generation and nothing else, to be timed: always the same noise, drawn within, where that can be."""
-        entry, given = self._entry, self.port.given(obs)
+        entry, given = self._entry, self.port.prepare_observation(obs)
         if takes_generator(entry):
             return lambda: entry(given, generator=torch.Generator().manual_seed(0))
         return partial(entry, given)
@@ -195,7 +195,9 @@ class Calibrations:
     def sampler(self, kind: str, steps: int) -> SamplerConfig:
         """A sampler of that kind with so many steps, in place of the policy's own."""
         if self.port.sampler is None:
-            raise MethodError(f"{self.port.untabulated} cannot be exchanged for another: it is not one that we know")
+            raise MethodError(
+                f"{self.port.unknown_sampler} cannot be exchanged for another: it is not one that we know"
+            )
         return fewer_steps(self.port.sampler, kind, steps)
 
     def chosen(self, wanted: FewerSteps | FittedSteps) -> ChosenSampler:
@@ -280,7 +282,7 @@ class Calibrations:
             if kept.exists():
                 return Recording.load(kept)
         file = None if self._keep is None else self._keep / fitting[0]
-        batches = [port.given(one) for one in parts(self.observations, 1)]
+        batches = [port.prepare_observation(one) for one in parts(self.observations, 1)]
         made = calibrate(port, batches, seed=self.seed, action_costs=action_costs, progress=self._progress)
         if file is not None:
             make_directory(file.parent)

@@ -24,7 +24,7 @@ from blockcache.files import PathLike, header_of, header_text, write_bytes
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.program import Program
 from blockcache_runtime.graph import check_model
-from blockcache_runtime.session import FORMAT, MOST_BYTES, require_onnxruntime, with_hash
+from blockcache_runtime.session import FORMAT, MINIMUM, MOST_BYTES, with_hash
 
 ONNX_MINIMUM = (1, 18)
 _logger = logging.getLogger("blockcache")

@@ -12,7 +12,7 @@ from blockcache.errors import EngineError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.models.noise import draw
-from blockcache.observations import Observation, as_tensor
+from blockcache.observations.tensors import Observation, as_tensor
 from blockcache_runtime import ExportedPolicy
 
 _SINGLE = torch.empty(0, dtype=torch.float32)

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from blockcache.block import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION
 from blockcache.errors import FileError, ScheduleError, short, shortened
 from blockcache.files import PathLike, read_bytes
 from blockcache.fingerprint import Fingerprint
 from blockcache.foreign.inert import Global, Made
 from blockcache.foreign.pickles import load_pickle
-from blockcache.schedule.block import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION
 from blockcache.schedule.schedule import Schedule
 
 WHAT = "authors' schedule"

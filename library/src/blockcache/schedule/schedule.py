@@ -13,10 +13,10 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from blockcache.block import Block
 from blockcache.errors import BlockcacheError, ContentError, ScheduleError, short
 from blockcache.files import Format, PathLike, read
 from blockcache.fingerprint import Fingerprint
-from blockcache.schedule.block import Block
 
 FORMAT = Format(
     "blockcache.schedule", "schedule", {"steps": Any, "updates": dict, "fingerprint": Fingerprint, "origin": dict}

@@ -27,7 +27,7 @@ from blockcache.models.dpt.checkpoint import check_sizes, load_policy, load_tens
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.dpt.public_cameras import camera_config
 from blockcache.models.dpt.public_settings import HYBRID, architecture, low_dim_config, uses_ema
-from blockcache.models.places import check_new
+from blockcache.models.policy_files import check_new
 from blockcache.models.stored import read_stored
 from blockcache.progress import progress_bar
 

@@ -210,7 +210,7 @@ REFUSED = {
     texts: "its constant 'shape' is not as large as its type and shape say",
     other_attribute: "its Split has the attribute 'scales'",
     doubled_attribute: "its Split has an attribute twice",
-    graph_as_attribute: "its attribute or declared value has field 6 of ONNX",
+    graph_as_attribute: "its attribute has field 6 of ONNX",
     fewer_outputs: "its Split has 2 outputs and says that it has others",
 }
 

@@ -78,7 +78,7 @@ def struck(place, step, value):
 
 def plainly(opened, feed):
     """All that the graph gives back, unchecked."""
-    return dict(zip(opened._outputs, opened._session.run([*opened._outputs], feed), strict=True))
+    return dict(zip(opened._outputs, opened._loaded.session.run([*opened._outputs], feed), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class OnnxRunner:
             noise = self.draw_noise(len(next(iter(observed.values()))), generator)
         return _to_torch(self._export.run(observed, _to_numpy(noise, "noise")))
 
-    def look(self, obs: Observation) -> Any:
+    def features(self, obs: Observation) -> Any:
         """The encoder alone, of an export with cameras: (n_obs_steps, B, features)."""
         return self._export.features(self._export.check_observation(_to_numpy(obs)))
 

@@ -84,7 +84,7 @@ def encoder_calls(
             runner = open_cached(built, port.fingerprint, count)
         except (EngineError, FileError):
             break
-        found.append(EncoderCall("onnx", count, on_threads(1, partial(runner.look, observed))))
+        found.append(EncoderCall("onnx", count, on_threads(1, partial(runner.features, observed))))
     return found
 
 

@@ -128,7 +128,7 @@ def _check_alike(suites: Mapping[str, SuiteResults]) -> None:
     for name, item in others:
         a, b = one.results, item.results
         policies = [Fingerprint.from_dict(found.policy["fingerprint"]) for found in (a, b)]
-        differences = fingerprint_differences(*policies)
+        differences = fingerprint_differences(policies[0], policies[1])
         if a.task != b.task:
             differences = (*differences, f"task {b.task} instead of {a.task}")
         if a.setting["calibration"] != b.setting["calibration"]:

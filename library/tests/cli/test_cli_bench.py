@@ -1,13 +1,12 @@
 """The verbs bench and performance: what is measured, and the page made from it."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import blockcache as bc
-from blockcache.compare.bench import FORMAT
+from blockcache.results.bench import FORMAT
 from cli_inputs import SMALL, STEPS, synthetic
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
@@ -57,7 +56,7 @@ def test_bench_quick(blockcache, monkeypatch):
     out = blockcache("bench", *SMALL, "--quick", "--sampler", "dpmsolver++", "--json", "b.json", "--plot", "b.png")
     summary = json.loads(out.splitlines()[-1])
     assert json.loads(Path("b.json").read_text())["made_by"].startswith("blockcache ")
-    rows = [asdict(row) for row in FORMAT.load("b.json")["rows"]]
+    rows = FORMAT.load("b.json")["rows"]
     assert list(summary) == [row["name"] for row in rows]
     assert len(rows) == 8
     assert all(set(row) == COLUMNS for row in rows)
@@ -127,7 +126,7 @@ def test_the_performance_page_from_wrong_figures(refused, measured):
 
 
 def test_pictures_without_matplotlib_are_refused_before_anything_is_measured(refused, monkeypatch):
-    monkeypatch.setattr("blockcache_runtime.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("blockcache.extras.find_spec", lambda name: None)
     monkeypatch.setattr("blockcache.compare.bench.run_bench", lambda *args, **settings: pytest.fail("measured"))
     for words in (["bench", *SMALL, "--plot", "b.png"], ["paper", "performance", "-o", "docs"]):
         assert 'pip install "blockcache[plots]"' in refused(*words)

@@ -229,11 +229,11 @@ def test_refused_before_any_work(make_policy, tmp_path):
 
 
 def test_missing_libraries_are_named_with_their_extra(monkeypatch):
-    monkeypatch.setattr("blockcache_runtime.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("blockcache.extras.find_spec", lambda name: None)
     with pytest.raises(EvaluationError, match=r"blockcache\[ray\]"):
         ray_cluster("auto")
     with pytest.raises(EvaluationError, match=r"blockcache\[eval\]"):
         local_workers(2)
     assert local_workers(1) is local_workers(None) is one_by_one
-    with pytest.raises(FileError, match=r"blockcache\[plots\]"):
+    with pytest.raises(FileError, match=r"blockcache\[video\]"):
         check_video("x.gif")

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from blockcache.errors import ObservationError, PolicyError
+from blockcache.extras import require
 from blockcache.files import Name
 from blockcache.models.own_policy import Depth, Size
-from blockcache_runtime.extras import require
 
 TOKENS, MASK = "observation.language.tokens", "observation.language.attention_mask"
 """The words as token ids, and which of them are words: what LeRobot's tokenizing processor makes."""

@@ -25,7 +25,7 @@ from blockcache.models.own_port import OwnPort
 from blockcache.models.port import Port
 from blockcache.models.public import PublicPort, denoiser_of
 from blockcache.observations.tensors import as_tensor, reach
-from blockcache_runtime.frames import BYTE, check_frames, shown
+from blockcache_runtime.checks import BYTE, check_frames, shape_text
 
 
 def claim(policy: Any) -> Port | str:
@@ -120,10 +120,9 @@ class CameraPort(PublicPort):
         return self._misgiven(obs, f" ({in_one_line(error)})")
 
     def _wanted(self) -> str:
-        listed = (
-            " and ".join(f"{name!r} {shown(shape)}" for name, shape in self.inputs.items()) if self.observed else ""
-        )
-        return f": {listed}" if listed else " by name"
+        if not self.observed:
+            return " by name"
+        return ": " + " and ".join(f"{name!r} {shape_text(shape)}" for name, shape in self.inputs.items())
 
 
 class KnownCameraPort(CameraPort):

@@ -46,8 +46,7 @@ class PolicyConfig:
     training: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.family != self.FAMILY:
-            raise PolicyError(f"this reads policies of family {self.FAMILY!r}, got {short(self.family)}")
+        self._check_family(self.family)
         kinds = self._kinds()
         for name, wanted in _NESTED.items():
             if name in kinds and not isinstance(getattr(self, name), kinds[name]):
@@ -56,6 +55,11 @@ class PolicyConfig:
         _fitting(Fields(plain), {name: getattr(self, name) for name in plain})
         if self.executed.stop > self.horizon:
             raise PolicyError(f"the executed slice ends at {self.executed.stop}, behind the horizon {self.horizon}")
+
+    @classmethod
+    def _check_family(cls, family: Any) -> None:
+        if family != cls.FAMILY:
+            raise PolicyError(f"this reads policies of family {cls.FAMILY!r}, got {short(family)}")
 
     @classmethod
     def _kinds(cls) -> dict[str, Any]:
@@ -94,6 +98,7 @@ class PolicyConfig:
         if unknown := sorted(set(value) - set(kinds)):
             names = shortened(", ".join(unknown), 100)
             raise PolicyError(f"unknown policy settings {names}; known are {', '.join(sorted(kinds))}")
+        cls._check_family(value.get("family", cls.FAMILY))
         needed = {item.name for item in fields(cls) if item.default is item.default_factory is MISSING} | {"sampler"}
         required = {name: kind for name, kind in kinds.items() if name in needed}
         optional = {name: kind for name, kind in kinds.items() if name not in needed}

@@ -57,8 +57,9 @@ class PairDistances:
 def distances(found: Cloud, reference: Cloud) -> Distances:
     """All distances of a method's cloud from the reference's.
 
-    found      (observations, samples, features) of the method that is judged
-    reference  the same of the policy as it is; it may have more samples or fewer
+    Args:
+        found: (observations, samples, features) of the method that is judged.
+        reference: The same of the policy as it is; it may have more samples or fewer.
     """
     pairs = pair_distances(found, reference)
     if not pairs.inside_reference.any():

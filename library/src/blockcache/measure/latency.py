@@ -45,6 +45,12 @@ def measure(
     """Time each candidate `repeats` times, one call each in turn; the order rotates from round to round.
 
     A short rest before each call lets the threads of the one before come to rest too: torch's keep spinning for a while.
+
+    Args:
+        candidates: Calls by name.
+        repeats: Timed calls of each.
+        warmup: Calls of each before.
+        progress: Whether to show a bar.
     """
     names = list(candidates)
     for name in names:

@@ -28,8 +28,11 @@ MOST_STEPS, MOST_BLOCKS, LONGEST_NAME = 10_000, 10_000, 200
 class Schedule:
     """Update steps per block, in execution order of the blocks; checked when it is made.
 
-    `fingerprint` says what the schedule fits (its blocks and steps always those of the schedule itself), `origin` is
-    a record of how it came to be.
+    Args:
+        steps: Denoising steps of one generation, K.
+        updates: For each block, in execution order, the steps at which it is computed; the first is always 0.
+        fingerprint: What the schedule fits; its blocks and steps are always those of the schedule itself.
+        origin: A record of how it came to be, in JSON types.
     """
 
     static: ClassVar[bool] = True
@@ -89,31 +92,35 @@ class Schedule:
         return {"updates": {name: list(steps) for name, steps in self.updates.items()}}
 
     def flops(self, blocks: Sequence[Block], reused: float = 0.0) -> int:
-        """FLOPs of the blocks computed in one generation; `reused` is known already."""
+        """FLOPs of the blocks computed in one generation.
+
+        Args:
+            blocks: The policy's, with their costs.
+            reused: Of no concern here: a schedule knows already what it reuses.
+        """
         if self.blocks != tuple(block.name for block in blocks):
             raise ScheduleError(f"the schedule's {len(self.blocks)} blocks are not the {len(blocks)} of this shape")
         return sum(block.cost * len(self.updates[block.name]) for block in blocks)
 
     @classmethod
     def every_step(cls, steps: int, blocks: Sequence[str], fingerprint: Fingerprint = Fingerprint()) -> Schedule:
-        """Nothing is ever reused: full precision, written as a schedule."""
+        """Nothing is ever reused: full precision, written as a schedule.
+
+        Args:
+            steps: Denoising steps of one generation.
+            blocks: Names in execution order.
+            fingerprint: What the schedule fits.
+        """
         return cls(steps, {name: range(steps) for name in blocks}, fingerprint, {"method": "full"})
 
     def save(self, path: PathLike) -> None:
         """Write the JSON file, atomically."""
-        FORMAT.save(
-            path,
-            {
-                "steps": self.steps,
-                "updates": {name: list(steps) for name, steps in self.updates.items()},
-                "fingerprint": self.fingerprint.to_dict(),
-                "origin": dict(self.origin),
-            },
-        )
+        bound = {"fingerprint": self.fingerprint.to_dict(), "origin": dict(self.origin)}
+        FORMAT.save(path, {"steps": self.steps, **self.describe(), **bound})
 
     @classmethod
     def load(cls, path: PathLike) -> Schedule:
-        """Read a JSON file. Unknown versions and keys are refused, so no meaning is ever lost in silence."""
+        """Read a JSON file; unknown versions and keys are refused."""
         value = FORMAT.load(path)
         with FORMAT.reading(path):
             return cls(**value)

@@ -36,10 +36,12 @@ def generation_flops(
 ) -> int:
     """FLOPs of one whole generation.
 
-    blocks      in execution order, with their costs
-    every_step  what a step costs outside the blocks
-    strategy    when blocks are computed; without one every block is, at every step
-    reused      the share of block computations that was saved, as measured; for strategies that decide as they run
+    Args:
+        blocks: In execution order, with their costs.
+        every_step: What a step costs outside the blocks.
+        steps: How many there are.
+        strategy: When blocks are computed; without one every block is, at every step.
+        reused: The share of block computations that was saved, as measured; for strategies that decide as they run.
     """
     if strategy is None:
         return steps * (every_step + sum(block.cost for block in blocks))

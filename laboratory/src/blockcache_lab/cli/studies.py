@@ -172,7 +172,7 @@ def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: in
     from blockcache.models.dpt.flops import DPTShape
     from blockcache.report.performance import flops_table
     from blockcache.report.terminal import display
-    from blockcache.schedule.strategy import generation_flops
+    from blockcache.schedule import generation_flops
 
     if policy is not None:
         port = policy.port

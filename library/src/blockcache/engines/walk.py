@@ -80,12 +80,7 @@ def perceive(ops: Ops, program: Program, obs: Mapping[str, Value]) -> tuple[Mapp
 
 
 def denoise(
-    backend: Backend,
-    program: Program,
-    plan: Plan,
-    sampler: SamplerTable,
-    conditions: Any,
-    noise: Sequence[Value],
+    backend: Backend, program: Program, plan: Plan, sampler: SamplerTable, conditions: Any, noise: Sequence[Value]
 ) -> Value:
     """All steps of the sampler; the clean sample (rows, D). `noise` is scaled already."""
 

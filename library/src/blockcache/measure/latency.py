@@ -37,10 +37,7 @@ class Latency:
 
 
 def measure(
-    candidates: Mapping[str, Callable[[], Any]],
-    repeats: int,
-    warmup: int = 2,
-    progress: bool = True,
+    candidates: Mapping[str, Callable[[], Any]], repeats: int, warmup: int = 2, progress: bool = True
 ) -> dict[str, Latency]:
     """Time each candidate `repeats` times, one call each in turn; the order rotates from round to round.
 

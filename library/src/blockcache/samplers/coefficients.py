@@ -90,7 +90,7 @@ class SamplerTable:
     @cached_property
     def _rows(self) -> tuple[Coefficients, ...]:
         columns = [getattr(self, name).tolist() for name in COLUMNS]
-        return tuple(Coefficients(*row, clip=self.clip) for row in zip(*columns, strict=True))
+        return tuple(Coefficients(*row, self.clip) for row in zip(*columns, strict=True))  # type: ignore[call-arg]
 
 
 def make_table(

@@ -6,8 +6,7 @@ from typing import Any
 
 from blockcache.errors import SamplerError
 from blockcache.samplers.base import SAMPLERS, SamplerConfig, sampler_class
-from blockcache.samplers.ddpm import DDPM
-from blockcache.samplers.diffusion import Diffusion
+from blockcache.samplers.diffusion import DDPM, Diffusion
 from blockcache.samplers.fitted import Fitted
 
 _TRAINING = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end", "prediction_type")

@@ -1,4 +1,4 @@
-"""The Schedule: at which denoising steps each block is computed. A frozen value with a JSON file format.
+"""The Schedule: at which denoising steps each block is computed, and the FLOPs of that. A frozen value with a JSON file.
 
 Steps count in execution order, 0 is the first denoising step (most noise). Between its update steps a block's last
 output is used again. The format is specified in docs/schedule-format.md. Knows nothing of torch or of solvers.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from blockcache.block import Block
 from blockcache.errors import BlockcacheError, ContentError, ScheduleError, short
@@ -22,6 +22,27 @@ FORMAT = Format(
     "blockcache.schedule", "schedule", {"steps": Any, "updates": dict, "fingerprint": Fingerprint, "origin": dict}
 )
 MOST_STEPS, MOST_BLOCKS, LONGEST_NAME = 10_000, 10_000, 200
+
+
+class Strategy(Protocol):
+    """When blocks are computed. A Schedule knows it beforehand, a TeaCacheRule decides while the policy runs."""
+
+    static: ClassVar[bool]
+    """Whether all is decided beforehand; only the patched engine can follow what is not."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+
+    def describe(self) -> dict[str, Any]:
+        """All that decides the actions, in JSON types."""
+        ...
+
+    def flops(self, blocks: Sequence[Block], reused: float) -> int:
+        """FLOPs of the blocks computed in one generation; `reused`, as measured, counts where nothing is static."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -124,6 +145,25 @@ class Schedule:
         value = FORMAT.load(path)
         with FORMAT.reading(path):
             return cls(**value)
+
+
+def generation_flops(
+    blocks: Sequence[Block], every_step: int, steps: int, strategy: Strategy | None = None, reused: float = 0.0
+) -> int:
+    """FLOPs of one whole generation.
+
+    Args:
+        blocks: In execution order, with their costs.
+        every_step: What a step costs outside the blocks.
+        steps: How many there are.
+        strategy: When blocks are computed; without one every block is, at every step.
+        reused: The share of block computations that was saved, as measured; for strategies that decide as they run.
+    """
+    if strategy is None:
+        return steps * (every_step + sum(block.cost for block in blocks))
+    if strategy.steps != steps:
+        raise ScheduleError(f"the schedule is for {strategy.steps} steps, the generation has {steps}")
+    return steps * every_step + strategy.flops(blocks, reused)
 
 
 def checked_origin(origin: Mapping[str, Any], error: type[BlockcacheError]) -> dict[str, Any]:

@@ -86,9 +86,7 @@ def uniform(steps: int, updates: int) -> tuple[int, ...]:
 
 
 def bubbling_union(
-    schedules: Mapping[str, Sequence[int]],
-    upstream: Collection[str],
-    blocks: Sequence[Block] | None = None,
+    schedules: Mapping[str, Sequence[int]], upstream: Collection[str], blocks: Sequence[Block] | None = None
 ) -> dict[str, tuple[int, ...]]:
     """Each block of `upstream` is also computed wherever a feed-forward block strictly behind it is.
 

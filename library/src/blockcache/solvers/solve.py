@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from blockcache.errors import RecordingError, ScheduleError
-from blockcache.schedule import Schedule
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import Schedule, generation_flops
 from blockcache.solvers.bac import adaptive, bubbling_union, consecutive, uniform
 from blockcache.solvers.budget import split_budget
 from blockcache.solvers.metrics import METRICS, SIMILARITIES

@@ -151,12 +151,13 @@ class _Recorder:
         self, generations: int, origin: Mapping[str, Any], action_costs: NDArray[np.float64] | None
     ) -> Recording:
         samples = len(self.changes)
+        inputs, outputs = (np.stack(changes) for changes in zip(*self.changes, strict=True))
         return Recording(
             blocks=self.port.adapter.blocks,
             matrices={name: total / samples for name, total in self.sums.items()},
             scores=self.scores / samples,
-            input_change=np.stack([change[0] for change in self.changes]),
-            output_change=np.stack([change[1] for change in self.changes]),
+            input_change=inputs,
+            output_change=outputs,
             generations=generations,
             fingerprint=self.port.fingerprint,
             origin={**origin, "samples": samples},

@@ -19,11 +19,11 @@ from blockcache.engines.norms import LargestNorm
 from blockcache.engines.onnx import export
 from blockcache.engines.onnx_graph import build_graph
 from blockcache.errors import NonFiniteError
+from blockcache.fingerprint import Fingerprint
 from blockcache.models.program import Program, Table
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM, table
 from blockcache.schedule import Schedule
-from blockcache_runtime.fingerprint import Fingerprint
 from onnx_files import nodes
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
@@ -78,7 +78,7 @@ def struck(place, step, value):
 
 def plainly(opened, feed):
     """All that the graph gives back, unchecked."""
-    return dict(zip(opened._outputs, opened._session.run([*opened._outputs], feed), strict=True))
+    return dict(zip(opened._outputs, opened._loaded.session.run([*opened._outputs], feed), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,17 @@ import torch
 from blockcache.attach.patching import handle_on
 from blockcache.engines.build import rehearsed_build
 from blockcache.engines.loop import Loop
-from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_size
+from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime, require_size
 from blockcache.engines.patched import attach_strategy
 from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import AttachedEngine, Runner, attach_runner
 from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.models.policy_files import SCHEDULE, place_of
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule, Strategy
-from blockcache_runtime.fingerprint import Fingerprint
-from blockcache_runtime.session import require_onnxruntime
 
 BESIDE: Final = "beside"  # no schedule was named: the one beside the policy, if any
 ENGINES = ("auto", "onnx", "loop", "patched")
@@ -299,10 +298,10 @@ def open_export(path: PathLike, policy: Any = None, threads: int | None = None) 
 
 def check_fit(bound: Fingerprint, port: Port, check: str = "strict") -> tuple[str, ...]:
     """Refuse a schedule that was made for something else than a policy; return notes on what was let pass."""
-    differences = bound.differences(port.shape)
+    differences = fingerprint_differences(bound, port.shape)
     other_weights = bound.weights is not None and bound.weights != port.weights
     if differences or (other_weights and check == "strict"):
-        listed = [*differences, *(bound.differences(port.fingerprint)[len(differences) :] if other_weights else ())]
+        listed = fingerprint_differences(bound, port.fingerprint) if other_weights else differences
         hint = "" if differences else ' (or pass check="shape" to use it all the same)'
         raise ScheduleError(
             f"this schedule does not fit the policy, which has {'; '.join(listed)}; calibrate again with "

@@ -17,8 +17,8 @@ from blockcache.models.program import Activation, Program, Table
 from blockcache.models.sampling import TorchArithmetic
 from blockcache.observations.tensors import largest
 from blockcache.samplers import SamplerTable
-from blockcache.schedule import Plan
-from blockcache_runtime.finite import check_generation
+from blockcache.schedule.plan import Plan
+from blockcache_runtime.checks import check_generation
 
 
 class Loop:

@@ -15,7 +15,7 @@ from torch import Tensor
 from blockcache.errors import PolicyError
 from blockcache.models.port import Port
 from blockcache.observations.tensors import largest
-from blockcache_runtime.finite import check_generation
+from blockcache_runtime.checks import check_generation
 
 HELD_BYTES = 2**24
 

@@ -22,18 +22,25 @@ from torch import Tensor
 from blockcache.cache import cache_directory, prune, source_hash
 from blockcache.engines.build import Build
 from blockcache.errors import ContentError, EngineError, FileError
-from blockcache.files import PathLike, write_bytes
+from blockcache.extras import require
+from blockcache.files import PathLike, header_of, header_text, write_bytes
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.models.noise import draw
 from blockcache.models.program import Program
 from blockcache.observations.tensors import Observation, as_tensor
 from blockcache_runtime import ExportedPolicy
-from blockcache_runtime.fingerprint import Fingerprint
 from blockcache_runtime.graph import check_model
-from blockcache_runtime.integrity import with_hash
-from blockcache_runtime.session import FORMAT, MOST_BYTES, require_onnxruntime
+from blockcache_runtime.session import FORMAT, MINIMUM, MOST_BYTES, with_hash
 
+ONNX_MINIMUM = (1, 18)
 _logger = logging.getLogger("blockcache")
 _SINGLE = torch.empty(0, dtype=torch.float32)
+
+
+def require_onnxruntime(also_onnx: bool = False) -> None:
+    """Refuse a missing or an old library, naming what brings it. `also_onnx`: a file is to be written."""
+    for package, minimum in (("onnxruntime", MINIMUM), ("onnx", ONNX_MINIMUM))[: 2 if also_onnx else 1]:
+        require(package, None, "the onnx engine", error=EngineError, minimum=minimum)
 
 
 def require_size(program: Program) -> None:
@@ -57,7 +64,7 @@ def _file(build: Build, content: dict[str, Any], path: PathLike, unrolled: bool 
     from blockcache.engines.onnx_graph import build_graph, declared
 
     model = build_graph(build.program, build.plan, build.sampler, unrolled)
-    model.metadata_props.add(key=FORMAT.entry, value=FORMAT.text({**content, **declared(model)}, path))
+    model.metadata_props.add(key=FORMAT.entry, value=header_text(FORMAT, {**content, **declared(model)}, path))
     data = with_hash(model.SerializeToString())
     try:
         check_model(data)
@@ -117,7 +124,7 @@ def _open_kept(path: Path, content: dict[str, Any], threads: int | None) -> Onnx
 
 def _digest(build: Build, fingerprint: Fingerprint) -> str:
     """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
-    header = {**FORMAT.header, **_content(build, fingerprint)}
+    header = {**header_of(FORMAT), **_content(build, fingerprint)}
     del header["origin"]  # for the record only
     text = json.dumps(
         [header, build.program.causal, build.program.signature, source_hash(inspect.getfile(type(build.program)))]
@@ -152,7 +159,7 @@ class OnnxRunner:
             noise = self.draw_noise(len(next(iter(observed.values()))), generator)
         return _to_torch(self._export.run(observed, _to_numpy(noise, "noise")))
 
-    def look(self, obs: Observation) -> Any:
+    def features(self, obs: Observation) -> Any:
         """The encoder alone, of an export with cameras: (n_obs_steps, B, features)."""
         return self._export.features(self._export.check_observation(_to_numpy(obs)))
 
@@ -163,7 +170,7 @@ class OnnxRunner:
 
     def check(self, actual: Fingerprint, executed: tuple[int, int]) -> None:
         """Refuse to stand for another policy than the file was made from."""
-        differences = [*self.fingerprint.differences(actual)]
+        differences = [*fingerprint_differences(self.fingerprint, actual)]
         start, stop = self._export.executed
         if (start, stop) != executed:
             differences.append(f"executed actions {executed[0]} to {executed[1] - 1} instead of {start} to {stop - 1}")

@@ -16,7 +16,7 @@ from blockcache.engines.walk import generate
 from blockcache.models.program import Program
 from blockcache.samplers import SamplerTable
 from blockcache.schedule.plan import Plan
-from blockcache_runtime.session import KEPT
+from blockcache_runtime.session import EARLIER_FEATURES
 
 OPSET, IR_VERSION = 23, 11
 
@@ -63,7 +63,7 @@ def _inputs(program: Program) -> dict[str, list[Any]]:
         name: ["moments", "batch", *shape[1:]] if name in program.cameras else ["batch", *shape]
         for name, shape in program.inputs.items()
     }
-    return {**inputs, KEPT: ["kept", "batch", program.features]} if program.cameras else inputs
+    return {**inputs, EARLIER_FEATURES: ["kept", "batch", program.features]} if program.cameras else inputs
 
 
 def declared(model: onnx.ModelProto) -> dict[str, dict[str, list[Any]]]:

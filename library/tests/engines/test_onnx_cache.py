@@ -247,8 +247,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one(policy, o
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with bc.accelerate(policy, engine="onnx", threads=1):
         act(policy, observe)
-    (directory,) = [path for path in tmp_path.iterdir() if path.is_dir()]
-    assert directory.name.startswith("blockcache-")
+    (directory,) = tmp_path.glob("blockcache-*")  # torch may make one of its own, too
     assert len([*directory.glob("*.onnx")]) == 1
 
 

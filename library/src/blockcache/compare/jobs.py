@@ -12,18 +12,14 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from blockcache.compare.store import Outcome, Store
-from blockcache.errors import BlockcacheError
+from blockcache.extras import installed, require
 from blockcache.progress import progress_bar
+from blockcache.results.rollouts import EvaluationError
 from blockcache_runtime.cores import cores
-from blockcache_runtime.extras import installed, require
 
 Work: TypeAlias = Callable[[Any], Outcome]
 # (work, jobs) -> (the job's place, its outcome), in the order in which they are finished
 Backend: TypeAlias = Callable[[Work, Sequence[Any]], Iterator[tuple[int, Outcome]]]
-
-
-class EvaluationError(BlockcacheError):
-    """An evaluation that cannot be run as asked, or that was cut short."""
 
 
 def run_jobs(

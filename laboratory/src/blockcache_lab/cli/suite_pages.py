@@ -29,8 +29,8 @@ def results(directory: str, others: tuple[str, ...], output: Path, stored: str |
     \b
     Examples:
       blockcache paper results out/suites
-      blockcache paper results out/suites out/assembly-seed0 out/assembly-seed1 -o docs
-      blockcache paper results out/suites -o docs --stored src/blockcache/assets/stored_results.json
+      blockcache paper results out/suites out/assembly-seed0 out/assembly-seed1 -o docs/generated
+      blockcache paper results out/suites -o docs/generated --stored library/src/blockcache/assets/stored_results.json
     """
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
@@ -66,8 +66,8 @@ def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> 
 
     \b
     Examples:
-      blockcache paper frontier out/frontier out/frontier-assembly -o docs
-      blockcache paper frontier out/frontier -o docs --stored src/blockcache/assets/stored_results.json
+      blockcache paper frontier out/frontier out/frontier-assembly -o docs/generated
+      blockcache paper frontier out/frontier -o docs/generated --stored library/src/blockcache/assets/stored_results.json
     """
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
@@ -94,7 +94,7 @@ def rdt(directories: tuple[str, ...], output: Path) -> None:
 
     \b
     Example:
-      blockcache paper rdt out/rdt-push-cube out/rdt-pick-cube -o docs
+      blockcache paper rdt out/rdt-push-cube out/rdt-pick-cube -o docs/generated
     """
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render

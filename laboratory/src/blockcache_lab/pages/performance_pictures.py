@@ -1,4 +1,4 @@
-"""The pictures of docs/performance.md and of `bench --plot`. Knows nothing of what is written around them."""
+"""The pictures of docs/generated/performance.md and of `bench --plot`. Knows nothing of what is written around them."""
 
 from __future__ import annotations
 

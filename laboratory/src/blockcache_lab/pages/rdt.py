@@ -1,4 +1,4 @@
-"""docs/rdt.md, from the files of suite rdt only: the paper's figure on RDT beside what else makes such a policy faster.
+"""docs/generated/rdt.md, from the files of suite rdt only: the paper's figure on RDT beside what else makes such a policy faster.
 
 Every verdict is computed; none is written down here. Knows nothing of torch.
 """
@@ -49,7 +49,7 @@ def page(found: Sequence[Found]) -> Document:
     """The whole page; its pictures lie beside it."""
     made_from = (
         "Made from the files of suite rdt; every sentence with a figure or a verdict in it is computed from them. The "
-        f"command:\n`blockcache paper rdt {' '.join(item.directory for item in found)} -o docs`."
+        f"command:\n`blockcache paper rdt {' '.join(item.directory for item in found)} -o docs/generated`."
     )
     quick = "**From a quick run: a few shortened rollouts. No figure on this page means anything.**"
     about = (

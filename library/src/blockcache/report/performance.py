@@ -1,4 +1,4 @@
-"""docs/performance.md, from the JSON that `blockcache paper performance` wrote; also what `bench` and `paper flops` print."""
+"""docs/generated/performance.md, from the JSON that `blockcache paper performance` wrote; also what `bench` and `paper flops` print."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def page(results: Mapping[str, Any]) -> Document:
         "Performance",
         (
             Paragraph(
-                f"Made by `blockcache paper performance -o docs --repeats {bench['repeats']}`; every figure below is of that one run. Ratios\n"
+                f"Made by `blockcache paper performance -o docs/generated --repeats {bench['repeats']}`; every figure below is of that one run. Ratios\n"
                 "come from interleaved rounds: each round calls every candidate once, and a speed-up is the median of the rounds' ratios."
             ),
             Paragraph(

@@ -8,6 +8,7 @@ import sys
 import time
 
 import numpy as np
+
 from blockcache_runtime import ExportedPolicy, History, open_export
 
 

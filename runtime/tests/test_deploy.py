@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blockcache as bc
+from blockcache.errors import EngineError, FileError, ObservationError
 from blockcache.models.dpt.shape import Shape
 from blockcache_lab.studies.scaling import calibration, footprint
 from blockcache_runtime import History, open_export
-from blockcache_runtime.errors import EngineError, FileError, ObservationError
 from engine_comparison import BLOCKS, SAMPLERS
 from onnx_files import hashed, two_inputs
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from blockcache.errors import ObservationError
 from blockcache.tasks import rollout
 from blockcache_runtime import History
-from blockcache_runtime.errors import ObservationError
 from toy_task import Toy
 
 

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import blockcache as bc
+from blockcache.errors import EngineError, FileError
 from blockcache_runtime import graph
-from blockcache_runtime.errors import EngineError, FileError
 from blockcache_runtime.graph import OPERATORS
 from blockcache_runtime.integrity import with_hash
 from image_policies import image_policy

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from blockcache.errors import ContentError, EngineError, FileError
 from blockcache_runtime import graph, protobuf
-from blockcache_runtime.errors import ContentError, EngineError, FileError
 from blockcache_runtime.graph import check_model, read_metadata
 from blockcache_runtime.integrity import KEY, is_intact
 from onnx_files import hashed, metadata, opened, two_inputs

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from blockcache_runtime.errors import EngineError, FileError
+from blockcache.errors import EngineError, FileError
 from blockcache_runtime.extras import installed, installed_version, require
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
-from blockcache_runtime.errors import BlockcacheError, ContentError, short
-from blockcache_runtime.files import Count, Fields, Limit, Name, Steps, dict_of, list_of, read
+from blockcache.errors import BlockcacheError, ContentError, short
+from blockcache.files import Count, Fields, Limit, Name, Steps, dict_of, list_of, read
 
 DEEP: Any = 1
 for _ in range(400):

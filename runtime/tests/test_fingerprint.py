@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from blockcache_runtime.errors import ContentError
+from blockcache.errors import ContentError
 from blockcache_runtime.fingerprint import Fingerprint
 
 BOUND = Fingerprint(

@@ -13,8 +13,8 @@ import blockcache as bc
 import blockcache_runtime as deploy
 import foreign_policy
 import toy_family
+from blockcache.errors import EngineError, NonFiniteError, ObservationError
 from blockcache.schedule import Schedule
-from blockcache_runtime.errors import EngineError, NonFiniteError, ObservationError
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 ENGINES = ("patched", "loop", "onnx")

@@ -12,10 +12,10 @@ import torch
 import blockcache as bc
 from blockcache.engines.build import build
 from blockcache.engines.loop import Loop
+from blockcache.errors import FileError, ObservationError
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule
 from blockcache_runtime import History, export, open_export
-from blockcache_runtime.errors import FileError, ObservationError
 from image_policies import ENCODERS, image_policy, observed
 from onnx_files import with_header
 

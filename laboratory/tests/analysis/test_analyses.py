@@ -11,6 +11,7 @@ import torch
 import toy_family
 from blockcache import Schedule
 from blockcache.attach.recorder import calibrate
+from blockcache.errors import RecordingError, ScheduleError
 from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.results.analysis_sections import Caching, Homogeneity, SubLayers
@@ -21,7 +22,6 @@ from blockcache_lab.analysis.claims import claims
 from blockcache_lab.studies import analyses
 from blockcache_lab.studies.analyses import analyse
 from blockcache_lab.studies.ingredients import Sizes, spread_places
-from blockcache_runtime.errors import RecordingError, ScheduleError
 from toy_stack import WIDTH, stack
 
 SMALL = Sizes(generations=3, compared=2, episodes=4)

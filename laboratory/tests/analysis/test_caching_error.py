@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import blockcache as bc
+from blockcache.errors import ObservationError
 from blockcache.models.registry import port_of
 from blockcache_lab.analysis.caching import caching_error
 from blockcache_lab.analysis.residuals import residuals
 from blockcache_lab.pages.caching import FORMAT
-from blockcache_runtime.errors import ObservationError
 
 
 @pytest.fixture

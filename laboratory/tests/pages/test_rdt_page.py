@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from blockcache.compare.methods import Solved, parse_method
+from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
 from blockcache.report.markdown import render
 from blockcache.results.rollouts import MethodRun, Record, Results
@@ -14,7 +15,6 @@ from blockcache_lab.pages.rdt import as_printed, page
 from blockcache_lab.pages.rdt_findings import Found, summary
 from blockcache_lab.pages.tradeoff import points
 from blockcache_lab.studies.suites import RDT, TIMINGS, suite_by_name, with_tuned
-from blockcache_runtime.errors import FileError
 from repository import ROOT
 
 PUBLISHED = ROOT / "docs/rdt.md"

@@ -12,6 +12,7 @@ import pytest
 
 import blockcache.cli
 from blockcache.compare.methods import Solved, TeaCache, parse_method
+from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.statistics import Estimate
 from blockcache.report.evaluation import evaluation_blocks
@@ -25,7 +26,6 @@ from blockcache_lab.pages.published import printed_table
 from blockcache_lab.pages.results import page as document
 from blockcache_lab.pages.tradeoff import plot_tradeoff, points
 from blockcache_lab.studies.suites import FRONTIER, SUITES, TIMINGS, Cell, suite_by_name, suite_of
-from blockcache_runtime.errors import FileError
 from repository import DOCS
 
 STEPS = 100

@@ -10,6 +10,7 @@ import pytest
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.equal_flops import equal_flops
 from blockcache.compare.methods import MethodError, TunedFiles, parse_method
+from blockcache.errors import FileError, FitError, ObservationError
 from blockcache.measure.modes import fork, modes
 from blockcache.measure.statistics import rank_correlation, split_half
 from blockcache.models.dpt import save_policy
@@ -23,7 +24,6 @@ from blockcache_lab.studies import frontier, suites
 from blockcache_lab.studies.frontier import measure_distances
 from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteSetting, without_failed_fits
 from blockcache_lab.studies.suites import FRONTIER, SUITES, Cell, Suite, suite_by_name
-from blockcache_runtime.errors import FileError, FitError, ObservationError
 from repository import ROOT
 from toy_task import Toy, observations
 

@@ -8,6 +8,7 @@ from blockcache.compare.candidates import Calibrations, engine_flops
 from blockcache.compare.equal_flops import equal_flops
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.methods import parse_method
+from blockcache.errors import FileError, TaskError
 from blockcache.models.rdt import save_policy
 from blockcache.models.rdt.config import public_sampler
 from blockcache.models.registry import port_of
@@ -18,7 +19,6 @@ from blockcache.samplers import table
 from blockcache_lab.pages.rdt import page
 from blockcache_lab.pages.rdt_findings import Found
 from blockcache_lab.studies.suites import ALONE, KINDS, RDT, SUITES, exact_of, suite_by_name, suite_of, with_tuned
-from blockcache_runtime.errors import FileError, TaskError
 from rdt_policies import rdt_observation, rdt_policy
 from toy_rdt_task import ToyRDT, observations
 

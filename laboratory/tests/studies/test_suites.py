@@ -9,6 +9,7 @@ from blockcache.compare.candidates import Calibrations, running
 from blockcache.compare.equal_flops import equal_flops, teacache_threshold
 from blockcache.compare.jobs import EvaluationError
 from blockcache.compare.methods import parse_method
+from blockcache.errors import FileError
 from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.results.rollouts import Results
@@ -16,7 +17,6 @@ from blockcache.samplers import DDPM
 from blockcache.solvers.teacache import Rule
 from blockcache_lab.studies.suite_runs import QUICK, RolloutCounts, Shortened, SuiteSetting, prepare_suite, time_suites
 from blockcache_lab.studies.suites import BASE, SUITES, suite_by_name, suite_of
-from blockcache_runtime.errors import FileError
 from toy_task import Toy, observations
 
 OWN = DDPM(num_inference_steps=24)  # enough for S = 20

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockcache.errors import TaskError
 from blockcache.tasks import make_expert, make_task, task_names, task_spec
 from blockcache_lab.training import demonstrate
-from blockcache_runtime.errors import TaskError
 
 NAMES = tuple(name for name in task_names() if name.startswith("maniskill-"))
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockcache.errors import TaskError
 from blockcache.tasks import TaskEntry, TaskSpec, make_expert, make_task, task_names, task_spec
 from blockcache.tasks import base as tasks_base
-from blockcache_runtime.errors import TaskError
 from repository import SHARED
 
 DEMOS = SHARED / "data" / "metaworld"

@@ -11,6 +11,7 @@ from conftest import tiny_policy
 
 import blockcache as bc
 from blockcache.compare.evaluation import prepare
+from blockcache.errors import ObservationError, TaskError
 from blockcache.models.dpt import save_policy
 from blockcache.models.dpt.encoder_config import EncoderConfig, Input
 from blockcache.models.registry import port_of
@@ -19,7 +20,6 @@ from blockcache.samplers import DDPM
 from blockcache.tasks import TaskSpec, make_task, rollout, task_spec
 from blockcache_lab.studies.suite_runs import Shortened
 from blockcache_runtime import History, open_export
-from blockcache_runtime.errors import ObservationError, TaskError
 from image_policies import image_policy, observed
 
 pytest.importorskip("gym_pusht")

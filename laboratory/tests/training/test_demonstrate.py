@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import blockcache.tasks.base
+from blockcache.errors import BlockcacheError, TaskError
 from blockcache.tasks import TaskEntry, expert_factory
 from blockcache_lab.training import TrainingError, demonstrate
 from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.demonstrate import LINGER
-from blockcache_runtime.errors import BlockcacheError, TaskError
 from toy_task import SPEC, Toy
 
 MADE = []  # simulators, in the order in which they were made

@@ -17,11 +17,11 @@ import pytest
 import safetensors.torch
 import torch
 
+from blockcache.errors import BlockcacheError, FileError, PolicyError, TaskError
 from blockcache.models.dpt import load_policy
 from blockcache.tasks import task_spec
 from blockcache_lab.training import TrainConfig, TrainingError, loop, run, train
 from blockcache_lab.training.data import read_demonstrations, window_indices
-from blockcache_runtime.errors import BlockcacheError, FileError, PolicyError, TaskError
 
 TINY = TrainConfig("pusht", width=16, layers=1, heads=2, epochs=3, batch=16, warmup=3)
 STEPS = 12  # of TINY on the toy demonstrations: 4 in each of 3 epochs

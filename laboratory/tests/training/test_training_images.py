@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from blockcache.errors import FileError
 from blockcache.models.dpt import load_policy
 from blockcache.tasks import task_spec
 from blockcache_lab.training import TrainConfig, TrainingError, data, train
 from blockcache_lab.training.run import TrainingRun
-from blockcache_runtime.errors import FileError
 
 TINY = TrainConfig("pusht-image", width=16, layers=1, heads=2, epochs=2, batch=4, warmup=2, trunk=16)
 STEPS = 24

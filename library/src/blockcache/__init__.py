@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from blockcache.compare.check import check
     from blockcache.compare.tune import Tuned, save_tuned, tune
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, handle_of, open_export
+    from blockcache.errors import BlockcacheError
     from blockcache.fitting import Effort, fit_sampler, place_steps
     from blockcache.models.sources import load_policy, save_policy
     from blockcache.results.check import Check
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from blockcache.schedule import Block, Schedule
     from blockcache.schedule.presets import published_names, published_schedule
     from blockcache.solvers import Recording, Rule, fit_teacache, solve
-    from blockcache_runtime.errors import BlockcacheError
     from blockcache_runtime.fingerprint import Fingerprint
 
 __all__ = [
@@ -75,7 +75,7 @@ _HOMES = {
     "blockcache.schedule": ("Block", "Schedule"),
     "blockcache.schedule.presets": ("published_names", "published_schedule"),
     "blockcache.solvers": ("Recording", "Rule", "fit_teacache", "solve"),
-    "blockcache_runtime.errors": ("BlockcacheError",),
+    "blockcache.errors": ("BlockcacheError",),
     "blockcache_runtime.fingerprint": ("Fingerprint",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockcache import errors
 from blockcache.attach.recorder import calibrate
 from blockcache.engines import accelerate
 from blockcache.models.pairing import generate
@@ -34,7 +35,6 @@ from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule
 from blockcache.schedule.block import FEED_FORWARD
 from blockcache.solvers import solve
-from blockcache_runtime import errors
 
 CLOSE = 1e-5  # between engines, relative to the largest action where that is above 1
 

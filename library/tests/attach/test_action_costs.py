@@ -17,11 +17,11 @@ import stranger_policy
 import toy_family
 from blockcache.attach import action_costs
 from blockcache.attach.generation import Generation, attach
+from blockcache.errors import PolicyError, RecordingError
 from blockcache.models.pairing import generate
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, table
 from blockcache.samplers.fitted import Fitted
-from blockcache_runtime.errors import PolicyError, RecordingError
 
 SEED = 1_000_003  # of the first sample of the first batch, with seed 0
 

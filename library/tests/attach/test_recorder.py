@@ -12,10 +12,10 @@ import torch
 
 import blockcache as bc
 from blockcache.attach import recorder
+from blockcache.errors import ObservationError, PolicyError, RecordingError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM
 from blockcache.solvers.metrics import METRICS
-from blockcache_runtime.errors import ObservationError, PolicyError, RecordingError
 
 
 def calibrate(policy, observations, *args, **options):

@@ -9,13 +9,13 @@ import foreign_policy
 from blockcache.compare.candidates import Candidate, running
 from blockcache.compare.check import check
 from blockcache.compare.clouds import draw_chunks, flattened
+from blockcache.errors import FileError, ObservationError, PolicyError
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
 from blockcache.models.registry import port_of
 from blockcache.report.check import check_blocks
 from blockcache.results.check import ENERGIES, SHIFTS, Check, Roughness
-from blockcache_runtime.errors import FileError, ObservationError, PolicyError
 
 OBS = np.random.default_rng(0).standard_normal((14, 2, 5), dtype=np.float32)
 QUICK = {"count": 4, "samples": 8, "generations": 3, "engine": "loop", "progress": False}

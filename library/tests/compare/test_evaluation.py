@@ -11,12 +11,12 @@ from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import EvaluationError, local_workers, one_by_one, ray_cluster
 from blockcache.compare.methods import MethodError
 from blockcache.compare.paired import _record, rollout_noise
+from blockcache.errors import FileError, TaskError
 from blockcache.results.rollouts import Record, Results
 from blockcache.results.summary import summarise
 from blockcache.samplers import DDPM, table
 from blockcache.tasks import Rollout
 from blockcache.tasks.video import check_video
-from blockcache_runtime.errors import FileError, TaskError
 from toy_evaluation import METHODS, ready
 from toy_task import Toy, observations
 

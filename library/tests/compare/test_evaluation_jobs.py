@@ -14,8 +14,8 @@ import torch
 
 from blockcache.compare.jobs import EvaluationError, Store, local_workers, one_by_one, ray_cluster, run_jobs
 from blockcache.compare.paired import one_thread
+from blockcache.errors import FileError, TaskError
 from blockcache.tasks import TaskSpec
-from blockcache_runtime.errors import FileError, TaskError
 from repository import HELPERS
 from toy_evaluation import ready
 from toy_task import SPEC, Toy

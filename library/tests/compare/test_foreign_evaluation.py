@@ -12,12 +12,12 @@ from blockcache.compare.bench import run_bench
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import local_workers
 from blockcache.compare.methods import MethodError
+from blockcache.errors import TaskError
 from blockcache.models.registry import port_of
 from blockcache.results.rollouts import Results
 from blockcache.tasks import TaskSpec
 from blockcache_lab.analysis import caching_error
 from blockcache_lab.studies.caching import caching_study
-from blockcache_runtime.errors import TaskError
 from foreign_policy import BLOCKS, EXECUTED, OBS, SEEN, STEPS, Policy
 from toy_family import FlowPolicy, claim
 from toy_task import SPEC, Toy

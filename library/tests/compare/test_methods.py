@@ -20,12 +20,12 @@ from blockcache.compare.methods import (
     TeaCache,
     parse_method,
 )
+from blockcache.errors import FileError, SamplerError, ScheduleError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, fewer_steps
 from blockcache.schedule import Schedule
 from blockcache.solvers import METHODS, PAPER_METHODS, solve
 from blockcache.solvers.teacache import Rule, fit_teacache
-from blockcache_runtime.errors import FileError, SamplerError, ScheduleError
 
 PARSED = {
     "full": FULL,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from blockcache.compare.observe import observe
+from blockcache.errors import TaskError
 from blockcache.models.dit.checkpoint import save_policy
-from blockcache_runtime.errors import TaskError
 from dit_policies import tiny_dit
 from toy_task import Toy
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import blockcache as bc
 import foreign_policy
 from blockcache.compare import block_times, looks, tune
+from blockcache.errors import FileError, ObservationError
 from blockcache.measure.distance import Distances
 from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate
@@ -22,7 +23,6 @@ from blockcache.report.document import Table
 from blockcache.report.tuning import draw_front, tuning_blocks
 from blockcache.results.tuning import Goal, Point, Tuning, TuningError, choose, front, promising
 from blockcache.samplers import DDPM, ChosenSampler, Euler
-from blockcache_runtime.errors import FileError, ObservationError
 from dit_policies import tiny_dit, tiny_observation
 from engine_comparison import BLOCKS
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import blockcache as bc
-from blockcache_runtime.errors import EngineError, ObservationError
+from blockcache.errors import EngineError, ObservationError
 from engine_comparison import (
     BLOCKS,
     CLOSE,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import blockcache as bc
-from blockcache_runtime.errors import EngineError, PolicyError, StaleWeightsError
+from blockcache.errors import EngineError, PolicyError, StaleWeightsError
 from engine_comparison import BLOCKS, CLOSE, SAMPLERS, accelerate, act, difference, observe, schedule_for
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

@@ -12,7 +12,7 @@ from diffusers import (
 from torch import nn
 
 import blockcache as bc
-from blockcache_runtime.errors import EngineError, ObservationError, StaleWeightsError
+from blockcache.errors import EngineError, ObservationError, StaleWeightsError
 from foreign_policy import BLOCKS, COSINE, OBS, SEEN, STEPS, TOKENS, Denoiser, Policy
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

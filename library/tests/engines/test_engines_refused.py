@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import blockcache as bc
+from blockcache.errors import EngineError, PolicyError, ScheduleError
 from blockcache.solvers.teacache import Rule
-from blockcache_runtime.errors import EngineError, PolicyError, ScheduleError
 from engine_comparison import BLOCKS, CLOSE, accelerate, act, difference, observe, schedule_for
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

@@ -16,10 +16,10 @@ from diffusers import (
 from torch import nn
 
 import blockcache as bc
+from blockcache.errors import PolicyError
 from blockcache.models.flops import feed_forward
 from blockcache.models.pairing import generate
 from blockcache.models.registry import port_of
-from blockcache_runtime.errors import PolicyError
 from stranger_policy import (
     ACTION,
     HIDDEN,

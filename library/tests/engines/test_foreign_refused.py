@@ -14,8 +14,8 @@ from diffusers import (
 from torch import nn
 
 import blockcache as bc
+from blockcache.errors import EngineError, ObservationError, PolicyError, StepError
 from blockcache.models.registry import port_of
-from blockcache_runtime.errors import EngineError, ObservationError, PolicyError, StepError
 from stranger_policy import STEPS, Bare, Policy, act, observe
 
 

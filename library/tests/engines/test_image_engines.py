@@ -8,12 +8,12 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.engines.build import build
+from blockcache.errors import EngineError, ObservationError, StaleError, StaleWeightsError
 from blockcache.models.dpt.encoder_parts import parts_of
 from blockcache.models.program import UnsupportedError
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule
 from blockcache.testing import PolicyContract
-from blockcache_runtime.errors import EngineError, ObservationError, StaleError, StaleWeightsError
 from image_policies import ENCODERS, CentreCrop, PublicImagePolicy, image_policy, observed
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

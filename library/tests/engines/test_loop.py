@@ -11,11 +11,11 @@ from blockcache.engines.build import build
 from blockcache.engines.loop import Loop
 from blockcache.engines.torch_backend import TorchBackend
 from blockcache.engines.walk import denoiser_output
+from blockcache.errors import EngineError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, DPMSolver
 from blockcache.schedule import Reuse
 from blockcache_lab.studies.savings import DiffusersLoop
-from blockcache_runtime.errors import EngineError
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import blockcache as bc
+from blockcache.errors import ObservationError
 from blockcache.observations import as_tensor, check_finite
 from blockcache_runtime import open_export
-from blockcache_runtime.errors import ObservationError
 from foreign_policy import Policy
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

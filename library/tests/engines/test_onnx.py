@@ -8,11 +8,11 @@ import torch
 from onnx import TensorProto, helper
 
 import blockcache as bc
+from blockcache.errors import EngineError, FileError, ObservationError, ScheduleError
 from blockcache.models.dpt.shape import Shape
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, SAMPLERS
 from blockcache.schedule.presets import stretched_schedule
-from blockcache_runtime.errors import EngineError, FileError, ObservationError, ScheduleError
 from onnx_files import BLOCKS, header, nodes, with_header
 
 

@@ -16,9 +16,9 @@ from blockcache import cache as exports
 from blockcache.cache import cache_directory
 from blockcache.engines import onnx as engine
 from blockcache.engines.build import build
+from blockcache.errors import EngineError, FileError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
-from blockcache_runtime.errors import EngineError, FileError
 from blockcache_runtime.session import MINIMUM, require_onnxruntime
 from onnx_files import BLOCKS, hashed, header, with_header
 from repository import ROOT

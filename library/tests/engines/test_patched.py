@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import blockcache as bc
+from blockcache.errors import ObservationError, PolicyError
 from blockcache.models.registry import port_of
-from blockcache_runtime.errors import ObservationError, PolicyError
 
 
 def names(policy):

@@ -16,9 +16,9 @@ from torch import nn
 import blockcache as bc
 import foreign_policy
 from blockcache.engines import rehearsal
+from blockcache.errors import EngineError
 from blockcache.models.dpt import DiffusionTransformerPolicy
 from blockcache.models.registry import port_of
-from blockcache_runtime.errors import EngineError
 from foreign_policy import COSINE, Policy
 from repository import HELPERS
 

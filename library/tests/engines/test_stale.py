@@ -12,9 +12,9 @@ from torch.nn.modules.module import register_module_forward_hook
 import blockcache as bc
 from blockcache.engines.guard import PARTS
 from blockcache.engines.structure import TURNS, Structure
+from blockcache.errors import EngineError, PolicyError, StaleError, StaleWeightsError
 from blockcache.models.dpt.denoiser import SinusoidalEmbedding
 from blockcache.models.registry import port_of
-from blockcache_runtime.errors import EngineError, PolicyError, StaleError, StaleWeightsError
 from engine_comparison import CLOSE, accelerate, act, difference, observe
 from foreign_policy import OBS, SEEN, WIDTH, Policy
 from repository import DOCS

@@ -15,9 +15,9 @@ import foreign_policy
 import toy_family
 from blockcache.attach.patching import Replacement
 from blockcache.engines import whole_loop
+from blockcache.errors import PolicyError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM
-from blockcache_runtime.errors import PolicyError
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import blockcache as bc
 from blockcache.engines.guard import PARTS, WeightsGuard
+from blockcache.errors import StaleError, StaleWeightsError
 from blockcache.models.registry import port_of
 from blockcache.models.weights import checksum, memory, tensors_of
-from blockcache_runtime.errors import StaleError, StaleWeightsError
 from engine_comparison import accelerate, act
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

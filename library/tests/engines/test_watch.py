@@ -17,11 +17,11 @@ from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import export
 from blockcache.engines.onnx_graph import build_graph
 from blockcache.engines.watch import Watch
+from blockcache.errors import NonFiniteError
 from blockcache.models.program import Program, Table
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM, table
 from blockcache.schedule import Block, Schedule
-from blockcache_runtime.errors import NonFiniteError
 from blockcache_runtime.fingerprint import Fingerprint
 from onnx_files import nodes
 

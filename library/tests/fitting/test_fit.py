@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import blockcache as bc
+from blockcache.errors import EngineError, PolicyError, ScheduleError
 from blockcache.models.port import weights_hash
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM
-from blockcache_runtime.errors import EngineError, PolicyError, ScheduleError
 
 
 def made_for(policy, **changes):

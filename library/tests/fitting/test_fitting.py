@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockcache as bc
+from blockcache.errors import FitError, SamplerError
 from blockcache.fitting import Clouds, Effort, fit, place
 from blockcache.fitting.denoising import COLUMNS, FewSteps, constants_of
 from blockcache.fitting.objective import closeness, objective
@@ -18,7 +19,6 @@ from blockcache.models.pairing import generate
 from blockcache.models.registry import port_of
 from blockcache.observations import as_one_batch, pick
 from blockcache.samplers import DDIM, DDPM, ChosenSampler, Fitted, SDEDPMSolver, table
-from blockcache_runtime.errors import FitError, SamplerError
 from foreign_policy import OBS, SEEN, Policy
 from toy_denoiser import SPREAD, Gaussian, LinearPolicy, LinearPort, NoGradient, WholeTimes, means, own_cloud
 

@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 
+from blockcache.errors import ContentError
 from blockcache.foreign.arithmetic import calculate
 from blockcache.foreign.configs import Config
 from blockcache.foreign.pickles import load_pickle
-from blockcache_runtime.errors import ContentError
 from public_policy import omegaconf, omegaconf_there
 
 TREE = {

@@ -10,9 +10,9 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from blockcache.errors import FileError
 from blockcache.foreign.inert import Global, Made, Persistent, as_mapping
 from blockcache.foreign.pickles import MOST_BYTES, load_pickle
-from blockcache_runtime.errors import FileError
 
 
 def load(data):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from blockcache.errors import ContentError, FileError
 from blockcache.foreign import torch_file
 from blockcache.foreign.torch_file import KINDS, open_torch_file
-from blockcache_runtime.errors import ContentError, FileError
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 

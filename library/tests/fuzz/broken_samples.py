@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from blockcache_runtime.errors import BlockcacheError, FileError
+from blockcache.errors import BlockcacheError, FileError
 
 from .running import Sample
 

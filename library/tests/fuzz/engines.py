@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 import blockcache as bc
+from blockcache.errors import SamplerError
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
 from blockcache.samplers import SamplerConfig, table
 from blockcache.schedule.union import bubbling_union
 from blockcache_runtime import open_export
-from blockcache_runtime.errors import SamplerError
 
 from . import reference
 

@@ -87,7 +87,7 @@ def damaged(plan: Plan, case: int, whole: dict[str, bytes]) -> tuple[str, bytes,
 
 def verdict(use: Callable[[Path], Any], path: Path) -> tuple[bool, str | None]:
     """Whether the file was taken, and what is wrong with how it was refused."""
-    from blockcache_runtime.errors import BlockcacheError
+    from blockcache.errors import BlockcacheError
 
     started = time.process_time()
     loaded, wrong = True, None

@@ -22,6 +22,7 @@ import blockcache as bc
 from blockcache.cli.arguments import PolicySource
 from blockcache.cli.pictures import schedule_picture
 from blockcache.engines.accelerate import check_fit
+from blockcache.errors import NonFiniteError
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.dpt.convert import read_checkpoint
 from blockcache.observations import check_observation
@@ -32,7 +33,6 @@ from blockcache.tasks import TaskSpec
 from blockcache_lab.training.data import read_demonstrations, split, window_indices
 from blockcache_lab.training.state import Progress, read_state, write_state
 from blockcache_runtime import open_export
-from blockcache_runtime.errors import NonFiniteError
 from blockcache_runtime.integrity import with_hash
 from file_formats import EXAMPLES
 from public_policy import DDIM, config, write_checkpoint

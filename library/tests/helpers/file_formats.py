@@ -7,6 +7,7 @@ One list for all tests that try files: `EXAMPLES`. `write(directory)` gives the 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -25,6 +26,7 @@ from blockcache.compare.jobs import Store
 from blockcache.compare.paired import Group, OpenLoop, Setting
 from blockcache.compare.tune import STATE as TUNING_STATE
 from blockcache.engines import export_policy
+from blockcache.files import write_arrays
 from blockcache.measure.distance import Distances
 from blockcache.measure.modes import Modes
 from blockcache.measure.statistics import Estimate
@@ -53,7 +55,6 @@ from blockcache_lab.studies.suites import Cell, Suite, suite_of
 from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.state import Progress, read_state, write_state
 from blockcache_runtime import open_export
-from blockcache_runtime.files import write_arrays
 from public_policy import config, write_checkpoint
 from toy_analysis import toy_analysis
 
@@ -491,3 +492,11 @@ EXAMPLES = [
     Example("observations", write_observations, load_observations),
     Example("export", write_export, lambda path: open_export(path, threads=1), ("blockcache.onnx",)),
 ]
+
+
+def safetensors_with(data: bytes, change: Callable[[Any], Any]) -> bytes:
+    """The same file with another header, and the header within that too."""
+    length = int.from_bytes(data[:8], "little")
+    header = change(json.loads(data[8 : 8 + length]))
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]

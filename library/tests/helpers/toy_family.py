@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from blockcache.errors import ObservationError
 from blockcache.models.adapter import Adapter, Layer
 from blockcache.models.flops import attention, feed_forward, linear
 from blockcache.models.port import Port
@@ -21,7 +22,6 @@ from blockcache.models.program import Program, Table
 from blockcache.observations import as_tensor, check_finite
 from blockcache.samplers import Euler
 from blockcache.schedule import Block
-from blockcache_runtime.errors import ObservationError
 
 WIDTH, HEADS, LAYERS, TOKENS, ACTION, EXECUTED, STEPS = 12, 3, 2, 5, 2, (1, 4), 6
 STATE, WORDS, PICTURES = (1, 4), (3, 6), (2, 7)  # shapes of the inputs: steps or tokens, then numbers

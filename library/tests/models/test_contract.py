@@ -9,9 +9,9 @@ from conftest import FORMS, tiny_policy
 import blockcache as bc
 import foreign_policy
 import toy_family
+from blockcache.errors import PolicyError
 from blockcache.models.registry import port_of
 from blockcache.testing import PolicyContract
-from blockcache_runtime.errors import PolicyError
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 

@@ -17,10 +17,10 @@ import torch
 import blockcache as bc
 import public_policy as public
 from blockcache import cache as kept
+from blockcache.errors import BlockcacheError, FileError, PolicyError
 from blockcache.models.dpt import load_policy
 from blockcache.models.dpt.convert import convert_checkpoint, load_checkpoint, read_checkpoint
 from blockcache.samplers import DDIM, DDPM
-from blockcache_runtime.errors import BlockcacheError, FileError, PolicyError
 from public_policy import config, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
@@ -456,7 +456,7 @@ def test_reading_looks_at_nothing_but_the_file():
     code = """
 import sys
 from pathlib import Path
-from blockcache_runtime.errors import BlockcacheError
+from blockcache.errors import BlockcacheError
 from blockcache.models.dpt.convert import read_checkpoint
 
 read_checkpoint("sound.ckpt")

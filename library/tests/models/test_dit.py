@@ -9,11 +9,11 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.engines.loop import Loop
+from blockcache.errors import BlockcacheError, EngineError, PolicyError
 from blockcache.models.noise import draw_all
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, Euler, table
 from blockcache.schedule import Schedule, compile_plan
-from blockcache_runtime.errors import BlockcacheError, EngineError, PolicyError
 from dit_policies import (
     ACTION,
     EXECUTED,

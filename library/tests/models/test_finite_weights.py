@@ -12,10 +12,10 @@ from torch import nn
 import blockcache as bc
 import foreign_policy
 import toy_family
+from blockcache.errors import EngineError, PolicyError
 from blockcache.models.program import Table, UnsupportedError
 from blockcache.models.registry import port_of
 from blockcache.models.weight_checks import check_mask, check_program
-from blockcache_runtime.errors import EngineError, PolicyError
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 ENGINES = ("patched", "loop", "onnx", "auto")

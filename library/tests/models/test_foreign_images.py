@@ -7,9 +7,9 @@ from torch import nn
 import blockcache as bc
 import foreign_policy
 from blockcache.compare.evaluation import prepare
+from blockcache.errors import EngineError, ObservationError, PolicyError
 from blockcache.models.registry import port_of
 from blockcache.testing import PolicyContract
-from blockcache_runtime.errors import EngineError, ObservationError, PolicyError
 from foreign_policy import ACTION, BLOCKS, EXECUTED, OBS, SEEN, STEPS, TOKENS, Denoiser
 from toy_task import Toy
 

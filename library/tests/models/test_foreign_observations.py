@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import blockcache as bc
-from blockcache_runtime.errors import ObservationError
+from blockcache.errors import ObservationError
 from foreign_policy import OBS, SEEN, Policy
 
 pytestmark = [

@@ -10,12 +10,12 @@ from conftest import tiny_config
 from safetensors import safe_open
 
 import blockcache as bc
+from blockcache.errors import FileError, ObservationError, PolicyError
 from blockcache.models.dpt import DPTConfig, save_policy
 from blockcache.models.dpt.checkpoint import load_tensors
 from blockcache.models.dpt.encoder import corner
 from blockcache.models.dpt.encoder_config import EncoderConfig, Input
 from blockcache.models.registry import port_of
-from blockcache_runtime.errors import FileError, ObservationError, PolicyError
 from image_policies import CROP, ENCODERS, HAND, IMAGE, WRIST, PublicImagePolicy, image_policy, observed
 
 

@@ -14,9 +14,9 @@ import lerobot_directory
 import small_clip
 from blockcache.compare.bench import run_bench
 from blockcache.compare.bench_candidates import CandidateMaker
+from blockcache.errors import BlockcacheError, EngineError, FileError, ObservationError, PolicyError
 from blockcache.models.registry import port_of
 from blockcache.testing import PolicyContract
-from blockcache_runtime.errors import BlockcacheError, EngineError, FileError, ObservationError, PolicyError
 from dit_policies import STEPS, LivePolicy, live_observation
 from lerobot_directory import Reference, config, observation
 

@@ -11,12 +11,12 @@ import safetensors.torch
 import torch
 
 import blockcache as bc
+from blockcache.errors import FileError, ObservationError, PolicyError, SamplerError
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.dpt.checkpoint import load_tensors
 from blockcache.models.places import shipped_policies
 from blockcache.samplers import DDIM, DDPM
 from blockcache.tasks import task_names, task_spec
-from blockcache_runtime.errors import FileError, ObservationError, PolicyError, SamplerError
 
 
 def public_names(layers):

@@ -12,12 +12,12 @@ from torch import nn
 import blockcache as bc
 import foreign_policy
 import toy_family
+from blockcache.errors import PolicyError
 from blockcache.models import port as ports
 from blockcache.models.modes import ModeCheck
 from blockcache.models.registry import port_of
 from blockcache.models.sources import load_policy
 from blockcache.samplers import DDIM, Euler, SDEDPMSolver
-from blockcache_runtime.errors import PolicyError
 from toy_evaluation import METHODS, ready
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

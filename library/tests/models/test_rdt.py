@@ -7,6 +7,7 @@ import blockcache as bc
 import rdt_runner
 from blockcache.attach.recorder import calibrate
 from blockcache.engines.onnx import require_size
+from blockcache.errors import EngineError, ObservationError, PolicyError
 from blockcache.models.rdt.program import PlainProgram
 from blockcache.models.rdt.runner import policy_of
 from blockcache.models.registry import port_of
@@ -14,7 +15,6 @@ from blockcache.schedule.block import CROSS_ATTENTION
 from blockcache.solvers import solve
 from blockcache.testing import PolicyContract
 from blockcache_runtime import open_export
-from blockcache_runtime.errors import EngineError, ObservationError, PolicyError
 from rdt_policies import rdt_config, rdt_observation, rdt_policy
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

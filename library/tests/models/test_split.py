@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockcache.errors import ObservationError
 from blockcache.observations import pick, split
-from blockcache_runtime.errors import ObservationError
 
 
 def values(batch, places):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from test_docs import parse
 
+from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
 from blockcache.report import html
 from blockcache.report.chart import Axis, Bars, HeatMap, Marks, Panel, Series
@@ -27,7 +28,6 @@ from blockcache.results.tuning import Tuning
 from blockcache.schedule import Schedule
 from blockcache.solvers import solve
 from blockcache_lab.analysis.claims import claims
-from blockcache_runtime.errors import FileError
 from file_formats import EXAMPLES
 from made_up_policy import NASTY, blocks, fingerprint, named_schedule, recording, schedule
 from repository import ROOT

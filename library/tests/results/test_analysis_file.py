@@ -7,12 +7,12 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from test_file_formats import safetensors_with
 
+from blockcache.errors import FileError
 from blockcache.results.analysis_section import arrays_of
 from blockcache.results.analysis_sections import Caching, Response, Similarity
 from blockcache_lab.analysis import SECTIONS, Analysis, AnalysisError
-from blockcache_runtime.errors import FileError
+from file_formats import safetensors_with
 from toy_analysis import BLOCKS, STEPS, caching, similarity, toy_analysis
 
 

@@ -11,10 +11,10 @@ import pytest
 import safetensors.numpy
 
 import blockcache as bc
+from blockcache.errors import BlockcacheError, FileError, PolicyError, RecordingError, ScheduleError
+from blockcache.files import parse_arrays
 from blockcache.models.dpt import DiffusionTransformerPolicy
 from blockcache.samplers import DDPM, SamplerConfig
-from blockcache_runtime.errors import BlockcacheError, FileError, PolicyError, RecordingError, ScheduleError
-from blockcache_runtime.files.opening import parse_arrays
 from file_formats import EXAMPLES, NAMES, write_demonstrations, write_observations, write_policy, write_recording
 
 DEEP: Any = 1
@@ -200,7 +200,7 @@ def test_arrays_that_are_not_in_the_file(data):
 
 
 def test_a_packed_file_that_unfolds_to_far_more_than_it_is(monkeypatch):
-    monkeypatch.setattr("blockcache_runtime.files.opening._UNPACKED", 10**6)
+    monkeypatch.setattr("blockcache.files.arrays._UNPACKED", 10**6)
     zeros = npz({"obs.npy": npy((1_000_000,), data=bytes(8_000_000))})
     assert len(zeros) < 20_000
     with pytest.raises(FileError, match="8,000,128 bytes are packed into"):

@@ -10,6 +10,7 @@ import torch
 import blockcache as bc
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.methods import MethodError, parse_method
+from blockcache.errors import FileError, SamplerError
 from blockcache.fitting import Effort
 from blockcache.models.registry import port_of
 from blockcache.samplers import (
@@ -26,7 +27,6 @@ from blockcache.samplers import (
     table,
 )
 from blockcache.samplers.fitted import WEIGHTS
-from blockcache_runtime.errors import FileError, SamplerError
 
 COLUMNS = ("timesteps", "a", "b", "e", "c", "x0_x", "x0_out")
 QUICK = Effort(iterations=2, observations=2, samples=4)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import blockcache
+from blockcache.errors import FileError, SamplerError
 from blockcache.samplers import DDIM, DDPM, SAMPLERS, DPMSolver, Euler, SamplerConfig, SDEDPMSolver, fewer_steps, table
-from blockcache_runtime.errors import FileError, SamplerError
 from repository import DOCS
 
 

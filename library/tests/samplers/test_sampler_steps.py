@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockcache.errors import SamplerError
 from blockcache.samplers import (
     DDIM,
     DDPM,
@@ -21,7 +22,6 @@ from blockcache.samplers import (
     step,
     table,
 )
-from blockcache_runtime.errors import SamplerError
 from sampler_runs import EXACT, SHAPE, assert_same_trajectory, denoiser, initial_noise, run_table
 
 COLUMNS = ("timesteps", "a", "b", "e", "c", "s", "x0_x", "x0_out", "eps_x", "eps_out")

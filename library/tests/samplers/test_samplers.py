@@ -8,6 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from blockcache.errors import SamplerError
 from blockcache.samplers import (
     DDIM,
     DDPM,
@@ -19,7 +20,6 @@ from blockcache.samplers import (
     step,
     table,
 )
-from blockcache_runtime.errors import SamplerError
 from sampler_runs import EXACT, SEED, SHAPE, SINGLE, STOCHASTIC, THROUGH_LOG, assert_same_trajectory
 
 # diffusers hands a tensor to np.array without the new copy argument.

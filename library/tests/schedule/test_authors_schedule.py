@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import blockcache as bc
+from blockcache.errors import BlockcacheError
 from blockcache.schedule.authors import read_authors_schedule
-from blockcache_runtime.errors import BlockcacheError
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 

@@ -6,10 +6,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
+from blockcache.errors import ScheduleError
 from blockcache.models.dpt.flops import DPTShape
 from blockcache.models.registry import port_of
 from blockcache.schedule.cost import generation
-from blockcache_runtime.errors import ScheduleError
 
 GIGA = 1e9
 REFERENCE = DPTShape()

@@ -6,7 +6,7 @@ from importlib import resources
 import pytest
 
 import blockcache as bc
-from blockcache_runtime.errors import ScheduleError
+from blockcache.errors import ScheduleError
 
 PRINTED = json.loads(resources.files("blockcache").joinpath("assets", "published_schedules.json").read_text("utf-8"))
 CORRECTED = {"can_ph": ["layers.6.SA"], "tool_hang_ph": ["layers.1.FFN"]}

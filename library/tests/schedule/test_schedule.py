@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockcache import Fingerprint, Schedule
-from blockcache_runtime.errors import FileError, ScheduleError
+from blockcache.errors import FileError, ScheduleError
 
 BLOCKS = ("layers.0.SA", "layers.0.CA", "layers.0.FFN")
 

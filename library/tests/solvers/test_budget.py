@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from blockcache import Block, Fingerprint, Recording, solve
+from blockcache.errors import RecordingError, ScheduleError
 from blockcache.schedule.cost import generation
 from blockcache.solvers.action_costs import lower_mean, segment_costs
 from blockcache.solvers.budget import split_budget, split_counts
-from blockcache_runtime.errors import RecordingError, ScheduleError
 
 EVERY_STEP = 7
 

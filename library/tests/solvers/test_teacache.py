@@ -9,9 +9,9 @@ import torch
 
 import blockcache as bc
 from blockcache import Rule
+from blockcache.errors import EngineError, RecordingError, ScheduleError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
-from blockcache_runtime.errors import EngineError, RecordingError, ScheduleError
 
 STEPS = 12
 INPUT_CHANGE = (1.0, 0.0)  # the estimate is the input's change itself

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockcache.errors import TaskError
 from blockcache.tasks import Rollout, TaskSpec, rollout
-from blockcache_runtime.errors import TaskError
 
 SPEC = TaskSpec("toy", obs_dim=2, action_dim=1, max_steps=7, success="total >= 10", extra="toy")
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockcache.errors import TaskError
 from blockcache.tasks import make_task, rollout, task_spec
-from blockcache_runtime.errors import TaskError
 from repository import SHARED
 
 DEMOS = SHARED / "data" / "pusht" / "pusht_cchi_v7_lowdim.npz"

@@ -45,24 +45,12 @@ def in_one_line(error: BaseException) -> str:
     return shortened(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
 
 
-class ScheduleError(BlockcacheError):
-    """A schedule that is not well formed, or that does not fit the policy it is meant for."""
-
-
 class FileError(BlockcacheError):
     """A file that cannot be read, written or understood. A failed write leaves the old file whole."""
 
 
 class ContentError(BlockcacheError):
     """A value that is not what it should be; the reader of a file turns it into a FileError that names the file."""
-
-
-class RecordingError(BlockcacheError):
-    """A calibration that cannot be used, such as one that holds NaN."""
-
-
-class PolicyError(BlockcacheError):
-    """A policy that cannot be accelerated as it is."""
 
 
 class ObservationError(BlockcacheError):
@@ -73,29 +61,5 @@ class NonFiniteError(BlockcacheError):
     """A generation that went through NaN, infinity or numbers too large to compute with; no action is handed out."""
 
 
-class StepError(BlockcacheError):
-    """The denoiser was called with another timestep than the sampler's table says."""
-
-
 class EngineError(BlockcacheError):
     """An engine that is missing, or that does not support what was asked of it."""
-
-
-class StaleError(EngineError):
-    """The policy changed after an engine was made of it."""
-
-
-class StaleWeightsError(StaleError):
-    """The policy's weights changed after an engine had copied them."""
-
-
-class SamplerError(BlockcacheError):
-    """A sampler setting that is unknown or not supported."""
-
-
-class FitError(BlockcacheError):
-    """A sampler that cannot be placed or fitted for a policy, or a fit that is no better than where it started."""
-
-
-class TaskError(BlockcacheError):
-    """A task that is unknown, that lacks its simulator, or that the policy or the data does not fit."""

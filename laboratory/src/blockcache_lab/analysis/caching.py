@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockcache.engines.accelerate import check_fit
+from blockcache.errors import ObservationError
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
@@ -21,7 +22,6 @@ from blockcache.results.analysis_section import AnalysisError
 from blockcache.results.analysis_sections import Caching
 from blockcache.schedule import Schedule
 from blockcache_lab.analysis.residuals import everything, relative, residuals, update_marks
-from blockcache_runtime.errors import ObservationError
 
 
 @dataclass(frozen=True, eq=False)

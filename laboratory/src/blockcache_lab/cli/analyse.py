@@ -67,13 +67,13 @@ def analyse(
 
     import torch
 
+    from blockcache.files import write_bytes
     from blockcache.report.markdown import render
     from blockcache.report.terminal import display
     from blockcache_lab.pages.analysis import claims_blocks
     from blockcache_lab.pages.analysis import page as claims_page
     from blockcache_lab.studies.analyses import analyse as run
     from blockcache_lab.studies.ingredients import Sizes
-    from blockcache_runtime.files import write_bytes
 
     torch.set_num_threads(threads)
     state = Path(output).with_name(f"{Path(output).name}.state")

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from blockcache.cli import arguments as arg
+from blockcache.files import make_directory, write_bytes
 from blockcache_lab.cli.studies import output_option, render_option
-from blockcache_runtime.files import make_directory, write_bytes
 
 
 @click.command()

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from blockcache.cli import arguments as arg
+from blockcache.files import make_directory, write_bytes
 from blockcache_runtime.cores import cores
-from blockcache_runtime.files import make_directory, write_bytes
 
 output_option = click.option(
     "-o",

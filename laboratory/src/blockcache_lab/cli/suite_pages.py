@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from blockcache.cli import arguments as arg
-from blockcache_runtime.files import make_directory, write_bytes
+from blockcache.files import make_directory, write_bytes
 
 stored_option = click.option(
     "--stored", type=arg.OUTPUT, help="Also write the small summary that the demo shows as stored."

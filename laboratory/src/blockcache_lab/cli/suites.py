@@ -9,8 +9,8 @@ import click
 
 from blockcache.cli import arguments as arg
 from blockcache.cli.rollouts import chosen_backend, engine_option, exit_if_failed, resumable, run_options, task_option
+from blockcache.files import make_directory
 from blockcache_lab.studies.suites import ALONE, DISTANCES, FRONTIER, KINDS, SUITES, TIMINGS
-from blockcache_runtime.files import make_directory
 
 if TYPE_CHECKING:
     from blockcache.report.suites import SuiteResults

@@ -9,7 +9,7 @@ import click
 
 from blockcache.cli import arguments as arg
 from blockcache.cli.rollouts import first_seed_option
-from blockcache_runtime.files import check_writable, opened
+from blockcache.files import check_writable, opened
 
 
 def _demonstrations(path: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blockcache.files import Count, Fields, Format, list_of
 from blockcache.report.document import Document, Paragraph, Section, plain, table, table_of
-from blockcache_runtime.files import Count, Fields, Format, list_of
 
 _ERRORS = dict.fromkeys(("action_error", "first_action_p95"), float)
 _PARTS = dict.fromkeys(("gflop", "caching_error", "update_induced", "reuse_induced"), float)

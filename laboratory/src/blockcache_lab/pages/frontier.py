@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockcache.errors import FileError
+from blockcache.files import PathLike, exists
 from blockcache.measure.statistics import LOSSLESS, rank_correlation, split_half
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.figures import Label, new_figure, save_figure, write_labels
@@ -20,8 +22,6 @@ from blockcache_lab.pages.own_suite import OwnSuite
 from blockcache_lab.pages.verdicts import who_wins
 from blockcache_lab.studies.frontier import FrontierDistances, MethodDistances
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER
-from blockcache_runtime.errors import FileError
-from blockcache_runtime.files import PathLike, exists
 from blockcache_runtime.fingerprint import Fingerprint
 
 _COLUMNS = ["method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", "of full", "ms", "over full", "jerk"]

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from blockcache.errors import FileError
+from blockcache.files import PathLike
 from blockcache.measure.statistics import Estimate, difference_interval
 from blockcache.report.document import Paragraph, Section, Table, plain, table
 from blockcache.report.methods import DIFFERENCE, SCORE, estimate, lossless, of_full
@@ -20,8 +22,6 @@ from blockcache.report.suites import SuiteResults, label
 from blockcache.results.rollouts import BASELINE, Results
 from blockcache_lab.pages.verdicts import verdict
 from blockcache_lab.studies.suites import Cell, suite_of
-from blockcache_runtime.errors import FileError
-from blockcache_runtime.files import PathLike
 
 
 @dataclass(frozen=True, eq=False)

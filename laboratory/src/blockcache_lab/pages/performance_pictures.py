@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blockcache.files import PathLike
 from blockcache.report.figures import new_figure, save_figure
 from blockcache.results.rollouts import EAGER
-from blockcache_runtime.files import PathLike
 
 BENCH_PICTURE, GROWTH_PICTURE = "performance-bench.png", "performance-growth.png"
 _INK = {EAGER: "#8a8a8a", "patched": "#4c78a8", "loop": "#54a24b", "onnx": "#e45756"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blockcache.files import Count, Fields, Format, list_of
 from blockcache.report.document import Document, Paragraph, plain, table_of
-from blockcache_runtime.files import Count, Fields, Format, list_of
 
 _FIGURES = dict.fromkeys(("seconds", "speedup", "gflop", "max_difference", "largest_action"), float)
 FORMAT = Format(

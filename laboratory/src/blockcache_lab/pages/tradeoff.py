@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockcache.compare.methods import ActionBudget, FewerSteps, Solved, TeaCache, parse_method
+from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
 from blockcache.report.figures import log_ticks, new_figure, save_figure
 from blockcache.report.suites import Collection, family
 from blockcache.results.rollouts import BASELINE
-from blockcache_runtime.files import PathLike
 
 # kind -> colour, marker, and where the labels of its points stand, so that equal costs leave them readable
 _KINDS = {

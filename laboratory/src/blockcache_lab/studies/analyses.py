@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from blockcache.compare.candidates import digest
 from blockcache.engines.accelerate import check_fit
+from blockcache.errors import BlockcacheError
+from blockcache.files import PathLike, exists, make_directory
 from blockcache.measure import machine
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations
@@ -34,8 +36,6 @@ from blockcache_lab.analysis.recorded import action_costs, similarity
 from blockcache_lab.analysis.residuals import in_parts
 from blockcache_lab.analysis.weaker import weaker_policy
 from blockcache_lab.studies.ingredients import Ingredients, Sizes
-from blockcache_runtime.errors import BlockcacheError
-from blockcache_runtime.files import PathLike, exists, make_directory
 
 
 def analyse(

@@ -8,6 +8,7 @@ import torch
 
 from blockcache.attach.recorder import calibrate
 from blockcache.compare.candidates import Candidate, running
+from blockcache.errors import ObservationError
 from blockcache.measure import machine
 from blockcache.measure.action_error import action_error, actions
 from blockcache.models.port import Port
@@ -16,7 +17,6 @@ from blockcache.results.rollouts import GENERATIONS
 from blockcache.schedule.cost import generation
 from blockcache.solvers import PAPER_METHODS, solve
 from blockcache_lab.analysis import caching_error
-from blockcache_runtime.errors import ObservationError
 
 
 def caching_study(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockcache.engines import accelerate
+from blockcache.errors import EngineError
 from blockcache.models.dit.shape import small as small_dit
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.dpt.shape import Shape
@@ -17,7 +18,6 @@ from blockcache.models.rdt.config import RDTConfig, public_sampler
 from blockcache.models.rdt.shape import random_policy
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, Euler
-from blockcache_runtime.errors import EngineError
 
 ENGINES = ("patched", "loop", "onnx")
 

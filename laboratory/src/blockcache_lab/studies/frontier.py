@@ -15,6 +15,8 @@ import numpy as np
 from blockcache.compare.candidates import running
 from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.evaluation import FITTING, OPEN_LOOP
+from blockcache.errors import ObservationError
+from blockcache.files import Count, Format, PathLike, dict_of
 from blockcache.measure.distance import Cloud, Distances, distances
 from blockcache.measure.modes import Modes, modes
 from blockcache.observations import batch_size, hash_observations, rows
@@ -22,8 +24,6 @@ from blockcache.progress import progress_bar
 from blockcache.results.rollouts import BASELINE
 from blockcache_lab.studies.suite_runs import SuiteSetting, as_run
 from blockcache_lab.studies.suites import FRONTIER
-from blockcache_runtime.errors import ObservationError
-from blockcache_runtime.files import Count, Format, PathLike, dict_of
 from blockcache_runtime.fingerprint import Fingerprint
 
 LEAST = 8

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from blockcache._version import __version__
 from blockcache.compare.candidates import Calibrations
+from blockcache.errors import RecordingError
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick, rows
@@ -26,7 +27,6 @@ from blockcache.solvers import PAPER_METHODS, Recording, solve
 from blockcache.solvers.solve import UPDATES
 from blockcache_lab.analysis.correlation import ffns_of
 from blockcache_lab.analysis.residuals import in_parts
-from blockcache_runtime.errors import RecordingError
 
 COMPARED, EPISODES = 16, 50
 """Observations that caching errors are a mean over, beside those that were calibrated on; and episodes that are compared."""

@@ -19,6 +19,8 @@ from blockcache.compare.evaluation import Evaluation, prepare
 from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
 from blockcache.compare.methods import FittedSteps, parse_method
 from blockcache.compare.paired import OpenLoop, one_thread
+from blockcache.errors import FitError
+from blockcache.files import PathLike, exists
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
 from blockcache.observations import rows
@@ -26,8 +28,6 @@ from blockcache.results.rollouts import BASELINE, FRESH_SEEDS, GENERATIONS, GROU
 from blockcache.tasks import Task, make_task, task_spec
 from blockcache.tasks.base import Array, Tree
 from blockcache_lab.studies.suites import KINDS, SUITES, Cell, ExactSavings, Suite, suite_by_name, suite_of, with_tuned
-from blockcache_runtime.errors import FitError
-from blockcache_runtime.files import PathLike, exists
 
 
 @dataclass(frozen=True)

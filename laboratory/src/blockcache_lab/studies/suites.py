@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
+from blockcache.errors import ContentError, FileError, short
+from blockcache.files import Count, PathLike, read
 from blockcache.results.rollouts import Results
-from blockcache_runtime.errors import ContentError, FileError, short
-from blockcache_runtime.files import Count, PathLike, read
 
 BASE = "bac:S=10,n=5"
 TIMINGS = "timings.json"  # beside the suites' files; all their methods, timed in one run

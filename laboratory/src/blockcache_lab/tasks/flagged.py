@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from blockcache.errors import TaskError
 from blockcache.tasks.base import Array, TaskSpec
-from blockcache_runtime.errors import TaskError
 
 
 class Flagged:

@@ -20,9 +20,9 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
+from blockcache.errors import TaskError
 from blockcache.tasks.base import Array, Expert, TaskSpec
 from blockcache_lab.tasks.flagged import Flagged
-from blockcache_runtime.errors import TaskError
 
 # Our name -> ManiSkill's, the module of its motion planner, and the members that are what is moved and where to.
 TASKS = {

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockcache.errors import TaskError
 from blockcache.tasks.base import Array, Expert, TaskSpec
 from blockcache_lab.tasks.flagged import Flagged
-from blockcache_runtime.errors import TaskError
 
 PREFIX = "metaworld-"  # of the names of these tasks; what follows is Meta-World's own name
 _LIMIT = 1.0  # of every action, either way

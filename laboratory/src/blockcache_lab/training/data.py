@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from blockcache.errors import FileError, short
+from blockcache.files import PathLike, parse_arrays, read_bytes, reading
 from blockcache.observations import batch_size
 from blockcache.tasks import TaskSpec
 from blockcache_lab.training.errors import TrainingError
-from blockcache_runtime.errors import FileError, short
-from blockcache_runtime.files import PathLike, parse_arrays, read_bytes, reading
 
 Array: TypeAlias = npt.NDArray[Any]
 

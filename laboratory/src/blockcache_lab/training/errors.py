@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockcache_runtime.errors import BlockcacheError
+from blockcache.errors import BlockcacheError
 
 
 class TrainingError(BlockcacheError):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from blockcache.files import PathLike, check_writable, exists, make_directory
 from blockcache.models.directory import check_replaceable
 from blockcache.models.sources import load_policy, save_policy
 from blockcache.progress import progress_bar
@@ -24,7 +25,6 @@ from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.errors import TrainingError
 from blockcache_lab.training.run import TrainingRun
 from blockcache_lab.training.state import read_state, write_state
-from blockcache_runtime.files import PathLike, check_writable, exists, make_directory
 
 SAVE_SECONDS = 120.0  # at most this much work is lost to a kill
 

@@ -11,9 +11,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from blockcache.errors import FileError, short
+from blockcache.files import Count, Format, Positive, TensorInfo
 from blockcache_lab.training.errors import TrainingError
-from blockcache_runtime.errors import FileError, short
-from blockcache_runtime.files import Count, Format, Positive, TensorInfo
 
 
 @dataclass(frozen=True)

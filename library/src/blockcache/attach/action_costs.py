@@ -18,10 +18,10 @@ from torch import Tensor
 
 from blockcache.attach.generation import Attached
 from blockcache.attach.walk_back import DenoiserCall, Recorded, walk_back
+from blockcache.errors import RecordingError
 from blockcache.models.port import Port
 from blockcache.progress import progress_bar
 from blockcache.solvers.action_costs import lower_mean, segment_costs
-from blockcache_runtime.errors import RecordingError
 
 VECTORS = 4
 """Random vectors for each observation; over 16 observations that is 64 of them."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from blockcache_runtime.errors import PolicyError
+from blockcache.errors import PolicyError
 
 
 class CallGate:

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from blockcache.attach.constants import Kept
 from blockcache.attach.patching import Patches
+from blockcache.errors import StepError
 from blockcache.models.adapter import Layer, Route
 from blockcache.models.port import Port
 from blockcache.observations import check_finite
-from blockcache_runtime.errors import StepError
 
 
 @dataclass(slots=True, eq=False)

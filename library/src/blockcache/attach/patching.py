@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
 from blockcache.attach.call_gate import CallGate
-from blockcache_runtime.errors import PolicyError
+from blockcache.errors import PolicyError
 
 Make: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 """What takes a method's place, made of the method."""

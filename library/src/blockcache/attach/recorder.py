@@ -20,6 +20,7 @@ from torch import Tensor
 from blockcache.attach.action_costs import ActionCosts
 from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.attach.walk_back import DenoiserCall
+from blockcache.errors import ObservationError, RecordingError
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
@@ -27,7 +28,6 @@ from blockcache.observations import batch_size, rows
 from blockcache.progress import progress_bar
 from blockcache.solvers.metrics import METRICS
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.errors import ObservationError, RecordingError
 
 FEATURE_BYTES = 100 * 2**20
 """Features held at once; larger batches of observations are run in parts."""

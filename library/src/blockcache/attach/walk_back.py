@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from blockcache.attach.generation import Attached, Generation, LayerCall
+from blockcache.errors import BlockcacheError, RecordingError, in_one_line
 from blockcache.models.port import Port
 from blockcache.models.sampling import mean_step
-from blockcache_runtime.errors import BlockcacheError, RecordingError, in_one_line
 
 TOLERANCE = 1e-3
 """How far a step that is computed again may be from the recorded one, as a share of the largest value (1 at least)."""

@@ -9,7 +9,7 @@ import click
 
 from blockcache._version import __version__
 from blockcache.cli.lazy import LazyGroup
-from blockcache_runtime.errors import BlockcacheError
+from blockcache.errors import BlockcacheError
 
 policy = LazyGroup(
     "policy",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from blockcache.errors import FileError, TaskError
+from blockcache.files import check_writable, exists
 from blockcache.models.places import (
     OBSERVATIONS,
     SCHEDULE,
@@ -22,8 +24,6 @@ from blockcache.models.places import (
     shared_file,
 )
 from blockcache.results.rollouts import GENERATIONS
-from blockcache_runtime.errors import FileError, TaskError
-from blockcache_runtime.files import check_writable, exists
 
 if TYPE_CHECKING:
     from blockcache.models.port import Port

@@ -7,8 +7,8 @@ import os
 import click
 
 from blockcache.cli import arguments as arg
+from blockcache.files import check_writable
 from blockcache.models.places import check_new
-from blockcache_runtime.files import check_writable
 
 WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin")  # of RDT
 

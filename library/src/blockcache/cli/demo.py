@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from blockcache.cli import arguments as arg
-from blockcache_runtime.errors import ObservationError, TaskError
+from blockcache.errors import ObservationError, TaskError
 
 if TYPE_CHECKING:
     from blockcache.compare.candidates import Calibrations
@@ -108,6 +108,7 @@ def _tuned(policy: arg.PolicySource) -> list[str]:
 
 def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: Showcase | None, path: str) -> None:
     """One page of what was just calibrated, solved and rolled out, and of what lies beside the policy."""
+    from blockcache.files import write_bytes
     from blockcache.measure.machine import describe
     from blockcache.models.places import TUNING
     from blockcache.report.html import render
@@ -116,7 +117,6 @@ def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: Sho
     from blockcache.report.suites import Timings
     from blockcache.results.tuning import Tuning
     from blockcache.solvers import solve
-    from blockcache_runtime.files import write_bytes
 
     command, recording = arg.typed(), calibrations.recording(action_costs=True)
     tuned = {name: Tuning.load(f"{name.removeprefix('tuned:')}/{TUNING}") for name in _tuned(policy)}

@@ -11,8 +11,8 @@ from blockcache.cli import arguments as arg
 
 def _place(name: str) -> str:
     """Where a file or a directory is, or a shipped policy by its name."""
+    from blockcache.files import exists
     from blockcache.models.places import policy_directory, shipped_policies
-    from blockcache_runtime.files import exists
 
     return str(policy_directory(name)) if name in shipped_policies() and not exists(name) else name
 
@@ -41,11 +41,11 @@ def report(files: tuple[str, ...], output: str, figures: Path | None) -> None:
         from blockcache.report.figures import require_matplotlib
 
         require_matplotlib()
+    from blockcache.files import make_directory, write_bytes
     from blockcache.report.document import charts
     from blockcache.report.html import render
     from blockcache.report.overview.page import page
     from blockcache.report.overview.sources import load_sources
-    from blockcache_runtime.files import make_directory, write_bytes
 
     document = page(load_sources({name: _place(name) for name in files}, arg.typed()))
     text = render(document).encode()

@@ -14,12 +14,12 @@ import torch
 
 from blockcache.compare.bench_candidates import CandidateMaker, Timed
 from blockcache.compare.bench_encoder import EncoderTime, encoder_calls, encoder_times
+from blockcache.files import Format
 from blockcache.measure import machine
 from blockcache.measure.latency import Latency, measure
 from blockcache.models.port import Port
 from blockcache.observations import batch_size
 from blockcache.schedule import Schedule
-from blockcache_runtime.files import Format
 
 
 @dataclass(frozen=True)

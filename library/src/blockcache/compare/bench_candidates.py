@@ -23,6 +23,7 @@ from blockcache.engines.build import Build
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import export
 from blockcache.engines.onnx_runner import OnnxRunner
+from blockcache.errors import EngineError, FileError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
@@ -34,7 +35,6 @@ from blockcache.schedule import Schedule
 from blockcache.schedule.cost import generation
 from blockcache.solvers import uniform
 from blockcache_lab.studies.savings import DiffusersLoop
-from blockcache_runtime.errors import EngineError, FileError, in_one_line
 
 Call = Callable[[], Any]
 

@@ -22,12 +22,12 @@ from blockcache.engines.loop import by_moment
 from blockcache.engines.onnx import open_cached
 from blockcache.engines.torch_backend import Constants, TorchBackend
 from blockcache.engines.walk import perceive
+from blockcache.errors import EngineError, FileError
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
 from blockcache.observations import batch_size
 from blockcache.results.rollouts import EAGER
 from blockcache.schedule import Schedule
-from blockcache_runtime.errors import EngineError, FileError
 
 
 @dataclass(frozen=True)

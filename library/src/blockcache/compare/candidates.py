@@ -33,6 +33,7 @@ from blockcache.compare.methods import (
     TunedFiles,
 )
 from blockcache.engines import Stats, accelerate
+from blockcache.files import PathLike, exists, make_directory
 from blockcache.fitting import Clouds, Effort, fit, place
 from blockcache.models.pairing import generate, takes_generator
 from blockcache.models.places import SAMPLER, SCHEDULE, TUNING
@@ -45,7 +46,6 @@ from blockcache.schedule import Schedule, Strategy
 from blockcache.schedule.cost import generation
 from blockcache.solvers import fit_teacache, solve
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.files import PathLike, exists, make_directory
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.methods import parse_method
+from blockcache.errors import ObservationError, PolicyError
 from blockcache.measure.action_error import Act, ActionError, action_error
 from blockcache.measure.distance import Distances, distances
 from blockcache.measure.statistics import mean_jerk
@@ -22,7 +23,6 @@ from blockcache.observations import batch_size, hash_observations, pick, rows, s
 from blockcache.results.check import Check, Roughness
 from blockcache.results.rollouts import GENERATIONS, OBSERVATIONS, SAMPLES
 from blockcache.schedule import Strategy
-from blockcache_runtime.errors import ObservationError, PolicyError
 
 SEAMS, SEAM_SAMPLES = 16, 2  # pairs of chunks that follow each other, and samples of each
 

@@ -19,6 +19,8 @@ from blockcache.compare.candidates import Calibrations, Candidate, digest, runni
 from blockcache.compare.jobs import Backend, EvaluationError, Outcome, Store, one_by_one, run_jobs
 from blockcache.compare.methods import FULL, parse_method
 from blockcache.compare.paired import Group, OpenLoop, Setting, one_thread, play, work
+from blockcache.errors import TaskError
+from blockcache.files import PathLike
 from blockcache.measure.action_error import ActionError, action_error
 from blockcache.measure.latency import Latency, measure
 from blockcache.measure.machine import describe
@@ -38,8 +40,6 @@ from blockcache.results.rollouts import (
     check_nothing_lost,
 )
 from blockcache.tasks import Rollout, Task, TaskSpec, make_task
-from blockcache_runtime.errors import TaskError
-from blockcache_runtime.files import PathLike
 from blockcache_runtime.fingerprint import Fingerprint
 
 OPEN_LOOP, FITTING = 32, 32  # observations to compare actions on, and to place and fit samplers on; at most

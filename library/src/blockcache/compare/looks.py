@@ -23,6 +23,8 @@ from blockcache.compare.candidates import Calibrations, Candidate, Running, dige
 from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.jobs import Outcome, Store
 from blockcache.compare.methods import parse_method
+from blockcache.errors import BlockcacheError, in_one_line
+from blockcache.files import make_directory, read
 from blockcache.measure.distance import Cloud, Distances, distances
 from blockcache.measure.latency import measure
 from blockcache.models.port import Port
@@ -34,8 +36,6 @@ from blockcache.results.tuning import Point, TuningError
 from blockcache.samplers import ChosenSampler, Diffusion
 from blockcache.schedule import Schedule
 from blockcache_runtime.cores import cores
-from blockcache_runtime.errors import BlockcacheError, in_one_line
-from blockcache_runtime.files import make_directory, read
 
 GLANCE_CALLS, TIMED_CALLS = 8, 40
 GLANCE, LONG = 12, 48

@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from blockcache.errors import BlockcacheError
 from blockcache.samplers import sampler_names
 from blockcache.solvers import OBJECTIVES
 from blockcache.solvers.metrics import METRICS
 from blockcache.solvers.solve import BUDGET
-from blockcache_runtime.errors import BlockcacheError
 
 NAMES = """\
   full                          everything computed; always among the methods

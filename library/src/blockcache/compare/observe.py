@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockcache.compare.candidates import Candidate, running
+from blockcache.errors import TaskError
+from blockcache.files import PathLike
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, joined, pick, save_observations
 from blockcache.progress import progress_bar
 from blockcache.tasks import make_task, rollout, task_spec
-from blockcache_runtime.errors import TaskError
-from blockcache_runtime.files import PathLike
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from blockcache.compare.candidates import Candidate, Running, running
 from blockcache.compare.jobs import Outcome
+from blockcache.errors import ContentError
+from blockcache.files import Fields, Limit, read
 from blockcache.measure.action_error import actions
 from blockcache.measure.statistics import chunk_jump, mean_jerk
 from blockcache.models.port import Port
@@ -26,8 +28,6 @@ from blockcache.results.rollouts import Record
 from blockcache.samplers import SamplerTable, table
 from blockcache.tasks import Rollout, Task, rollout
 from blockcache.tasks.rollout import Act
-from blockcache_runtime.errors import ContentError
-from blockcache_runtime.files import Fields, Limit, read
 
 OPEN_LOOP_BATCH = 16
 _PLAYED = Fields({"records": list[dict[str, Any]], "seconds": float})

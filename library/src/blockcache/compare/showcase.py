@@ -12,13 +12,13 @@ from typing import Any
 
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import Backend, Outcome, Work, one_by_one
+from blockcache.files import PathLike
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
 from blockcache.observations import rows
 from blockcache.progress import progress_bar
 from blockcache.results.rollouts import Results
 from blockcache.tasks import Task
-from blockcache_runtime.files import PathLike
 
 METHODS = ("bac:S=10,n=5", "ddpm-16")  # and the full policy, and what was tuned
 GROUP, MOST = 5, 250  # rollouts: at a time, and at most

@@ -16,6 +16,7 @@ from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.looks import GLANCE, LONG, Clock, Looks
 from blockcache.compare.methods import parse_method
+from blockcache.files import Count, Format, PathLike, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
 from blockcache.models.places import SAMPLER, SCHEDULE, TUNING
@@ -28,7 +29,6 @@ from blockcache.results.tuning import Goal, Point, Tuning, TuningError, choose, 
 from blockcache.samplers import ChosenSampler, Diffusion, SamplerConfig
 from blockcache.schedule import Schedule
 from blockcache.tasks import task_spec
-from blockcache_runtime.files import Count, Format, PathLike, make_directory
 
 STATE = Format(
     "blockcache.tuning-state",

@@ -22,12 +22,12 @@ from blockcache.engines.patched import attach_strategy
 from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import InPlace, Runner, attach_runner, refuse_autocast
+from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError, in_one_line
+from blockcache.files import PathLike
 from blockcache.models.places import SCHEDULE, place_of
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule, Strategy
-from blockcache_runtime.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError, in_one_line
-from blockcache_runtime.files import PathLike
 from blockcache_runtime.fingerprint import Fingerprint
 from blockcache_runtime.session import require_onnxruntime
 

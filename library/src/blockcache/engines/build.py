@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from blockcache.errors import EngineError
 from blockcache.models.port import Port
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.samplers import SamplerTable, table
 from blockcache.schedule import Plan, Schedule, compile_plan
-from blockcache_runtime.errors import EngineError
 
 
 @dataclass(frozen=True, eq=False)

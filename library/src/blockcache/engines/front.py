@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from blockcache.attach.patching import Patches
+from blockcache.errors import EngineError
 from blockcache.models.port import Port
 from blockcache.observations import check_finite
-from blockcache_runtime.errors import EngineError
 
 _looking: ContextVar[object | None] = ContextVar("blockcache_looking", default=None)
 

@@ -8,9 +8,9 @@ from typing import Literal, NoReturn
 from torch import Tensor
 
 from blockcache.engines.structure import Structure
+from blockcache.errors import StaleError, StaleWeightsError
 from blockcache.models.port import Port
 from blockcache.models.weights import checksum, memory
-from blockcache_runtime.errors import StaleError, StaleWeightsError
 
 PARTS = 128
 """Every call reads one part of this many; so after as many calls every byte was read."""

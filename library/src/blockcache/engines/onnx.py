@@ -18,9 +18,9 @@ from typing import Any
 from blockcache.cache import cache_directory, prune, source_hash
 from blockcache.engines.build import Build
 from blockcache.engines.onnx_runner import OnnxRunner
+from blockcache.errors import ContentError, EngineError, FileError
+from blockcache.files import PathLike, write_bytes
 from blockcache.models.program import Program
-from blockcache_runtime.errors import ContentError, EngineError, FileError
-from blockcache_runtime.files import PathLike, write_bytes
 from blockcache_runtime.fingerprint import Fingerprint
 from blockcache_runtime.graph import check_model
 from blockcache_runtime.integrity import with_hash

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockcache.errors import EngineError
+from blockcache.files import PathLike
 from blockcache.models.noise import draw
 from blockcache.observations import Observation, as_tensor
 from blockcache_runtime import ExportedPolicy
-from blockcache_runtime.errors import EngineError
-from blockcache_runtime.files import PathLike
 from blockcache_runtime.fingerprint import Fingerprint
 
 _SINGLE = torch.empty(0, dtype=torch.float32)

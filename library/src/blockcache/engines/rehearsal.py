@@ -22,13 +22,13 @@ from torch import Tensor
 from blockcache.cache import cache_directory, source_hash
 from blockcache.engines.behaviour import UntellableError, describe
 from blockcache.engines.loop import Loop
+from blockcache.errors import EngineError, NonFiniteError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
 from blockcache.models.program import Program
 from blockcache.progress import progress_bar
 from blockcache.samplers import table
 from blockcache.schedule import Schedule, compile_plan
-from blockcache_runtime.errors import EngineError, NonFiniteError, in_one_line
 
 _SAMPLES = 4
 

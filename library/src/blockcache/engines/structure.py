@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from blockcache.attach.patching import Replacement
 from blockcache.engines.behaviour import OF_EVERY_MODULE, plain
-from blockcache_runtime.errors import StaleError, StaleWeightsError
+from blockcache.errors import StaleError, StaleWeightsError
 
 TURNS = 16
 """Every call looks at one share of this many; so after as many calls everything was looked at."""

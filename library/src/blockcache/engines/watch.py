@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockcache.errors import PolicyError
 from blockcache.models.port import Port
 from blockcache.observations import largest
-from blockcache_runtime.errors import PolicyError
 from blockcache_runtime.finite import check_generation
 
 HELD_BYTES = 2**24

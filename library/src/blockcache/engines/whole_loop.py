@@ -18,10 +18,10 @@ from blockcache.engines.front import Front
 from blockcache.engines.guard import PARTS, Guard
 from blockcache.engines.rehearsal import Given, disagreement
 from blockcache.engines.stats import Counts
+from blockcache.errors import EngineError, ObservationError, StaleError
 from blockcache.models.noise import check_noise, draw_all
 from blockcache.models.port import Port
 from blockcache.models.program import Program
-from blockcache_runtime.errors import EngineError, ObservationError, StaleError
 
 
 def refuse_autocast(like: Tensor) -> None:

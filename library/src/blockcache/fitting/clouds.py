@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from blockcache.engines import accelerate
+from blockcache.errors import FitError
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.observations import as_one_batch, batch_size, hash_observations, pick
 from blockcache.progress import progress_bar
 from blockcache.samplers import SamplerConfig
-from blockcache_runtime.errors import FitError
 
 TOGETHER = 192
 """Chunks in one call of the policy."""

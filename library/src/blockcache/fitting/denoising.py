@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from blockcache.attach.patching import Patches
+from blockcache.errors import FitError
 from blockcache.fitting.clouds import executed
 from blockcache.models.noise import draw_all
 from blockcache.models.pairing import generate, takes_generator
 from blockcache.models.port import Port
 from blockcache.samplers import Coefficients, Fitted, step, table
 from blockcache.samplers.fitted import WEIGHTS
-from blockcache_runtime.errors import FitError
 
 COLUMNS = ("timesteps", *WEIGHTS)
 """What a step is made of, in the order of the constants (K, 7)."""

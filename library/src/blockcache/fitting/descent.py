@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockcache.errors import FitError
 from blockcache.fitting.clouds import Clouds
 from blockcache.fitting.denoising import COLUMNS, FewSteps, check_same, clip_of, constants_of
 from blockcache.fitting.objective import Closeness, closeness, objective
@@ -23,7 +24,6 @@ from blockcache.models.registry import port_of
 from blockcache.observations import pick
 from blockcache.progress import progress_bar
 from blockcache.samplers import ChosenSampler, Fitted, SamplerConfig
-from blockcache_runtime.errors import FitError
 
 TOGETHER = 48
 """Chunks that are differentiated at once; the rest of an iteration follows, so that memory does not grow with it."""

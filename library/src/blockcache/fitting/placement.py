@@ -12,12 +12,12 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+from blockcache.errors import FitError, SamplerError
 from blockcache.fitting.clouds import Clouds
 from blockcache.fitting.objective import Closeness, closeness, objective
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
 from blockcache.samplers import ChosenSampler, Diffusion, fewer_steps
-from blockcache_runtime.errors import FitError, SamplerError
 
 Timesteps: TypeAlias = tuple[int, ...]
 

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from blockcache_runtime.errors import ContentError, short
+from blockcache.errors import ContentError, short
 
 LONGEST, LARGEST = 200, 10**12
 Value: TypeAlias = "int | float | str | bool | None"

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from blockcache.errors import ContentError, short
 from blockcache.foreign.arithmetic import LARGEST, calculate
 from blockcache.foreign.inert import Made, as_mapping
-from blockcache_runtime.errors import ContentError, short
 
 DEPTH, VALUES, TEXT = 40, 100_000, 10_000
 """Levels within levels, values in all, and characters of one text: far beyond any config, and quickly looked through."""

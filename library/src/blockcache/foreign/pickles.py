@@ -12,9 +12,9 @@ import pickletools
 from collections.abc import Callable
 from typing import Any
 
+from blockcache.errors import ContentError, FileError, in_one_line, shortened
+from blockcache.files import PathLike
 from blockcache.foreign.inert import Global, Made, Persistent
-from blockcache_runtime.errors import ContentError, FileError, in_one_line, shortened
-from blockcache_runtime.files import PathLike
 
 MOST_BYTES = 64 * 2**20
 MOST_OPERATIONS = 1_000_000

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
+from blockcache.errors import BlockcacheError, ContentError, FileError, in_one_line, short, shortened
+from blockcache.files import PathLike, opened
 from blockcache.foreign.inert import Global, Made, Persistent
 from blockcache.foreign.pickles import MOST_BYTES, load_pickle
-from blockcache_runtime.errors import BlockcacheError, ContentError, FileError, in_one_line, short, shortened
-from blockcache_runtime.files import PathLike, opened
 
 DIRECTORY_BYTES = 4 * 2**20
 """Of the list of all entries; that of a checkpoint with a thousand tensors takes a tenth of a megabyte."""

@@ -17,9 +17,9 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from blockcache.errors import FileError, PolicyError, shortened
+from blockcache.files import PathLike, make_directory, only_writer, write_bytes, writing
 from blockcache.models.places import CONFIG, FORMAT, PENDING, WEIGHTS, config_file, pending_config
-from blockcache_runtime.errors import FileError, PolicyError, shortened
-from blockcache_runtime.files import PathLike, make_directory, only_writer, write_bytes, writing
 
 
 def write_policy(directory: PathLike, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

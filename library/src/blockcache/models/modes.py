@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from blockcache_runtime.errors import PolicyError
+from blockcache.errors import PolicyError
 
 
 class ModeCheck:

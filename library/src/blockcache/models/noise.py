@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockcache.errors import ObservationError
 from blockcache.observations import as_tensor, check_finite
 from blockcache.samplers import SamplerTable
-from blockcache_runtime.errors import ObservationError
 
 
 def noise_shape(sampler: SamplerTable, chunk: tuple[int, int, int]) -> tuple[int, int, int, int]:

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from blockcache.files import PathLike
 from blockcache.models.port import Port
 from blockcache.samplers import SamplerConfig, table
-from blockcache_runtime.files import PathLike
 
 P = TypeVar("P", bound="ConfiguredPort")
 

@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from blockcache_runtime.errors import FileError, PolicyError, short
-from blockcache_runtime.files import Format, Name, PathLike, exists, opened, read_bytes
+from blockcache.errors import FileError, PolicyError, short
+from blockcache.files import Format, Name, PathLike, exists, opened, read_bytes
 
 CONFIG, WEIGHTS, OBSERVATIONS = "config.json", "model.safetensors", "observations.npz"
 SAMPLER, SCHEDULE, TUNING = "sampler.json", "schedule.json", "tuning.json"  # what `tune` writes

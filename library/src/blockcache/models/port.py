@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from blockcache.errors import BlockcacheError, PolicyError
+from blockcache.files import PathLike
 from blockcache.models.adapter import Adapter
 from blockcache.models.modes import ModeCheck
 from blockcache.models.noise import draw_all
@@ -25,8 +27,6 @@ from blockcache.models.program import Program, UnsupportedError
 from blockcache.models.weight_checks import check_denoiser, check_program
 from blockcache.models.weights import checksum, memory, tensors_of, versions, weights_hash
 from blockcache.samplers import SamplerConfig, table
-from blockcache_runtime.errors import BlockcacheError, PolicyError
-from blockcache_runtime.files import PathLike
 from blockcache_runtime.fingerprint import Fingerprint
 
 P = TypeVar("P", bound="Port")

@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from blockcache.errors import BlockcacheError, ObservationError, in_one_line
 from blockcache.models.port import Port, check_not_compiled, required
 from blockcache.models.sampling import TableScheduler, make_scheduler
 from blockcache.models.weight_checks import check_action_scale
 from blockcache.observations import as_tensor, check_finite
 from blockcache.samplers import SamplerConfig
 from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
-from blockcache_runtime.errors import BlockcacheError, ObservationError, in_one_line
 
 NEEDED = ("model", "noise_scheduler", "num_inference_steps", "predict_action")
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import safetensors.torch
 from torch import Tensor
 
+from blockcache.files import PathLike, TensorInfo, no_writer, read_tensors
 from blockcache.models.places import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory, shared_file
-from blockcache_runtime.files import PathLike, TensorInfo, no_writer, read_tensors
 
 C = TypeVar("C")
 

@@ -12,12 +12,12 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
 
+from blockcache.errors import PolicyError, in_one_line
 from blockcache.models.dit import port as dit
 from blockcache.models.dpt import port as dpt
 from blockcache.models.dpt.adapter import FAMILY
 from blockcache.models.port import Port
 from blockcache.models.rdt import port as rdt
-from blockcache_runtime.errors import PolicyError, in_one_line
 
 Claim: TypeAlias = Callable[[Any], Port | str]
 

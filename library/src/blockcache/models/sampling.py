@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from blockcache.errors import SamplerError
 from blockcache.models.noise import check_generator, check_noise, draw
 from blockcache.samplers import DDIM, Diffusion, SamplerConfig, SDEDPMSolver, step, table, to_diffusers
-from blockcache_runtime.errors import SamplerError
 
 
 def make_scheduler(config: SamplerConfig) -> Any:

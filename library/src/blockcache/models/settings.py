@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from blockcache.errors import ContentError, PolicyError, short, shortened
+from blockcache.files import Fields, read
 from blockcache.samplers import SamplerConfig
-from blockcache_runtime.errors import ContentError, PolicyError, short, shortened
-from blockcache_runtime.files import Fields, read
 
 
 def refuse_unknown(config: type[Any], value: Mapping[str, Any]) -> None:

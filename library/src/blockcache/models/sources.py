@@ -6,6 +6,8 @@ import importlib
 import os
 from typing import Any
 
+from blockcache.errors import PolicyError, in_one_line, short
+from blockcache.files import PathLike, no_writer
 from blockcache.models.dit import checkpoint as dit
 from blockcache.models.dit import lerobot
 from blockcache.models.dpt import checkpoint, convert
@@ -22,8 +24,6 @@ from blockcache.models.places import (
 from blockcache.models.port import Port
 from blockcache.models.rdt import checkpoint as rdt
 from blockcache.models.registry import port_of
-from blockcache_runtime.errors import PolicyError, in_one_line, short
-from blockcache_runtime.files import PathLike, no_writer
 
 _LOADERS = {"dit": dit.load_policy, "rdt": rdt.load_policy}
 """What reads a directory, by the family in its config; DP-T's the others."""

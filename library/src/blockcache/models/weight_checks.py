@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockcache.errors import PolicyError
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.observations import largest
-from blockcache_runtime.errors import PolicyError
 from blockcache_runtime.finite import LIMIT, beyond, within
 
 

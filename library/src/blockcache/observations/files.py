@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockcache.errors import FileError, ObservationError, shortened
+from blockcache.files import PathLike, parse_arrays, read_bytes, write_arrays
 from blockcache.observations.trees import one_moment
-from blockcache_runtime.errors import FileError, ObservationError, shortened
-from blockcache_runtime.files import PathLike, parse_arrays, read_bytes, write_arrays
 from blockcache_runtime.frames import check_frames
 
 ALONE = "obs"

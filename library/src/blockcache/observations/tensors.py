@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blockcache_runtime.errors import ObservationError
+from blockcache.errors import ObservationError
 from blockcache_runtime.finite import check_input
 from blockcache_runtime.frames import BYTE, check_frames, shown
 

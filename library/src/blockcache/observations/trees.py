@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockcache_runtime.errors import ObservationError
+from blockcache.errors import ObservationError
 
 
 def batch_size(batch: Any) -> int:

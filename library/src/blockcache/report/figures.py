@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blockcache_runtime.errors import FileError
+from blockcache.errors import FileError
+from blockcache.files import PathLike, write_bytes
 from blockcache_runtime.extras import require
-from blockcache_runtime.files import PathLike, write_bytes
 
 
 def require_matplotlib() -> None:

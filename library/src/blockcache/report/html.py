@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from importlib import resources
 
 from blockcache._version import __version__
+from blockcache.errors import FileError
 from blockcache.report import chart as values
 from blockcache.report.document import (
     Block,
@@ -31,7 +32,6 @@ from blockcache.report.document import (
     charts,
     spans,
 )
-from blockcache_runtime.errors import FileError
 from blockcache_runtime.extras import require
 
 MOST_BYTES = 8_000_000

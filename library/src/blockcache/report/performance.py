@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
+from blockcache.files import Count, Fields, Format, Limit, dict_of, list_of
 from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table, table_of
 from blockcache_lab.pages.performance_pictures import BENCH_PICTURE, GROWTH_PICTURE
-from blockcache_runtime.files import Count, Fields, Format, Limit, dict_of, list_of
 
 _BENCH = {
     "candidate": ("name", "{}"),

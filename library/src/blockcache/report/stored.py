@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
+from blockcache.errors import FileError
+from blockcache.files import Count, Format, PathLike
 from blockcache.measure.statistics import Estimate
 from blockcache.report.suites import Collection
 from blockcache.results.rollouts import CALIBRATION
 from blockcache_lab.studies.suites import FRONTIER
-from blockcache_runtime.errors import FileError
-from blockcache_runtime.files import Count, Format, PathLike
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ from blockcache.compare.methods import (
     TunedFiles,
     parse_method,
 )
+from blockcache.errors import FileError
+from blockcache.files import PathLike, exists
 from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
 from blockcache.results.rollouts import BASELINE, GENERATIONS, GROUP, TIMINGS_FORMAT, Results
 from blockcache.results.summary import MethodSummary, summarise
 from blockcache_lab.studies.suites import SUITES, TIMINGS, Cell, Suite, suite_of
-from blockcache_runtime.errors import FileError
-from blockcache_runtime.files import PathLike, exists
 from blockcache_runtime.fingerprint import Fingerprint
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from blockcache.compare.methods import FewerSteps, parse_method
+from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
 from blockcache.report.figures import new_figure, save_figure
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.tuning import Point, Tuning
-from blockcache_runtime.files import PathLike
 
 _FRONT, _BEATEN, _CHOSEN = "#0072B2", "#777777", "#D55E00"  # Okabe and Ito's, for every eye
 _COLUMNS = ["place", "method", "engine, threads", "p50 ms", "p95 ms", "over plain", "GFLOP", "predicted loss", "centre shift",

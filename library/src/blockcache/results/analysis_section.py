@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, TypeAlias, get_args, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from blockcache_runtime.errors import BlockcacheError, short
-from blockcache_runtime.files import Fields
+from blockcache.errors import BlockcacheError, short
+from blockcache.files import Fields
 
 Array: TypeAlias = NDArray[np.floating[Any]]
 """Single precision once it is in a section."""

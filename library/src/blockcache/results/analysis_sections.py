@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from blockcache.files import Count, Name
 from blockcache.results.analysis_section import AnalysisError, Array, Axes, Counts, Marks, Section, one_of
-from blockcache_runtime.files import Count, Name
 
 LAGS = (1, 5, 10, 15, 20)
 STAGES = ("input", "norm", "W1", "activation", "W2")

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
+from blockcache.files import Count, Fields, Format, PathLike
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.distance import Distances
-from blockcache_runtime.files import Count, Fields, Format, PathLike
 from blockcache_runtime.fingerprint import Fingerprint
 
 Verdict: TypeAlias = Literal["looks lossless", "will likely cost score", "do not use"]

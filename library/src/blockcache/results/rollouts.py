@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from blockcache.compare.jobs import EvaluationError
+from blockcache.files import Count, Fields, Format, Limit, PathLike, dict_of, exists
 from blockcache.measure.action_error import ActionError
-from blockcache_runtime.files import Count, Fields, Format, Limit, PathLike, dict_of, exists
 from blockcache_runtime.fingerprint import Fingerprint
 
 BASELINE = "full"

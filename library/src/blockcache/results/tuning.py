@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from blockcache.errors import BlockcacheError
+from blockcache.files import Count, Fields, Format, PathLike, Positive
 from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
-from blockcache_runtime.errors import BlockcacheError
-from blockcache_runtime.files import Count, Fields, Format, PathLike, Positive
 from blockcache_runtime.fingerprint import Fingerprint
 
 MARGIN = 0.5

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from blockcache.errors import SamplerError, short
+from blockcache.files import Format, PathLike
 from blockcache.samplers.coefficients import Array, SamplerTable
-from blockcache_runtime.errors import SamplerError, short
-from blockcache_runtime.files import Format, PathLike
 
 # a sampler that was chosen for one policy also says for which, and why
 FORMAT = Format(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from blockcache.errors import SamplerError
+from blockcache.files import PathLike
 from blockcache.samplers.base import FORMAT, SamplerConfig
-from blockcache_runtime.errors import SamplerError
-from blockcache_runtime.files import PathLike
 from blockcache_runtime.fingerprint import Fingerprint
 
 

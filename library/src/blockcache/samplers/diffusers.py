@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from blockcache.errors import SamplerError, shortened
 from blockcache.samplers.base import SAMPLERS, SamplerConfig
-from blockcache_runtime.errors import SamplerError, shortened
 
 _OFF: tuple[Any, ...] = (None, False, "midpoint", -math.inf)  # what settings that no sampler here has must be
 _UNKNOWN = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockcache.errors import SamplerError
 from blockcache.samplers.base import SAMPLERS, SamplerConfig, sampler_class
 from blockcache.samplers.ddpm import DDPM
 from blockcache.samplers.diffusion import Diffusion
 from blockcache.samplers.fitted import Fitted
-from blockcache_runtime.errors import SamplerError
 
 _LEVELS = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end")
 _KEPT = (*_LEVELS, "prediction_type", "clip_sample", "clip_sample_range")

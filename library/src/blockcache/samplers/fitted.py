@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from blockcache.errors import SamplerError
 from blockcache.samplers.base import SamplerConfig, table
 from blockcache.samplers.coefficients import Array, SamplerTable, make_table
 from blockcache.samplers.diffusion import Diffusion
-from blockcache_runtime.errors import SamplerError
 
 WEIGHTS = ("x0_x", "x0_out", "a", "b", "c", "s")
 """The columns of the table that are fitted, besides the timesteps."""

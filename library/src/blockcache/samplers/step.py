@@ -6,8 +6,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from blockcache.errors import SamplerError
 from blockcache.samplers.coefficients import Array, Coefficient, Coefficients
-from blockcache_runtime.errors import SamplerError
 
 T = TypeVar("T")
 

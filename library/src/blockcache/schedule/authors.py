@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from blockcache.errors import FileError, ScheduleError, short, shortened
+from blockcache.files import PathLike, read_bytes
 from blockcache.foreign.inert import Global, Made
 from blockcache.foreign.pickles import load_pickle
 from blockcache.schedule.block import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION
 from blockcache.schedule.schedule import Schedule
-from blockcache_runtime.errors import FileError, ScheduleError, short, shortened
-from blockcache_runtime.files import PathLike, read_bytes
 from blockcache_runtime.fingerprint import Fingerprint
 
 WHAT = "authors' schedule"

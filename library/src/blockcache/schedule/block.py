@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blockcache_runtime.files.fields import Count, Name
+from blockcache.files import Count, Name
 
 SELF_ATTENTION, CROSS_ATTENTION, FEED_FORWARD = "SA", "CA", "FFN"
 

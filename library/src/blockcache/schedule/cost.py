@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from blockcache.errors import ScheduleError
 from blockcache.schedule.block import Block
 from blockcache.schedule.reuse import Strategy
-from blockcache_runtime.errors import ScheduleError
 
 
 def generation(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from blockcache.errors import ScheduleError
 from blockcache.schedule.schedule import Schedule
-from blockcache_runtime.errors import ScheduleError
 
 Span: TypeAlias = tuple[int, int]
 """First and last block (inclusive) of a run of neighbours."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from blockcache.errors import ScheduleError
 from blockcache.schedule.block import FEED_FORWARD, Block, kind_from_name
-from blockcache_runtime.errors import ScheduleError
 
 
 def bubbling_union(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from blockcache_runtime.errors import RecordingError, ScheduleError
+from blockcache.errors import RecordingError, ScheduleError
 
 
 def adaptive(similarity: ArrayLike, updates: int, maximise: bool = True) -> tuple[int, ...]:

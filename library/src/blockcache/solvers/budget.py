@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from blockcache.errors import ScheduleError
 from blockcache.solvers.acs import Segments
-from blockcache_runtime.errors import ScheduleError
 
 Array = NDArray[np.float64]
 WORK = 25 * 10**9

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from blockcache.errors import RecordingError, ScheduleError
 from blockcache.schedule import Schedule
 from blockcache.schedule.cost import generation
 from blockcache.schedule.union import bubbling_union
@@ -17,7 +18,6 @@ from blockcache.solvers.acs import adaptive, consecutive, uniform
 from blockcache.solvers.budget import split_budget
 from blockcache.solvers.metrics import METRICS, SIMILARITIES
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.errors import RecordingError, ScheduleError
 
 UPDATES, UNION, BUDGET = 10, 5, 0.15
 PAPER_METHODS = ("bac", "blockwise", "unified", "uniform")

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from blockcache.errors import RecordingError
 from blockcache.schedule import Block
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.errors import RecordingError
 from blockcache_runtime.fingerprint import Fingerprint
 
 DEGREE = 4

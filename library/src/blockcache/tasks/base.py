@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from blockcache_runtime.errors import TaskError
+from blockcache.errors import TaskError
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Tree: TypeAlias = Any

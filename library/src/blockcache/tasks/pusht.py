@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockcache.errors import TaskError
 from blockcache.tasks.base import Array, TaskSpec
-from blockcache_runtime.errors import TaskError
 
 _ENOUGH = 0.95  # the coverage that counts as success
 

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from blockcache.errors import TaskError
 from blockcache.observations.trees import stacked
 from blockcache.tasks.base import Array, Task, TaskSpec, Tree
-from blockcache_runtime.errors import TaskError
 
 # (observations (B, n_obs_steps, obs_dim), or such arrays by name, and the index of the chunk)
 # -> actions (B, n_action_steps, action_dim)

@@ -11,9 +11,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from blockcache_runtime.errors import FileError
+from blockcache.errors import FileError
+from blockcache.files import PathLike, write_bytes
 from blockcache_runtime.extras import require
-from blockcache_runtime.files import PathLike, write_bytes
 
 Frame: TypeAlias = npt.NDArray[np.uint8]  # (height, width, 3)
 HEIGHT, RATE, CAPTION = 256, 10, 18  # pixels, frames per second, pixels

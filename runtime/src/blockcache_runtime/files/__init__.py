@@ -1,39 +1,8 @@
-"""Files of ours: formats with a strict reader, what values must look like, atomic writes. Knows no format's content."""
+"""Files: a format with a strict reader, what values must look like, and how a file is opened. Knows no format's content."""
 
-from blockcache_runtime.files.atomic import (
-    check_writable,
-    make_directory,
-    no_writer,
-    only_writer,
-    write_arrays,
-    write_bytes,
-    writing,
-)
-from blockcache_runtime.files.fields import (
-    Count,
-    Fields,
-    Limit,
-    Name,
-    Names,
-    Positive,
-    Steps,
-    dict_of,
-    expect_keys,
-    list_of,
-    plain_json,
-    read,
-)
+from blockcache_runtime.files.fields import Count, Fields, Limit, Name, Names, Positive, Steps, read
 from blockcache_runtime.files.format import Format
-from blockcache_runtime.files.opening import (
-    PathLike,
-    TensorInfo,
-    exists,
-    opened,
-    parse_arrays,
-    read_bytes,
-    read_tensors,
-    reading,
-)
+from blockcache_runtime.files.opening import PathLike, opened, read_bytes, reading
 
 __all__ = [
     "Count",
@@ -45,23 +14,8 @@ __all__ = [
     "PathLike",
     "Positive",
     "Steps",
-    "TensorInfo",
-    "check_writable",
-    "dict_of",
-    "exists",
-    "expect_keys",
-    "list_of",
-    "make_directory",
-    "no_writer",
-    "only_writer",
     "opened",
-    "parse_arrays",
-    "plain_json",
     "read",
     "read_bytes",
-    "read_tensors",
     "reading",
-    "write_arrays",
-    "write_bytes",
-    "writing",
 ]

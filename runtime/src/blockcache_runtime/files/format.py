@@ -8,25 +8,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from blockcache._version import __version__
+from blockcache_runtime._version import __version__
 from blockcache_runtime.errors import BlockcacheError, FileError, short
-from blockcache_runtime.files.atomic import write_bytes
 from blockcache_runtime.files.fields import Fields, Kind, Name, read
-from blockcache_runtime.files.opening import (
-    JSON_BYTES,
-    PathLike,
-    TensorInfo,
-    parse_json,
-    read_bytes,
-    read_tensors,
-    reading,
-)
-
-T = TypeVar("T")
+from blockcache_runtime.files.opening import JSON_BYTES, PathLike, parse_json, reading
 
 _HEADER = ("format", "version", "made_by")
 
@@ -59,47 +48,22 @@ class Format:
     def header(self) -> dict[str, Any]:
         return {"format": self.name, "version": self.version, "made_by": f"blockcache {__version__}"}
 
-    def save(self, path: PathLike, content: Mapping[str, Any]) -> None:
-        """Write header and content as a JSON file for people to read, atomically."""
-        self._check_content(content, path)
-        write_bytes(path, (_render({**self.header, **content}, "") + "\n").encode())
-
-    def load(self, path: PathLike) -> dict[str, Any]:
-        """The content of a JSON file; one of another kind or version, or with other keys, is refused."""
-        return self._content(parse_json(read_bytes(path, self.what, JSON_BYTES), self.what, path), path)
-
     def text(self, content: Mapping[str, Any], path: PathLike) -> str:
         """Header and content as one line, for the metadata of the file at `path`."""
-        self._check_content(content, path)
+        self.check_content(content, path)
         return json.dumps({**self.header, **content}, allow_nan=False)
 
     def parse(self, text: str, path: PathLike) -> dict[str, Any]:
         """The content of what `text` made, as strictly as `load` does it."""
         if len(text) > JSON_BYTES:
             raise FileError(f"the {self.what}'s header {path} has {len(text):,} characters; {self.again}")
-        return self._content(parse_json(text.encode(errors="replace"), f"{self.what}'s header", path), path)
-
-    def save_tensors(
-        self, path: PathLike, content: Mapping[str, Any], tensors: Mapping[str, T], save: Callable[..., bytes]
-    ) -> None:
-        """Write a safetensors file, atomically. `save` is that of the library whose tensors they are."""
-        write_bytes(path, save(dict(tensors), metadata={self.entry: self.text(content, path)}))
-
-    def load_tensors(
-        self,
-        path: PathLike,
-        load: Callable[[bytes], dict[str, T]],
-        check: Callable[[Mapping[str, TensorInfo]], None] | None = None,
-    ) -> tuple[dict[str, Any], dict[str, T]]:
-        """The content and the tensors of a safetensors file; `check` sees names and shapes before tensors are made."""
-        metadata, tensors = read_tensors(path, self.what, self.again, load, check)
-        return self.parse(metadata.get(self.entry, "{}"), path), tensors
+        return self.content(parse_json(text.encode(errors="replace"), f"{self.what}'s header", path), path)
 
     def reading(self, path: PathLike) -> contextlib.AbstractContextManager[None]:
         """For making a value of the content: whatever is wrong with it is said of this file."""
         return reading(self.what, path, self.again)
 
-    def _content(self, value: Mapping[str, Any], path: PathLike) -> dict[str, Any]:
+    def content(self, value: Mapping[str, Any], path: PathLike) -> dict[str, Any]:
         if "format" not in self.optional or {"format", "version"} & set(value):
             self._check_header(value, path)
         with self.reading(path):
@@ -107,7 +71,7 @@ class Format:
         content.pop("made_by", None)
         return content
 
-    def _check_content(self, content: Mapping[str, Any], path: PathLike) -> None:
+    def check_content(self, content: Mapping[str, Any], path: PathLike) -> None:
         """Nothing is written that could not be read again: no NaN, no number of numpy's, no type that JSON lacks."""
         try:
             read(self._fields, {**content, "made_by": self.header["made_by"]})
@@ -131,15 +95,3 @@ class Format:
                 f"the {self.what} {path} has format version {short(version)}, this blockcache reads version "
                 f"{self.version}; use the blockcache that wrote it or make the file again"
             )
-
-
-def _render(value: Any, indent: str) -> str:
-    """Indented JSON, but lists of numbers on one line: schedules are read by people."""
-    inner = indent + "  "
-    if isinstance(value, Mapping) and value:
-        rows = [f"{inner}{json.dumps(str(key))}: {_render(item, inner)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
-    if isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
-        rows = [inner + _render(item, inner) for item in value]
-        return "[\n" + ",\n".join(rows) + f"\n{indent}]"
-    return json.dumps(value, allow_nan=False)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from blockcache.errors import PolicyError, shortened
+from blockcache.files import PathLike, reading
 from blockcache.models.directory import refuse_misfits, write_policy
 from blockcache.models.dit.config import DiTConfig
 from blockcache.models.dit.flops import CHUNKS
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.reading import read_policy
 from blockcache.models.weight_checks import check_action_scale, check_weight
-from blockcache_runtime.errors import PolicyError, shortened
-from blockcache_runtime.files import PathLike, reading
 
 WHAT = "policy weights"
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from blockcache_runtime.errors import PolicyError
-from blockcache_runtime.files import Limit, Name
+from blockcache.errors import PolicyError
+from blockcache.files import Limit, Name
 
 TOKENS, MASK = "observation.language.tokens", "observation.language.attention_mask"
 """The words as token ids, and which of them are words: what LeRobot's tokenizing processor makes."""

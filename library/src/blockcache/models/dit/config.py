@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Annotated, Any, TypeAlias
 
+from blockcache.errors import ContentError, PolicyError, short
+from blockcache.files import Fields, Limit, Name, read
 from blockcache.models.dit.clip_config import ClipConfig
 from blockcache.models.settings import refuse_unknown
 from blockcache.samplers import DDPM, SamplerConfig
-from blockcache_runtime.errors import ContentError, PolicyError, short
-from blockcache_runtime.files import Fields, Limit, Name, read
 
 FAMILY = "dit"
 _TAKEN = ("action", "action_pred", "conditioning", "features", "kept_features", "noise", "norms")

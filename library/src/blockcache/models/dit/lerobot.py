@@ -14,6 +14,8 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from blockcache.errors import PolicyError, short, shortened
+from blockcache.files import Fields, PathLike, TensorInfo, dict_of, read, read_tensors
 from blockcache.models.dit.checkpoint import WHAT, check_sizes, made
 from blockcache.models.dit.clip import canonical
 from blockcache.models.dit.clip_config import CHANNELS, ClipConfig, Tower
@@ -23,9 +25,6 @@ from blockcache.models.dit.statistics import statistics_of
 from blockcache.models.places import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory
 from blockcache.samplers import Euler, SamplerConfig
 from blockcache.samplers.diffusers import from_config
-from blockcache_runtime.errors import PolicyError, short, shortened
-from blockcache_runtime.files import PathLike, TensorInfo, dict_of, read, read_tensors
-from blockcache_runtime.files.fields import Fields
 
 TYPE, UNET = "multi_task_dit", "diffusion"
 STATE, ACTION = "observation.state", "action"

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from blockcache.errors import EngineError, ObservationError, in_one_line
 from blockcache.models.dit.clip_config import MASK, TOKENS
 from blockcache.models.dit.entrance import Entrance, behind_encoder
 from blockcache.models.dit.normalizer import Field
@@ -29,7 +30,6 @@ from blockcache.models.sampling import denoise
 from blockcache.observations import as_tensor
 from blockcache.samplers import Euler, SamplerConfig, table
 from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
-from blockcache_runtime.errors import EngineError, ObservationError, in_one_line
 
 STATE, IMAGES = "observation.state", "observation.images"
 _ENTRIES = ("_generate_actions", "predict_action_chunk")

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from blockcache.errors import ObservationError
+from blockcache.files import PathLike
 from blockcache.models.dit.adapter import find
 from blockcache.models.dit.checkpoint import save_policy
 from blockcache.models.dit.clip_config import MASK, TOKENS
@@ -22,8 +24,6 @@ from blockcache.models.own_port import ConfiguredPort
 from blockcache.models.port import Port, check_not_compiled, is_altered
 from blockcache.models.weight_checks import check_action_scale
 from blockcache.observations import as_tensor
-from blockcache_runtime.errors import ObservationError
-from blockcache_runtime.files import PathLike
 
 _CONSTANT = 1e6  # scales beyond this are those of numbers that never changed in the data
 

@@ -10,11 +10,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from blockcache.errors import FileError, PolicyError, short
+from blockcache.files import Fields, Format, Name, dict_of, list_of, read, read_tensors
 from blockcache.models.dit.config import module_name
 from blockcache.models.dit.normalizer import PREFIX
 from blockcache.models.weight_checks import check_weight
-from blockcache_runtime.errors import FileError, PolicyError, short
-from blockcache_runtime.files import Fields, Format, Name, dict_of, list_of, read, read_tensors
 
 ACTION = "action"
 _FEATURE = Fields({"type": Name}, others=True)

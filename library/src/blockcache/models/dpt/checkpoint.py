@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from blockcache.errors import PolicyError, shortened
+from blockcache.files import PathLike, reading
 from blockcache.models.directory import refuse_misfits, write_policy
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.reading import read_policy
 from blockcache.models.weight_checks import check_action_scale, check_mask, check_weight
-from blockcache_runtime.errors import PolicyError, shortened
-from blockcache_runtime.files import PathLike, reading
 
 
 def load_policy(source: PathLike) -> DiffusionTransformerPolicy:

@@ -18,6 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from blockcache.cache import cache_directory, prune, source_hash
+from blockcache.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
+from blockcache.files import PathLike, opened
 from blockcache.foreign.configs import Config
 from blockcache.foreign.inert import as_mapping
 from blockcache.foreign.torch_file import StoredTensor, TorchFile, open_torch_file
@@ -28,8 +30,6 @@ from blockcache.models.dpt.public_settings import HYBRID, architecture, low_dim_
 from blockcache.models.places import check_new
 from blockcache.models.stored import read_stored
 from blockcache.progress import progress_bar
-from blockcache_runtime.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
-from blockcache_runtime.files import PathLike, opened
 
 WHAT = "checkpoint"
 _logger = logging.getLogger("blockcache")

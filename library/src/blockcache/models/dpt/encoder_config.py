@@ -9,8 +9,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from blockcache_runtime.errors import ContentError, PolicyError, short
-from blockcache_runtime.files import Fields, read
+from blockcache.errors import ContentError, PolicyError, short
+from blockcache.files import Fields, read
 
 GROUP = 16  # channels of one group of a norm
 TAKEN = ("action", "action_pred", "features", "kept_features", "moments", "noise", "norms")

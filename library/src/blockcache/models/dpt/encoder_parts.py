@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockcache.errors import PolicyError
 from blockcache.models.dpt.encoder import ObservationEncoder, corner
 from blockcache.models.dpt.encoder_config import Input
 from blockcache.models.dpt.eye import Convolution, Eye, Pool, Residual
 from blockcache.models.program import UnsupportedError
-from blockcache_runtime.errors import PolicyError
 
 
 @dataclass(frozen=True, eq=False)

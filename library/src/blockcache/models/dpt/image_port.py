@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockcache.errors import BlockcacheError, EngineError, ObservationError, PolicyError, in_one_line
 from blockcache.models.dpt.encoder_config import Input
 from blockcache.models.dpt.encoder_parts import EncoderParts, inputs_of
 from blockcache.models.dpt.entrance import FEATURES, known_parts
 from blockcache.models.public import PublicPort
 from blockcache.observations.tensors import as_tensor, reach
-from blockcache_runtime.errors import BlockcacheError, EngineError, ObservationError, PolicyError, in_one_line
 from blockcache_runtime.frames import BYTE, check_frames, shown
 
 

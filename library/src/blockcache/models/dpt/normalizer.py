@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from blockcache_runtime.errors import PolicyError
+from blockcache.errors import PolicyError
 
 
 class LinearField(nn.Module):

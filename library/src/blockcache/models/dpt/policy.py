@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockcache.errors import PolicyError, short
+from blockcache.files import Fields, Name
 from blockcache.models.dpt.denoiser import DiffusionTransformer
 from blockcache.models.dpt.encoder import ObservationEncoder
 from blockcache.models.dpt.encoder_config import EncoderConfig
@@ -21,8 +23,6 @@ from blockcache.models.sampling import denoise, make_scheduler
 from blockcache.models.settings import check_sampler_and_record, check_sizes_of, refuse_unknown
 from blockcache.observations import Observation, check_observation, check_tree
 from blockcache.samplers import DDPM, SamplerConfig, table
-from blockcache_runtime.errors import PolicyError, short
-from blockcache_runtime.files import Fields, Name
 
 FAMILY = "dp-t"
 _SIZES = {

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from blockcache.files import PathLike
 from blockcache.models.dpt.adapter import find
 from blockcache.models.dpt.checkpoint import save_policy
 from blockcache.models.dpt.encoder_parts import parts_of
@@ -19,7 +20,6 @@ from blockcache.models.public import PublicPort, denoiser_of
 from blockcache.models.weight_checks import check_denoiser
 from blockcache.observations import as_tensor
 from blockcache.samplers import SamplerConfig, table
-from blockcache_runtime.files import PathLike
 
 
 def claim(policy: Any) -> Port | str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blockcache.errors import PolicyError, short
 from blockcache.foreign.configs import Config
 from blockcache.models.dpt.encoder_config import EncoderConfig, Input
 from blockcache.models.dpt.policy import DPTConfig
@@ -22,7 +23,6 @@ from blockcache.models.dpt.public_settings import (
     read_sampler,
     refuse_unknown,
 )
-from blockcache_runtime.errors import PolicyError, short
 
 _NETWORK = {
     **NETWORK,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from blockcache.errors import PolicyError, short, shortened
 from blockcache.foreign.configs import Config
 from blockcache.models.dpt.policy import DPTConfig
 from blockcache.samplers import SamplerConfig
 from blockcache.samplers.diffusers import from_config, scheduler_names
-from blockcache_runtime.errors import PolicyError, short, shortened
 
 LOW_DIM, HYBRID = "DiffusionTransformerLowdimPolicy", "DiffusionTransformerHybridImagePolicy"
 DENOISER = "TransformerForDiffusion"

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockcache.errors import PolicyError
 from blockcache.models.adapter import Adapter, Layer, Route
 from blockcache.models.rdt.denoiser import FRONT, RDTDenoiser, divided
 from blockcache.models.rdt.flops import RDTShape
 from blockcache.models.rdt.fold import fold
-from blockcache_runtime.errors import PolicyError
 
 FAMILY = "rdt"
 BRANCHES = (("norm1", "attn"), ("norm2", "cross_attn"), ("norm3", "ffn"))

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from blockcache.errors import PolicyError, shortened
+from blockcache.files import PathLike, reading
 from blockcache.models.directory import refuse_misfits, write_policy
 from blockcache.models.rdt.config import RDTConfig
 from blockcache.models.rdt.denoiser import RDTDenoiser
 from blockcache.models.rdt.policy import RDTPolicy
 from blockcache.models.reading import read_policy
 from blockcache.models.weight_checks import check_weight
-from blockcache_runtime.errors import PolicyError, shortened
-from blockcache_runtime.files import PathLike, reading
 
 
 def load_policy(source: PathLike) -> RDTPolicy:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from blockcache.errors import PolicyError, short
+from blockcache.files import Fields, Name
 from blockcache.models.settings import check_sampler_and_record, check_sizes_of, refuse_unknown
 from blockcache.samplers import SamplerConfig
 from blockcache.samplers.dpmsolver import DPMSolver
-from blockcache_runtime.errors import PolicyError, short
-from blockcache_runtime.files import Fields, Name
 
 FAMILY = "rdt"
 NORMS = ("std", "rms")

@@ -15,6 +15,8 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from blockcache.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
+from blockcache.files import PathLike, read_tensors
 from blockcache.foreign.inert import as_mapping
 from blockcache.foreign.torch_file import open_torch_file
 from blockcache.models.places import check_new
@@ -24,8 +26,6 @@ from blockcache.models.rdt.denoiser import FRONT
 from blockcache.models.rdt.policy import RDTPolicy
 from blockcache.models.stored import read_stored
 from blockcache.progress import progress_bar
-from blockcache_runtime.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
-from blockcache_runtime.files import PathLike, read_tensors
 
 WHAT = "RDT weights"
 MODULE = "module"

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from blockcache.errors import ObservationError
 from blockcache.models.noise import draw_all
 from blockcache.models.rdt.config import RDTConfig
 from blockcache.models.rdt.denoiser import RDTDenoiser
 from blockcache.models.sampling import denoise
 from blockcache.observations import as_tensor, check_tree, one_moment
 from blockcache.samplers import SamplerConfig, table
-from blockcache_runtime.errors import ObservationError
 
 LANGUAGE, MASK = "lang_tokens", "lang_attn_mask"
 

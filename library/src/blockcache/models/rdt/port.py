@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blockcache.errors import PolicyError
+from blockcache.files import PathLike
 from blockcache.models.own_port import ConfiguredPort
 from blockcache.models.port import Port, is_altered
 from blockcache.models.rdt.adapter import find, shape_of, shaped
@@ -19,8 +21,6 @@ from blockcache.models.rdt.config import ADAPTORS
 from blockcache.models.rdt.flops import RDTShape
 from blockcache.models.rdt.policy import MASK, RDTPolicy
 from blockcache.observations import as_tensor
-from blockcache_runtime.errors import PolicyError
-from blockcache_runtime.files import PathLike
 
 
 def claim(policy: Any) -> Port | str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockcache.errors import PolicyError
 from blockcache.models.rdt.adapter import norm_of, shaped
 from blockcache.models.rdt.config import ADAPTORS, RDTConfig
 from blockcache.models.rdt.convert import sizes_of
 from blockcache.models.rdt.denoiser import RDTDenoiser
 from blockcache.models.rdt.policy import RDTPolicy
 from blockcache.samplers.diffusers import from_diffusers
-from blockcache_runtime.errors import PolicyError
 
 
 def policy_of(runner: Any, n_action_steps: int | None = None) -> RDTPolicy:

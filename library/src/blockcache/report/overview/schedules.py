@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from blockcache.errors import BlockcacheError
 from blockcache.report.chart import Axis, HeatMap, Marks, Panel
 from blockcache.report.document import Block, Chart, Paragraph, Section, plain, table
 from blockcache.report.overview.sources import Sources
@@ -21,7 +22,6 @@ from blockcache.schedule.block import FEED_FORWARD, kind_from_name
 from blockcache.schedule.schedule import Schedule
 from blockcache.solvers import solve
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.errors import BlockcacheError
 
 MOST = 3
 """Pictures: a suite has many schedules, and they look alike."""

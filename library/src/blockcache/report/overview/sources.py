@@ -14,6 +14,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from blockcache.errors import FileError, short
+from blockcache.files import JSON_BYTES, PathLike, opened, parse_json, read_bytes
 from blockcache.report.suites import Timings
 from blockcache.results.analysis import FORMAT as ANALYSIS
 from blockcache.results.analysis import Analysis
@@ -26,9 +28,6 @@ from blockcache.schedule.schedule import FORMAT as SCHEDULE
 from blockcache.schedule.schedule import Schedule
 from blockcache.solvers.recording import FORMAT as RECORDING
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.errors import FileError, short
-from blockcache_runtime.files import PathLike, opened
-from blockcache_runtime.files.opening import JSON_BYTES, parse_json, read_bytes
 from blockcache_runtime.fingerprint import Fingerprint
 
 T = TypeVar("T")

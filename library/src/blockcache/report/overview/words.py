@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from blockcache.errors import BlockcacheError
 from blockcache.report.chart import Colour, Marker
 from blockcache.report.document import Paragraph, plain
 from blockcache.report.suites import kind_of, label
-from blockcache_runtime.errors import BlockcacheError
 
 # kind of method -> colour and shape; no two that stand beside one another differ by colour alone
 KINDS: dict[str, tuple[Colour, Marker]] = {

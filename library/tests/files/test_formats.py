@@ -9,9 +9,9 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockcache_runtime import files
-from blockcache_runtime.errors import ContentError, FileError, ObservationError
-from blockcache_runtime.files import Format
+from blockcache import files
+from blockcache.errors import ContentError, FileError, ObservationError
+from blockcache.files import Format
 
 JSON_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 JSON_VALUE = st.recursive(

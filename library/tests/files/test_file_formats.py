@@ -11,9 +11,11 @@ import tracemalloc
 import pytest
 
 import blockcache
-from blockcache_runtime.errors import BlockcacheError
+import blockcache_lab
+import blockcache_runtime
+from blockcache.errors import BlockcacheError
 from blockcache_runtime.files import Format
-from file_formats import EXAMPLES
+from file_formats import EXAMPLES, safetensors_with
 
 ODD = [
     *(None, True, False, 0, -1, 1, 1.5, 2**63, 10**12, 10**400, "", "x", "3", "\ud800", "x" * 200_000, "\n" * 300),
@@ -24,11 +26,12 @@ DEEP = "[" * 300 + "]" * 300
 
 
 def formats():
-    """All that the package has."""
-    for module in pkgutil.walk_packages(blockcache.__path__, "blockcache."):
-        for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, Format):
-                yield value.name
+    """All that the three packages have."""
+    for package in (blockcache_runtime, blockcache, blockcache_lab):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            for value in vars(importlib.import_module(module.name)).values():
+                if isinstance(value, Format):
+                    yield value.name
 
 
 def test_every_format_is_among_the_examples():
@@ -78,14 +81,6 @@ def changed(rng, value):
         case _:
             holder[last] = rng.choice(ODD)
     return value
-
-
-def safetensors_with(data, change):
-    """The same file with another header, and the header within that too."""
-    length = int.from_bytes(data[:8], "little")
-    header = change(json.loads(data[8 : 8 + length]))
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
 
 def mutations(rng, path, count):

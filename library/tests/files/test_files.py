@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from blockcache_runtime import files
-from blockcache_runtime.errors import FileError
+from blockcache import files
+from blockcache.errors import FileError
 
 
 @pytest.fixture

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import re
 import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from blockcache_runtime.errors import FileError, short
 from blockcache_runtime.files.opening import PathLike
@@ -30,6 +25,14 @@ except ImportError:  # Windows, where a file that is open cannot be removed anyw
     fcntl = None  # type: ignore[assignment]
 
 PATIENCE = 30.0  # seconds to wait for another writer of the same directory
+
+
+def exists(path: PathLike) -> bool:
+    """Whether there is anything; a name that cannot be one is none. Path.exists raises there."""
+    try:
+        return os.path.exists(path)
+    except (OSError, ValueError):
+        return False
 
 
 def check_writable(path: PathLike, *, directory: bool = False) -> None:
@@ -76,13 +79,6 @@ def write_bytes(path: PathLike, data: bytes) -> None:
                     os.unlink(temporary)
                 raise
         _sync(target.parent)
-
-
-def write_arrays(path: PathLike, **arrays: npt.NDArray[Any]) -> None:
-    """An .npz file of plain arrays by name."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    write_bytes(path, buffer.getvalue())
 
 
 @contextlib.contextmanager

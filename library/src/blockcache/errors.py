@@ -1,0 +1,72 @@
+"""Everything that blockcache refuses, it refuses with one of these: the runtime's errors, and those of the library alone."""
+
+from __future__ import annotations
+
+from blockcache_runtime.errors import (
+    BlockcacheError,
+    ContentError,
+    EngineError,
+    FileError,
+    NonFiniteError,
+    ObservationError,
+    in_one_line,
+    short,
+    shortened,
+)
+
+__all__ = [
+    "BlockcacheError",
+    "ContentError",
+    "EngineError",
+    "FileError",
+    "FitError",
+    "NonFiniteError",
+    "ObservationError",
+    "PolicyError",
+    "RecordingError",
+    "SamplerError",
+    "ScheduleError",
+    "StaleError",
+    "StaleWeightsError",
+    "StepError",
+    "TaskError",
+    "in_one_line",
+    "short",
+    "shortened",
+]
+
+
+class ScheduleError(BlockcacheError):
+    """A schedule that is not well formed, or that does not fit the policy it is meant for."""
+
+
+class RecordingError(BlockcacheError):
+    """A calibration that cannot be used, such as one that holds NaN."""
+
+
+class PolicyError(BlockcacheError):
+    """A policy that cannot be accelerated as it is."""
+
+
+class StepError(BlockcacheError):
+    """The denoiser was called with another timestep than the sampler's table says."""
+
+
+class StaleError(EngineError):
+    """The policy changed after an engine was made of it."""
+
+
+class StaleWeightsError(StaleError):
+    """The policy's weights changed after an engine had copied them."""
+
+
+class SamplerError(BlockcacheError):
+    """A sampler setting that is unknown or not supported."""
+
+
+class FitError(BlockcacheError):
+    """A sampler that cannot be placed or fitted for a policy, or a fit that is no better than where it started."""
+
+
+class TaskError(BlockcacheError):
+    """A task that is unknown, that lacks its simulator, or that the policy or the data does not fit."""

@@ -13,6 +13,7 @@ paper = LazyGroup(
         "distances": ("suites:distances", "How far the frontier's actions are from the policy's own."),
         "frontier": ("suite_pages:frontier", "The page of suite frontier, with its pictures."),
         "rdt": ("suite_pages:rdt", "The page of suite rdt, with its pictures."),
+        "figures": ("suite_pages:figures", "The records' figures, put into pages that people write."),
         "performance": ("studies:performance", "Everything that the page on performance shows, and the page."),
         "errors": ("studies:errors", "Caching error per block and action error of every method, and the page."),
         "flops": ("studies:flops", "FLOPs of one generation, in full and under schedules."),

@@ -33,7 +33,7 @@ lint: $(READY)
 	$(VENV)/bin/mypy
 
 test: lint
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest --numprocesses 2 --dist worksteal
 
 $(BROWSER): library/tests/browser/requirements.txt $(READY)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement library/tests/browser/requirements.txt

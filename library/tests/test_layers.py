@@ -168,7 +168,7 @@ def test_a_violation_is_reported_by_name(path, text, named):
     [
         ("schedule/plan.py", "from blockcache.errors import ScheduleError"),
         ("engines/loop.py", "from blockcache.engines.stats import Stats\nfrom blockcache.attach import recorder"),
-        ("models/adapter.py", "from blockcache.schedule.block import Block"),
+        ("models/adapter.py", "from blockcache.block import Block"),
         ("cli/show.py", "def show():\n    import blockcache, torch"),
         ("solvers/acs.py", "import numpy as np"),
     ],

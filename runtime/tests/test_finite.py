@@ -102,7 +102,7 @@ def test_what_overflows_on_the_way_is_refused_in_every_engine(form, tmp_path, ra
     strategy = {
         "full": None,
         "schedule": Schedule(6, random_updates(names(policy), 6)),
-        "teacache": bc.Rule((1.0, 0.0), 0.1, 6),
+        "teacache": bc.TeaCacheRule((1.0, 0.0), 0.1, 6),
     }[form]
     for engine in ENGINES if form != "teacache" else ["patched"]:
         with (

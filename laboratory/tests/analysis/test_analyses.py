@@ -14,14 +14,15 @@ from blockcache.attach.recorder import calibrate
 from blockcache.errors import RecordingError, ScheduleError
 from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
-from blockcache.results.analysis_sections import Caching, Homogeneity, SubLayers
+from blockcache.results.analysis import Analysis
+from blockcache.results.analysis_section import AnalysisError
+from blockcache.results.analysis_sections import SECTIONS, Caching, Homogeneity, SubLayers
 from blockcache.samplers import DDPM
 from blockcache.solvers import solve
-from blockcache_lab.analysis import SECTIONS, Analysis, AnalysisError
 from blockcache_lab.analysis.claims import claims
 from blockcache_lab.studies import analyses
 from blockcache_lab.studies.analyses import analyse
-from blockcache_lab.studies.ingredients import Sizes, spread_places
+from blockcache_lab.studies.analysis_inputs import Sizes, spread_places
 from toy_stack import WIDTH, stack
 
 SMALL = Sizes(generations=3, compared=2, episodes=4)

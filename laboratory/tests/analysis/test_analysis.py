@@ -8,11 +8,9 @@ from blockcache import Schedule
 from blockcache.attach.recorder import calibrate
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size
+from blockcache.results.analysis_section import AnalysisError
 from blockcache.solvers import solve
-from blockcache_lab.analysis import AnalysisError
-from blockcache_lab.analysis.caching import caching_errors
-from blockcache_lab.analysis.correlation import error_correlation
-from blockcache_lab.analysis.feature_maps import feature_maps
+from blockcache_lab.analysis.caching import caching_errors, error_correlation, feature_maps, weaker_policy
 from blockcache_lab.analysis.feed_forward import (
     ffn_response,
     linear_response,
@@ -23,8 +21,7 @@ from blockcache_lab.analysis.feed_forward import (
 )
 from blockcache_lab.analysis.homogeneity import homogeneity, sample_matrices, schedule_stability
 from blockcache_lab.analysis.recorded import action_costs, similarity
-from blockcache_lab.analysis.residuals import everything, in_parts
-from blockcache_lab.analysis.weaker import weaker_policy
+from blockcache_lab.analysis.residuals import every_step, in_parts
 from toy_stack import SIZES, STEPS, TOKENS, WIDTH, nothing_seen, stack
 
 UPSTREAM, DOWNSTREAM = "layers.0.FFN", "layers.1.FFN"
@@ -37,7 +34,7 @@ def port(policy):
 
 def every(**changes):
     """All blocks at all steps, but for those that are named."""
-    full = everything(stack())
+    full = every_step(stack())
     return Schedule(STEPS, {**full.updates, **{name.replace("_", "."): steps for name, steps in changes.items()}})
 
 
@@ -195,7 +192,7 @@ def test_the_last_stage_of_an_ffn_is_what_it_adds(port, observe, random_updates)
     errors, _ = caching_errors(port, {"it": schedule}, [observe(3)], seed=4).of("it")
     np.testing.assert_allclose(found.errors[:, -1], errors[-1, [2, 5]], rtol=1e-4)
     assert found.errors.min() > 0
-    assert not sublayer_errors(port, everything(port), "layers.1.FFN", (2,), observe(3)).errors.any()
+    assert not sublayer_errors(port, every_step(port), "layers.1.FFN", (2,), observe(3)).errors.any()
     with pytest.raises(AnalysisError, match=r"not computed at step 3; its update steps are 0, 2, 5"):
         sublayer_errors(port, schedule, "layers.1.FFN", (3,), observe(3))
 
@@ -259,7 +256,7 @@ def test_harm_is_counted_in_the_own_noise_floor(make_policy, observe):
     good, weak = port_of(make_policy()), port_of(make_policy(seed=1))
     seen = [observe(4)]
     schedules = [solve(calibrate(port, seen[0].split(1), progress=False), 3) for port in (good, weak)]
-    full = everything(good)
+    full = every_step(good)
     same = weaker_policy([("a", good, schedules[0]), ("b", good, full)], seen, method="bac")
     assert same.errors[0] > 0 == same.errors[1]
     assert same.floors[0] == same.floors[1] > 0
@@ -268,6 +265,6 @@ def test_harm_is_counted_in_the_own_noise_floor(make_policy, observe):
     assert found.errors[0] == same.errors[0] != found.errors[1]
     other = port_of(make_policy(obs_dim=7))
     with pytest.raises(AnalysisError, match="takes other observations"):
-        weaker_policy([("good", good, full), ("weak", other, everything(other))], seen, method="bac")
+        weaker_policy([("good", good, full), ("weak", other, every_step(other))], seen, method="bac")
     with pytest.raises(AnalysisError, match="got 1"):
         weaker_policy([("good", good, full)], seen, method="bac")

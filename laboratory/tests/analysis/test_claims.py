@@ -16,7 +16,7 @@ from blockcache.results.analysis_sections import (
     WeightNorms,
 )
 from blockcache_lab.analysis.claims import claims
-from blockcache_lab.analysis.surge import error_surge
+from blockcache_lab.analysis.recorded import error_surge
 from toy_analysis import BLOCKS, STEPS, caching, toy_analysis
 
 
@@ -51,12 +51,12 @@ def test_the_toy_is_as_the_paper_says():
 
 def test_figures_stand_in_the_sentences():
     toy = toy_analysis()
-    assert found(toy, "correlation").ours == "1.0000"
-    assert found(toy, "norms").ours == "3.0x, 1.5x per element"
+    assert found(toy, "correlation").figure == "1.0000"
+    assert found(toy, "norms").figure == "3.0x, 1.5x per element"
     assert "so 2.0 comes of their size alone" in found(toy, "norms").sentence
-    assert found(toy, "proposition").ours == "2.00"
-    assert found(toy, "surge").ours == "2 of 2 FFNs"
-    assert found(toy, "weak").ours == "1.00 / 0.50"
+    assert found(toy, "proposition").figure == "2.00"
+    assert found(toy, "surge").figure == "2 of 2 FFNs"
+    assert found(toy, "weak").figure == "1.00 / 0.50"
     assert found(toy, "homogeneity").paper == "0.93, min 0.29 (Push-T)"
     assert "A schedule of 4 generations leaves 3.0% more dissimilarity" in found(toy, "once").sentence
     assert "one of 1 generation leaves 15.0% more" in found(toy, "once").sentence
@@ -98,7 +98,7 @@ def test_what_is_missing_names_the_command_and_what_cannot_be_says_why():
     weak, response = found(toy, "weak"), found(toy, "proposition")
     assert weak.holds is None
     assert weak.sentence == "Not measured; `blockcache analyse toy --only weaker --weaker POLICY` does it."
-    assert (response.holds, response.sentence, response.ours) == (None, "The policy's FFN is of another form.", "")
+    assert (response.holds, response.sentence, response.figure) == (None, "The policy's FFN is of another form.", "")
 
 
 def test_what_cannot_be_told_is_neither():

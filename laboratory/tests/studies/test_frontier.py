@@ -9,10 +9,9 @@ import pytest
 
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.equal_flops import equal_flops
-from blockcache.compare.methods import MethodError, TunedFiles, parse_method
+from blockcache.compare.methods import parse_method
+from blockcache.compare.parts import MethodError, TunedFiles
 from blockcache.errors import FileError, FitError, ObservationError
-from blockcache.measure.modes import fork, modes
-from blockcache.measure.statistics import rank_correlation, split_half
 from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
@@ -20,8 +19,10 @@ from blockcache.report.suites import kind_of
 from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.schedule import Schedule
 from blockcache_lab.pages.frontier import Found, page
+from blockcache_lab.pages.ranks import rank_correlation, split_half
 from blockcache_lab.studies import frontier, suites
 from blockcache_lab.studies.frontier import measure_distances
+from blockcache_lab.studies.modes import fork, modes
 from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteSetting, without_failed_fits
 from blockcache_lab.studies.suites import FRONTIER, SUITES, Cell, Suite, suite_by_name
 from repository import ROOT

@@ -13,7 +13,7 @@ from blockcache.engines.loop import Loop
 from blockcache.models.registry import port_of
 from blockcache.report.document import Document
 from blockcache.report.markdown import render
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 from blockcache_lab.pages.families import families_table
 from blockcache_lab.pages.rdt_size import FORMAT, page
 from blockcache_lab.studies.families import accepted
@@ -32,7 +32,7 @@ def counted(run):
 def test_flops_are_those_that_torch_counts():
     policy, obs = rdt_policy(), rdt_observation(1)
     port = port_of(policy)
-    plain = port.looking + generation(port.adapter.blocks, port.adapter.every_step, 6)
+    plain = port.encoder_flops + generation_flops(port.adapter.blocks, port.adapter.every_step, 6)
     whole = build(port, bc.Schedule.every_step(6, [block.name for block in port.adapter.blocks]), "loop")
     with torch.nn.attention.sdpa_kernel(
         torch.nn.attention.SDPBackend.MATH
@@ -40,7 +40,7 @@ def test_flops_are_those_that_torch_counts():
         assert counted(lambda: policy.predict_action(obs)) == plain
         for program in whole.program.without_savings().values():
             loop = Loop(program, whole.plan, whole.sampler)
-            said = program.once + generation(program.blocks, program.every_step, 6)
+            said = program.once + generation_flops(program.blocks, program.every_step, 6)
             assert counted(lambda loop=loop: loop(policy.check(obs), policy.draw_noise(1))) == said
 
 

@@ -14,7 +14,7 @@ from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.results.rollouts import Results
 from blockcache.samplers import DDPM
-from blockcache.solvers.teacache import Rule
+from blockcache.solvers.teacache import TeaCacheRule
 from blockcache_lab.studies.suite_runs import QUICK, RolloutCounts, Shortened, SuiteSetting, prepare_suite, time_suites
 from blockcache_lab.studies.suites import BASE, SUITES, suite_by_name, suite_of
 from toy_task import Toy, observations
@@ -114,7 +114,7 @@ def test_of_equal_samplers_the_one_that_starts_at_the_most_noise_is_taken(make_p
 
 
 def test_the_threshold_follows_from_the_wanted_share():
-    rule, changes = Rule((1.0, 0.0), 0.1, 11), np.full((2, 10), 0.25)  # the estimate is the change itself
+    rule, changes = TeaCacheRule((1.0, 0.0), 0.1, 11), np.full((2, 10), 0.25)  # the estimate is the change itself
     # of 11 steps the first and the last are computed; of the nine between, each third, with three changes of 0.25
     assert 0.5 < teacache_threshold(rule, changes, 6 / 11) <= 0.75
     assert teacache_threshold(rule, changes, 9 / 11) > 2

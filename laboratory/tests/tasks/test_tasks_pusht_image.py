@@ -162,7 +162,6 @@ def _with_frames(side):
     return type(made)(replace(made.config, encoder=encoder)).eval()
 
 
-@pytest.mark.slow
 def test_from_the_simulator_to_a_robot_s_file(blockcache, refused, in_an_empty_directory, tmp_path):
     """Render, encode, calibrate, accelerate, check, export, roll out: by the verbs that a user types."""
     save_policy(camera_policy(), tmp_path / "policy")

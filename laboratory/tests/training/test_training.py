@@ -88,7 +88,7 @@ def test_an_episode_too_short_for_a_window_gives_none() -> None:
 
 def test_windows_hold_the_first_observations_and_all_actions_normalised(data: Path) -> None:
     demos = read_demonstrations(TINY.spec, data)
-    begun = run.TrainingRun.begin(TINY, demos, {}, "demos.npz")
+    begun = run.TrainingRun(TINY, demos, {}, "demos.npz")
     assert begun.train.obs.shape == (75, 2, 20)  # 5 episodes of 15 windows; the sixth is held out
     assert begun.train.action.shape == (75, 10, 2)
     assert begun.held_out.obs.shape == (15, 2, 20)
@@ -122,7 +122,7 @@ def test_average_follows_quickly_at_first() -> None:
 
 
 def test_only_matrices_of_linear_and_attention_layers_decay(data: Path) -> None:
-    begun = run.TrainingRun.begin(TINY, read_demonstrations(TINY.spec, data), {}, "")
+    begun = run.TrainingRun(TINY, read_demonstrations(TINY.spec, data), {}, "")
     decayed, others = begun.optimizer.param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (1e-3, 0.0)
     names = {id(weight): name for name, weight in begun.policy.model.named_parameters()}

@@ -10,15 +10,15 @@ import training_tasks
 from blockcache.errors import FileError, PolicyError
 from blockcache.models.dit.normalizer import Field
 from blockcache.models.dit.policy import DiTPolicy
+from blockcache.models.loading import load_policy, save_policy
 from blockcache.models.rdt import RDTPolicy
 from blockcache.models.rdt.config import public_sampler
-from blockcache.models.sources import load_policy, save_policy
 from blockcache.samplers import DDPM, Euler, table
 from blockcache_lab.cli.training import train as train_verb
 from blockcache_lab.training import TrainConfig, TrainingError, loop, train
+from blockcache_lab.training.config import RECIPES
 from blockcache_lab.training.data import read_demonstrations, split
 from blockcache_lab.training.objective import objective_of
-from blockcache_lab.training.recipes import RECIPES
 from blockcache_lab.training.run import TrainingRun
 
 SIZES = {"layers": 2, "heads": 2, "horizon": 4, "n_action_steps": 2, "batch": 8, "warmup": 10}
@@ -58,7 +58,7 @@ def fit(tmp_path):
 
 def begun(config, path, **changes):
     torch.manual_seed(config.seed)
-    return TrainingRun.begin(
+    return TrainingRun(
         config, read_demonstrations(config.spec, demonstrated(config, path, **changes)), {"data_sha256": ""}, ""
     )
 

@@ -14,18 +14,19 @@ from blockcache._version import __version__
 
 if TYPE_CHECKING:
     from blockcache.attach.recorder import calibrate
+    from blockcache.block import Block
     from blockcache.compare.check import check
     from blockcache.compare.tune import Tuned, save_tuned, tune
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, handle_of, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fitting import Effort, fit_sampler, place_steps
-    from blockcache.models.sources import load_policy, save_policy
+    from blockcache.models.loading import load_policy, save_policy
     from blockcache.results.check import Check
     from blockcache.results.tuning import Tuning
     from blockcache.samplers import ChosenSampler
-    from blockcache.schedule import Block, Schedule
-    from blockcache.schedule.presets import published_names, published_schedule
-    from blockcache.solvers import Recording, Rule, fit_teacache, solve
+    from blockcache.schedule import Schedule
+    from blockcache.solvers import Recording, TeaCacheRule, fit_teacache, solve
+    from blockcache.solvers.presets import published_names, published_schedule
     from blockcache_runtime.fingerprint import Fingerprint
 
 __all__ = [
@@ -37,9 +38,9 @@ __all__ = [
     "Effort",
     "Fingerprint",
     "Recording",
-    "Rule",
     "Schedule",
     "Stats",
+    "TeaCacheRule",
     "Tuned",
     "Tuning",
     "__version__",
@@ -64,17 +65,18 @@ __all__ = [
 # Imported at first use: torch takes seconds, which `blockcache show` and the reports need not wait for.
 _HOMES = {
     "blockcache.attach.recorder": ("calibrate",),
+    "blockcache.block": ("Block",),
     "blockcache.compare.check": ("check",),
     "blockcache.compare.tune": ("Tuned", "save_tuned", "tune"),
     "blockcache.engines": ("Acceleration", "Stats", "accelerate", "export_policy", "handle_of", "open_export"),
     "blockcache.fitting": ("Effort", "fit_sampler", "place_steps"),
-    "blockcache.models.sources": ("load_policy", "save_policy"),
+    "blockcache.models.loading": ("load_policy", "save_policy"),
     "blockcache.results.check": ("Check",),
     "blockcache.results.tuning": ("Tuning",),
     "blockcache.samplers": ("ChosenSampler",),
-    "blockcache.schedule": ("Block", "Schedule"),
-    "blockcache.schedule.presets": ("published_names", "published_schedule"),
-    "blockcache.solvers": ("Recording", "Rule", "fit_teacache", "solve"),
+    "blockcache.schedule": ("Schedule",),
+    "blockcache.solvers.presets": ("published_names", "published_schedule"),
+    "blockcache.solvers": ("Recording", "TeaCacheRule", "fit_teacache", "solve"),
     "blockcache.errors": ("BlockcacheError",),
     "blockcache_runtime.fingerprint": ("Fingerprint",),
 }

@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 from blockcache import errors
 from blockcache.attach.recorder import calibrate
+from blockcache.block import FEED_FORWARD
 from blockcache.engines import accelerate
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule
-from blockcache.schedule.block import FEED_FORWARD
 from blockcache.solvers import solve
 
 CLOSE = 1e-5  # between engines, relative to the largest action where that is above 1
@@ -116,9 +116,9 @@ class PolicyContract:
         if self.engines == ("patched",):
             return
         port = port_of(self.policy())
-        made = port.typical(2)
+        made = port.synthetic_observations(2)
         assert {name: tuple(value.shape[1:]) for name, value in made.items()} == dict(port.inputs)
-        action = port.action_of(self._generate(port, port.given(made), 0))
+        action = port.action_of(self._generate(port, port.prepare_observation(made), 0))
         start, stop = port.executed
         assert tuple(action.shape) == (2, stop - start, len(port.action_scale))
 

@@ -337,7 +337,6 @@ except Enough:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux's /proc")
 def test_peak_memory():
     """24 blocks, K = 100, width 256, a batch of 8, of which all features at once would be 314 MB in float32.

@@ -242,7 +242,6 @@ WRONG = {
     "paper suite main pusht --quick --rollouts 3": "--rollouts and --quick exclude one another",
     "paper timing mute": "the policy mute does not say which task",
     "paper errors": "name either a POLICY to measure, or --render-only",
-    "train pusht": "'blockcache train' is now 'blockcache policy train'",
 }
 
 

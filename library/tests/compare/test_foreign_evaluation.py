@@ -16,7 +16,7 @@ from blockcache.errors import TaskError
 from blockcache.models.registry import port_of
 from blockcache.results.rollouts import Results
 from blockcache.tasks import TaskSpec
-from blockcache_lab.analysis import caching_error
+from blockcache_lab.analysis.caching import caching_error
 from blockcache_lab.studies.caching import caching_study
 from foreign_policy import BLOCKS, EXECUTED, OBS, SEEN, STEPS, Policy
 from toy_family import FlowPolicy, claim

@@ -12,7 +12,7 @@ from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.performance import encoder_ceilings
 from blockcache.schedule import Schedule
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 from image_policies import PublicImagePolicy, image_policy, observed
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
@@ -41,7 +41,7 @@ def test_the_encoder_is_timed_by_itself_in_every_engine(make, quick):
         "BAC, onnx, 1 thread, executed actions only",
     }
     for item in found.encoder:
-        assert item.gflop == pytest.approx(port_of(make()).looking / 1e9)
+        assert item.gflop == pytest.approx(port_of(make()).encoder_flops / 1e9)
         assert item.ceiling == pytest.approx(rows[found.eager].p50_ms / item.p50_ms)
         for name, share in item.shares.items():
             assert share == pytest.approx(item.p50_ms / rows[name].p50_ms)
@@ -67,11 +67,13 @@ def test_without_cameras_nothing_is_said(quick, make_policy, observe, tmp_path):
 def test_the_encoder_s_flops_count_once_in_a_generation():
     port = port_of(image_policy())
     blocks, every = port.adapter.blocks, port.adapter.every_step
-    assert port.looking == port.program().looking > 0
+    assert port.encoder_flops == port.program().encoder_flops > 0
     for strategy in (None, REDUCED, Schedule(6, dict.fromkeys(BLOCKS, (0,)))):
-        assert Candidate(strategy, "loop").flops(port, 0.0) == port.looking + generation(blocks, every, 6, strategy)
-    assert port_of(PublicImagePolicy(image_policy())).looking == port.looking
-    assert port_of(strange()).looking == 0  # nobody knows
+        assert Candidate(strategy, "loop").flops(port, 0.0) == port.encoder_flops + generation_flops(
+            blocks, every, 6, strategy
+        )
+    assert port_of(PublicImagePolicy(image_policy())).encoder_flops == port.encoder_flops
+    assert port_of(strange()).encoder_flops == 0  # nobody knows
 
 
 def test_bench_says_the_ceiling(quick, blockcache, in_an_empty_directory, tmp_path):

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from blockcache.block import Block
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx_graph import build_graph
 from blockcache.models.program import Program
 from blockcache.samplers import Euler, table
-from blockcache.schedule import Block, Schedule, compile_plan
+from blockcache.schedule import Schedule, compile_plan
 from blockcache_runtime.graph import check_model
 
 TOKENS, WIDTH = 3, 4

@@ -6,7 +6,7 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.errors import EngineError, PolicyError, ScheduleError
-from blockcache.solvers.teacache import Rule
+from blockcache.solvers.teacache import TeaCacheRule
 from engine_comparison import BLOCKS, CLOSE, accelerate, act, difference, observe, schedule_for
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
@@ -114,7 +114,7 @@ def test_other_arguments_are_refused(engine, policy):
 
 
 def test_teacache_is_refused(engine, policy):
-    rule = Rule((1.0, 0.0), 0.1, 6)
+    rule = TeaCacheRule((1.0, 0.0), 0.1, 6)
     with pytest.raises(EngineError, match=r'TeaCache decides while it runs: it needs engine="patched"'):
         accelerate(policy, rule, engine)
     with bc.accelerate(policy, rule) as fast:

@@ -21,7 +21,7 @@ from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_st
 from blockcache.models.flops import attention, linear
 from blockcache.models.registry import port_of
 from blockcache.samplers import SAMPLERS
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 from blockcache_lab.studies.savings import DiffusersLoop
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
@@ -78,13 +78,13 @@ def loop(made):
 def formula(made, schedule=None):
     """What the program says of itself."""
     program = made.program
-    return program.once + generation(program.blocks, program.every_step, STEPS, schedule)
+    return program.once + generation_flops(program.blocks, program.every_step, STEPS, schedule)
 
 
 def by_sizes(shape, heads, steps, tokens=None):
     """The formula behind it, at full precision: tokens behind the executed slice cost nothing of the loop."""
     cut = shape if tokens is None else replace(shape, tokens=tokens)
-    return folded_once(shape) + generation(folded_blocks(cut, heads), folded_every_step(cut), steps)
+    return folded_once(shape) + generation_flops(folded_blocks(cut, heads), folded_every_step(cut), steps)
 
 
 # -- the loop
@@ -94,7 +94,7 @@ def test_the_loop_at_full_precision_is_what_torch_counts(policy):
     made, noise, shape = built(policy), policy.draw_noise(1), shape_of(policy)
     real = counted(lambda: loop(made)(observe(policy), noise))
     assert real == formula(made) == by_sizes(shape, policy.config.n_head, STEPS)
-    assert real < generation(shape.blocks, shape.every_step, STEPS)
+    assert real < generation_flops(shape.blocks, shape.every_step, STEPS)
 
 
 def test_the_loop_under_a_schedule_is_what_torch_counts(policy, random_updates):
@@ -127,7 +127,7 @@ def test_each_saving_saves(policy):
     """The lines of the benchmark, from what the plain policy does down to the loop engine."""
     shape, noise, obs = shape_of(policy), policy.draw_noise(1), observe(policy)
     made = built(policy)
-    plain = generation(shape.blocks, shape.every_step, STEPS)
+    plain = generation_flops(shape.blocks, shape.every_step, STEPS)
     rungs = [replace(made, program=program) for program in made.program.without_savings().values()]
     runners = [
         *(DiffusersLoop(loop(rung), policy.sampler) for rung in rungs),

@@ -100,8 +100,8 @@ def test_the_encoder_looks_once_in_a_generation(engine):
     program = build(port_of(image_policy()), REDUCED, engine).program
     (eye,) = program.eyes
     without = build(port_of(image_policy("no crop, no numbers")), REDUCED, engine).program
-    assert program.looking == 2 * eye.flops
-    assert program.once > program.looking > 100 * without.every_step
+    assert program.encoder_flops == 2 * eye.flops
+    assert program.once > program.encoder_flops > 100 * without.every_step
 
 
 def test_an_encoder_s_flops_are_those_of_its_convolutions():
@@ -206,7 +206,7 @@ def test_behind_an_encoder_that_draws_noise_engines_draw_as_the_policy_does(engi
     policy.obs_encoder.obs_randomizers["image"] = RandomCrop([3, 44, 76], (37, 70)).eval()
     expected = [act(policy, frames, seed) for seed in range(3)]
     with bc.accelerate(policy, engine=engine, threads=1) as fast:
-        assert port_of(policy).behind
+        assert port_of(policy).begins_after_encoder
         for seed, wanted in enumerate(expected):
             assert torch.allclose(act(fast.policy, frames, seed), wanted, atol=1e-5)
 

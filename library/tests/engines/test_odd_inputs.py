@@ -8,7 +8,7 @@ import torch
 
 import blockcache as bc
 from blockcache.errors import ObservationError
-from blockcache.observations import as_tensor, check_finite
+from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache_runtime import open_export
 from foreign_policy import Policy
 

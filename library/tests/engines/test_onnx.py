@@ -12,7 +12,7 @@ from blockcache.errors import EngineError, FileError, ObservationError, Schedule
 from blockcache.models.dpt.shape import Shape
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, SAMPLERS
-from blockcache.schedule.presets import stretched_schedule
+from blockcache.solvers.presets import stretched_schedule
 from onnx_files import BLOCKS, header, nodes, with_header
 
 

@@ -12,6 +12,7 @@ from torch import nn
 import blockcache as bc
 import blockcache_runtime as deploy
 import foreign_policy
+from blockcache.block import Block
 from blockcache.engines.build import Build
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import export
@@ -21,7 +22,7 @@ from blockcache.errors import NonFiniteError
 from blockcache.models.program import Program, Table
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM, table
-from blockcache.schedule import Block, Schedule
+from blockcache.schedule import Schedule
 from blockcache_runtime.fingerprint import Fingerprint
 from onnx_files import nodes
 

@@ -17,7 +17,8 @@ from blockcache.fitting.objective import closeness, objective
 from blockcache.fitting.placement import search, spaced
 from blockcache.models.pairing import generate
 from blockcache.models.registry import port_of
-from blockcache.observations import as_one_batch, pick
+from blockcache.observations import pick
+from blockcache.observations.tensors import as_one_batch
 from blockcache.samplers import DDIM, DDPM, ChosenSampler, Fitted, SDEDPMSolver, table
 from foreign_policy import OBS, SEEN, Policy
 from toy_denoiser import SPREAD, Gaussian, LinearPolicy, LinearPort, NoGradient, WholeTimes, means, own_cloud

@@ -16,7 +16,7 @@ import blockcache as bc
 from blockcache.errors import SamplerError
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
 from blockcache.samplers import SamplerConfig, table
-from blockcache.schedule.union import bubbling_union
+from blockcache.solvers.bac import bubbling_union
 from blockcache_runtime import open_export
 
 from . import reference

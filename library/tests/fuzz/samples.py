@@ -25,7 +25,7 @@ from blockcache.engines.accelerate import check_fit
 from blockcache.errors import NonFiniteError
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.dpt.convert import read_checkpoint
-from blockcache.observations import check_observation
+from blockcache.observations.tensors import check_observation
 from blockcache.samplers import DDPM, ChosenSampler, DPMSolver, Fitted, SamplerConfig, table
 from blockcache.schedule import compile_plan
 from blockcache.solvers.recording import Recording

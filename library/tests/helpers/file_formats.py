@@ -28,7 +28,6 @@ from blockcache.compare.tune import STATE as TUNING_STATE
 from blockcache.engines import export_policy
 from blockcache.files import write_arrays
 from blockcache.measure.distance import Distances
-from blockcache.measure.modes import Modes
 from blockcache.measure.statistics import Estimate
 from blockcache.models.dit.lerobot import read_directory
 from blockcache.models.dpt import load_policy, save_policy
@@ -51,6 +50,7 @@ from blockcache.tasks import task_spec
 from blockcache_lab.analysis.claims import claims
 from blockcache_lab.pages import caching, rdt_size
 from blockcache_lab.studies.frontier import FrontierDistances, MethodDistances
+from blockcache_lab.studies.modes import Modes
 from blockcache_lab.studies.suites import Cell, Suite, suite_of
 from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.state import Progress, read_state, write_state

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from blockcache.samplers import DDIM, DPMSolver, NumpyArithmetic, SDEDPMSolver, step, table, to_diffusers
+from blockcache.samplers import DDIM, DPMSolver, SDEDPMSolver, step, table
+from blockcache.samplers.diffusers import to_diffusers
 
 SHAPE = (2, 5, 3)  # batch, horizon, action
 SEED = 7
@@ -20,6 +21,16 @@ THROUGH_LOG = 2e-6
 SINGLE = 2e-6
 # The stochastic one also takes a square root of 1 - exp(-2h) in float32, where h itself is a difference of logarithms.
 STOCHASTIC = 5e-6
+
+
+class NumpyArithmetic:
+    """The arithmetic of a step in float64."""
+
+    def mix(self, *terms):
+        return sum(coefficient * value for value, coefficient in terms)
+
+    def clip(self, value, limit):
+        return np.clip(value, -limit, limit)
 
 
 def tolerance_of(config):

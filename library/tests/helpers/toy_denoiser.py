@@ -8,7 +8,7 @@ from torch import nn
 from blockcache.models.adapter import Adapter
 from blockcache.models.port import Port
 from blockcache.models.sampling import denoise
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import DDPM
 
 TOKENS, ACTION, SPREAD = 3, 2, 0.3
@@ -90,10 +90,10 @@ class LinearPort(Port):
     def copy(self):
         return LinearPort(self.policy)
 
-    def given(self, obs):
+    def prepare_observation(self, obs):
         return as_tensor(obs)
 
-    def observe(self, obs, like):
+    def read_observation(self, obs, like):
         return {"obs": as_tensor(obs)}
 
 

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from blockcache.block import Block
 from blockcache.errors import ObservationError
 from blockcache.models.adapter import Adapter, Layer
 from blockcache.models.flops import attention, feed_forward, linear
 from blockcache.models.port import Port
 from blockcache.models.program import Program, Table
-from blockcache.observations import as_tensor, check_finite
+from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache.samplers import Euler
-from blockcache.schedule import Block
 
 WIDTH, HEADS, LAYERS, TOKENS, ACTION, EXECUTED, STEPS = 12, 3, 2, 5, 2, (1, 4), 6
 STATE, WORDS, PICTURES = (1, 4), (3, 6), (2, 7)  # shapes of the inputs: steps or tokens, then numbers
@@ -129,10 +129,10 @@ class FlowPort(Port):
     action_scale = np.ones(ACTION)
     inputs = {"state": STATE, "words": WORDS, "pictures": PICTURES}  # noqa: RUF012
 
-    def given(self, obs):
+    def prepare_observation(self, obs):
         return {name: as_tensor(value) for name, value in obs.items()}
 
-    def observe(self, obs, like):
+    def read_observation(self, obs, like):
         found = {name: as_tensor(obs[name]).to(like) for name in self.inputs}
         for name, shape in self.inputs.items():
             if tuple(found[name].shape[1:]) != shape:

@@ -5,10 +5,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from blockcache.block import Block
 from blockcache.models.adapter import Adapter, Layer
 from blockcache.models.port import Port
-from blockcache.observations import as_tensor
-from blockcache.schedule import Block
+from blockcache.observations.tensors import as_tensor
 
 WIDTH, TOKENS, STEPS = 4, 3, 6
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -88,10 +88,10 @@ class StackPort(Port):
     def copy(self):
         return StackPort(self.policy)
 
-    def given(self, obs):
+    def prepare_observation(self, obs):
         return as_tensor(obs)
 
-    def observe(self, obs, like):
+    def read_observation(self, obs, like):
         return {"obs": as_tensor(obs)}
 
 

@@ -79,7 +79,7 @@ def test_a_kept_block_follows_the_present_gate(engine):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_savings_are_exact_and_counted(sampler):
     port = port_of(tiny_dit(sampler=SAMPLERS[sampler]))
-    program, obs = port.program(), port.observe(tiny_observation(2), port.policy.like)
+    program, obs = port.program(), port.read_observation(tiny_observation(2), port.policy.like)
     sampled = table(port.sampler)
     plan = compile_plan(Schedule.every_step(STEPS, BLOCKS), sums=False)
     noise = draw_all(sampled, (2, TOKENS, ACTION), port.policy.like, torch.Generator().manual_seed(0))

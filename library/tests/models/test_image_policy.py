@@ -250,10 +250,10 @@ def test_its_port_says_what_it_looks_at():
     assert dict(port.inputs) == {"arm": (2, 3), "image": (2, 3, 44, 76), "hand": (2, 2), "wrist": (2, 3, 44, 76)}
     assert port.cameras == ("image", "wrist")
     assert port.trusted
-    made = port.typical(3)
+    made = port.synthetic_observations(3)
     assert float(made["image"].min()) >= 0
     assert 0.9 < float(made["image"].max()) <= 1
-    assert set(port.given({name: np.asarray(value) for name, value in made.items()})) == set(port.inputs)
+    assert set(port.prepare_observation({name: np.asarray(value) for name, value in made.items()})) == set(port.inputs)
     policy = image_policy()
     policy.obs_encoder.obs_nets["image"].pool.register_forward_hook(lambda *_: None)
     assert not port_of(policy).trusted

@@ -229,7 +229,7 @@ def test_it_is_benchmarked_with_its_encoders(directory, monkeypatch):
     port = port_of(bc.load_policy(directory))
     schedule = bc.Schedule(STEPS, {block.name: [0, 2] for block in port.adapter.blocks})
     torch.manual_seed(0)
-    found = run_bench(port, schedule, port.typical(1), {}, threads=1, repeats=2, progress=False)
+    found = run_bench(port, schedule, port.synthetic_observations(1), {}, threads=1, repeats=2, progress=False)
     names = {row.name for row in found.rows}
     assert {"full precision, loop", "BAC, loop", "BAC, onnx, 1 thread", "BAC, patched"} <= names
     assert found.unavailable["savings"].startswith("they begin behind the policy's own encoder")

@@ -14,7 +14,7 @@ import blockcache as bc
 from blockcache.errors import FileError, ObservationError, PolicyError, SamplerError
 from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.dpt.checkpoint import load_tensors
-from blockcache.models.places import shipped_policies
+from blockcache.models.policy_files import shipped_policies
 from blockcache.samplers import DDIM, DDPM
 from blockcache.tasks import task_names, task_spec
 

@@ -10,9 +10,9 @@ import pytest
 
 import pages
 from blockcache.errors import FileError
-from blockcache.results.analysis_section import arrays_of
-from blockcache.results.analysis_sections import Caching, Response, Similarity
-from blockcache_lab.analysis import SECTIONS, Analysis, AnalysisError
+from blockcache.results.analysis import Analysis
+from blockcache.results.analysis_section import AnalysisError, arrays_of
+from blockcache.results.analysis_sections import SECTIONS, Caching, Response, Similarity
 from file_formats import safetensors_with
 from toy_analysis import BLOCKS, STEPS, caching, similarity, toy_analysis
 

@@ -132,7 +132,7 @@ def test_a_first_save_that_is_killed_is_no_policy_and_does_not_stand_in_the_way(
 
 
 def test_a_save_that_was_killed_before_its_end_counts_for_whoever_reads_the_config(tmp_path):
-    from blockcache.models.places import read_config
+    from blockcache.models.policy_files import read_config
 
     bc.save_policy(OLD, tmp_path)
     for moment in range(1000):

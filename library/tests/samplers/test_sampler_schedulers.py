@@ -10,7 +10,8 @@ from diffusers import DDPMScheduler, DPMSolverMultistepScheduler
 from blockcache.errors import SamplerError
 from blockcache.models.noise import draw_all
 from blockcache.models.sampling import TableScheduler, denoise, make_scheduler
-from blockcache.samplers import DDIM, DDPM, DPMSolver, Euler, SDEDPMSolver, from_diffusers, table, to_diffusers
+from blockcache.samplers import DDIM, DDPM, DPMSolver, Euler, SDEDPMSolver, table
+from blockcache.samplers.diffusers import from_diffusers, to_diffusers
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

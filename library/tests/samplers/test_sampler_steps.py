@@ -16,13 +16,12 @@ from blockcache.samplers import (
     Coefficients,
     DPMSolver,
     Euler,
-    NumpyArithmetic,
     SamplerTable,
     SDEDPMSolver,
     step,
     table,
 )
-from sampler_runs import EXACT, SHAPE, assert_same_trajectory, denoiser, initial_noise, run_table
+from sampler_runs import EXACT, SHAPE, NumpyArithmetic, assert_same_trajectory, denoiser, initial_noise, run_table
 
 COLUMNS = ("timesteps", "a", "b", "e", "c", "s", "x0_x", "x0_out", "eps_x", "eps_out")
 DIFFUSION = ["ddpm", "ddim", "dpmsolver++", "sde-dpmsolver++"]

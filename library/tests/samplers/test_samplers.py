@@ -9,18 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from blockcache.errors import SamplerError
-from blockcache.samplers import (
-    DDIM,
-    DDPM,
-    SAMPLERS,
-    DPMSolver,
-    NumpyArithmetic,
-    SamplerConfig,
-    SDEDPMSolver,
-    step,
-    table,
-)
-from sampler_runs import EXACT, SEED, SHAPE, SINGLE, STOCHASTIC, THROUGH_LOG, assert_same_trajectory
+from blockcache.samplers import DDIM, DDPM, SAMPLERS, DPMSolver, SamplerConfig, SDEDPMSolver, step, table
+from sampler_runs import EXACT, SEED, SHAPE, SINGLE, STOCHASTIC, THROUGH_LOG, NumpyArithmetic, assert_same_trajectory
 
 # diffusers hands a tensor to np.array without the new copy argument.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -9,7 +9,7 @@ import blockcache as bc
 from blockcache.errors import ScheduleError
 from blockcache.models.dpt.flops import DPTShape
 from blockcache.models.registry import port_of
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 
 GIGA = 1e9
 REFERENCE = DPTShape()
@@ -27,7 +27,7 @@ def counted(call):
 
 
 def reference(schedule=None):
-    return generation(REFERENCE.blocks, REFERENCE.every_step, 100, schedule) / GIGA
+    return generation_flops(REFERENCE.blocks, REFERENCE.every_step, 100, schedule) / GIGA
 
 
 def test_full_precision_at_the_reference_shape():
@@ -86,9 +86,9 @@ def test_a_whole_accelerated_generation_is_what_torch_counts(policy, observe, ra
     schedule = bc.Schedule(6, random_updates([block.name for block in adapter.blocks], 6))
     with bc.accelerate(policy, schedule, engine="patched"):
         real = counted(lambda: policy.predict_action(observe()))
-    assert real == generation(adapter.blocks, adapter.every_step, 6, schedule)
+    assert real == generation_flops(adapter.blocks, adapter.every_step, 6, schedule)
     assert real < counted(lambda: policy.predict_action(observe()))
-    assert counted(lambda: policy.predict_action(observe())) == generation(adapter.blocks, adapter.every_step, 6)
+    assert counted(lambda: policy.predict_action(observe())) == generation_flops(adapter.blocks, adapter.every_step, 6)
 
 
 def test_a_hidden_width_of_its_own_is_counted():

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from blockcache import Block, Fingerprint, Recording, solve
+from blockcache.attach.action_costs import lower_mean, segment_costs
 from blockcache.errors import RecordingError, ScheduleError
-from blockcache.schedule.cost import generation
-from blockcache.solvers.action_costs import lower_mean, segment_costs
+from blockcache.schedule.strategy import generation_flops
 from blockcache.solvers.budget import split_budget, split_counts
 
 EVERY_STEP = 7
@@ -131,8 +131,8 @@ def recorded(steps=12, costs=(3, 5, 2), **changes):
 def test_a_budget_is_the_share_of_all_flops(budget):
     recording = recorded()
     schedule = solve(recording, method="action", budget=budget)
-    full = generation(recording.blocks, EVERY_STEP, 12)
-    share = generation(recording.blocks, EVERY_STEP, 12, schedule) / full
+    full = generation_flops(recording.blocks, EVERY_STEP, 12)
+    share = generation_flops(recording.blocks, EVERY_STEP, 12, schedule) / full
     assert budget - max(block.cost for block in recording.blocks) / full < share <= budget
     assert schedule.origin["share"] == pytest.approx(share)
     assert (schedule.origin["method"], schedule.origin["budget"]) == ("action", budget)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import blockcache as bc
-from blockcache import Rule
+from blockcache import TeaCacheRule
 from blockcache.errors import EngineError, RecordingError, ScheduleError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
@@ -42,7 +42,7 @@ def changes(policy, obs, noise):
 def test_threshold_zero_computes_everything_bit_identically(policy, observe, run, coefficients):
     """Even where the estimated change is 0."""
     plain = run(policy, observe(3))
-    with bc.accelerate(policy, Rule(coefficients, 0.0, STEPS)) as fast:
+    with bc.accelerate(policy, TeaCacheRule(coefficients, 0.0, STEPS)) as fast:
         assert torch.equal(run(fast, observe(3)), plain)
         assert fast.stats().reused_share == 0.0
 
@@ -51,14 +51,14 @@ def test_threshold_zero_in_every_form(make_policy, observe, run, form):
     """The layers' own forward runs, so the encoder-only form keeps torch's fast path and is bit-identical too."""
     policy = make_policy(**form)
     plain = run(policy, observe(3))
-    with bc.accelerate(policy, Rule(INPUT_CHANGE, 0.0, 6)):
+    with bc.accelerate(policy, TeaCacheRule(INPUT_CHANGE, 0.0, 6)):
         assert torch.equal(run(policy, observe(3)), plain)
     assert torch.equal(run(policy, observe(3)), plain)
 
 
 def test_a_huge_threshold_computes_the_first_and_the_last_step(policy, observe, run):
     calls = []
-    with bc.accelerate(policy, Rule(INPUT_CHANGE, 1e9, STEPS)) as fast:
+    with bc.accelerate(policy, TeaCacheRule(INPUT_CHANGE, 1e9, STEPS)) as fast:
         policy.model.decoder.layers[1].linear1.register_forward_hook(lambda *args: calls.append(1))
         run(fast, observe(3))
     assert len(calls) == 2
@@ -71,7 +71,7 @@ def test_the_stack_residual_is_added_again(policy, observe, run):
     layers = policy.model.decoder.layers
     layers[0].register_forward_pre_hook(lambda module, args: streams.append([args[0].clone()]))
     layers[-1].register_forward_hook(lambda module, args, out: streams[-1].append(out.clone()))
-    with bc.accelerate(policy, Rule(INPUT_CHANGE, 1e9, STEPS)):
+    with bc.accelerate(policy, TeaCacheRule(INPUT_CHANGE, 1e9, STEPS)):
         run(policy, observe(2))
     residual = streams[0][1] - streams[0][0]
     for x, out in streams[1:-1]:
@@ -81,7 +81,7 @@ def test_the_stack_residual_is_added_again(policy, observe, run):
 
 def test_the_decision_follows_the_rule(policy, observe):
     """Recomputed by hand, step by step, from the inputs that the accelerated run really had."""
-    rule = Rule((0.5, 0.1, 0.02), 0.3, STEPS)
+    rule = TeaCacheRule((0.5, 0.1, 0.02), 0.3, STEPS)
     obs, noise = observe(1), policy.draw_noise(1, torch.Generator().manual_seed(3))
     inputs, computed = [], []
     layer = policy.model.decoder.layers[0]
@@ -105,7 +105,7 @@ def test_the_decision_follows_the_rule(policy, observe):
 def test_each_sample_decides_for_itself(policy, observe):
     """In company or alone: the same decisions and the same action."""
     obs, noise = observe(4), policy.draw_noise(4, torch.Generator().manual_seed(1))
-    rule = Rule(INPUT_CHANGE, 0.35, STEPS)
+    rule = TeaCacheRule(INPUT_CHANGE, 0.35, STEPS)
     with bc.accelerate(policy, rule) as fast:
         together = policy.predict_action(obs, noise=noise)["action_pred"]
         total = fast.stats().computed["layers.0.SA"]
@@ -121,7 +121,7 @@ def test_each_sample_decides_for_itself(policy, observe):
 
 def test_disable_and_errors(policy, observe, run):
     plain = run(policy, observe(2))
-    rule = Rule(INPUT_CHANGE, 0.3, STEPS)
+    rule = TeaCacheRule(INPUT_CHANGE, 0.3, STEPS)
     with bc.accelerate(policy, rule) as fast:
         right = run(fast, observe(2))
         hook = policy.model.ln_f.register_forward_hook(lambda *args: 1 / 0)
@@ -136,13 +136,13 @@ def test_disable_and_errors(policy, observe, run):
 @pytest.mark.parametrize("options", [{"engine": "loop"}, {"engine": "onnx"}])
 def test_only_the_patched_engine_can_follow_a_rule(policy, options):
     with pytest.raises(EngineError):
-        bc.accelerate(policy, Rule(INPUT_CHANGE, 0.3, STEPS), **options)
+        bc.accelerate(policy, TeaCacheRule(INPUT_CHANGE, 0.3, STEPS), **options)
     assert "predict_action" not in vars(policy)
 
 
 def test_a_rule_for_another_number_of_steps_is_refused(policy):
     with pytest.raises(ScheduleError, match="steps 12 instead of 10"):
-        bc.accelerate(policy, Rule(INPUT_CHANGE, 0.3, 10))
+        bc.accelerate(policy, TeaCacheRule(INPUT_CHANGE, 0.3, 10))
 
 
 def test_a_rule_for_other_weights_is_refused(policy, recording, make_policy):
@@ -163,7 +163,7 @@ def test_wrong_thresholds(recording, threshold):
 @pytest.mark.parametrize("coefficients", [(), (1.0, np.nan), (np.inf,)])
 def test_wrong_coefficients(coefficients):
     with pytest.raises(RecordingError, match="coefficients must be finite"):
-        Rule(coefficients, 0.1, 10)
+        TeaCacheRule(coefficients, 0.1, 10)
 
 
 def test_the_recorded_changes(policy, observe):

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from blockcache.block import FEED_FORWARD
 from blockcache.results.analysis import Analysis
 from blockcache.results.analysis_section import Array, Section
 from blockcache.results.analysis_sections import (
@@ -25,11 +26,16 @@ from blockcache.results.analysis_sections import (
     WeightNorms,
     pearson,
 )
-from blockcache.schedule.block import FEED_FORWARD
-from blockcache_lab.analysis.surge import ErrorSurge, error_surge
+from blockcache_lab.analysis.recorded import ErrorSurge, error_surge
 
+S = TypeVar("S", bound=Section)
 LAG = 10  # as in the paper's figure of similarity curves
 TAIL = 0.05  # of the steps, the last
+
+
+Finding: TypeAlias = tuple[str, bool | None, str]
+"""The figure found, whether the claim holds, and a sentence."""
+_NO_FIGURE = "no figure"
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Claim:
     name      a short one, for anchors and tests
     claim     what the paper says
     paper     its figure, or that it has none
-    ours      the figure found here; empty where nothing was measured
+    figure    the figure found; empty where nothing was measured
     holds     None where it cannot be told
     sentence  what was found, in words
     section   the section that it is read off
@@ -48,43 +54,39 @@ class Claim:
     name: str
     claim: str
     paper: str
-    ours: str
+    figure: str
     holds: bool | None
     sentence: str
     section: str
 
 
-@dataclass(frozen=True)
-class _Found:
-    ours: str
-    holds: bool | None
-    sentence: str
-
-
-_NONE = "no figure"
+_CLAIMS: list[Callable[[Analysis], Claim]] = []
 
 
 def claims(analysis: Analysis) -> tuple[Claim, ...]:
     """Every claim of the paper, in its order; one whose section is missing says which command fills it."""
-    return tuple(_claim(analysis, *row) for row in _CLAIMS)
+    return tuple(find(analysis) for find in _CLAIMS)
 
 
 def _claim(
-    analysis: Analysis,
-    name: str,
-    words: str,
-    paper: str,
-    kind: type[Section],
-    look: Callable[[Any, Analysis], _Found],
-) -> Claim:
-    section = analysis.sections.get(kind.name)
-    if section is None:
-        weaker = " --weaker POLICY" if kind is WeakerPolicy else ""
-        command = f"blockcache analyse {analysis.source or 'POLICY'} --only {kind.name}{weaker}"
-        why = analysis.absent.get(kind.name, f"Not measured; `{command}` does it.")
-        return Claim(name, words, paper, "", None, why, kind.name)
-    found = look(section, analysis)
-    return Claim(name, words, paper, found.ours, found.holds, found.sentence, kind.name)
+    name: str, words: str, paper: str, kind: type[S]
+) -> Callable[[Callable[[S, Analysis], Finding]], Callable[[S, Analysis], Finding]]:
+    """Registers a claim of the paper; the function says what a section of that kind has to say of it."""
+
+    def register(look: Callable[[S, Analysis], Finding]) -> Callable[[S, Analysis], Finding]:
+        def find(analysis: Analysis) -> Claim:
+            section = analysis.get(kind)
+            if section is not None:
+                return Claim(name, words, paper, *look(section, analysis), kind.name)
+            weaker = " --weaker POLICY" if kind is WeakerPolicy else ""
+            command = f"blockcache analyse {analysis.source or 'POLICY'} --only {kind.name}{weaker}"
+            why = analysis.absent.get(kind.name, f"Not measured; `{command}` does it.")
+            return Claim(name, words, paper, "", None, why, kind.name)
+
+        _CLAIMS.append(find)
+        return look
+
+    return register
 
 
 def _curves(section: Similarity) -> tuple[int, Array]:
@@ -94,13 +96,14 @@ def _curves(section: Similarity) -> tuple[int, Array]:
     return lag, 1 - np.stack([section.curve(block, lag) for block in range(len(section.cosine))])
 
 
-def _non_uniform(section: Similarity, analysis: Analysis) -> _Found:
+@_claim("non-uniform", "Similarity between steps is not uniform over time.", _NO_FIGURE, Similarity)
+def _non_uniform(section: Similarity, analysis: Analysis) -> Finding:
     if section.cosine.shape[-1] < 3:
         return _too_few("steps")
     lag, changes = _curves(section)
     high, low = (np.percentile(changes, at, axis=1) for at in (90, 10))
     ratio = float(np.median(high / np.maximum(low, 1e-6)))
-    return _Found(
+    return (
         f"{ratio:.1f}x",
         ratio > 2,
         f"Over {lag} steps the median block changes {ratio:.1f} times as much where it changes most (90th "
@@ -108,7 +111,8 @@ def _non_uniform(section: Similarity, analysis: Analysis) -> _Found:
     )
 
 
-def _block_specific(section: Similarity, analysis: Analysis) -> _Found:
+@_claim("block-specific", "Each block has its own pattern of similarity.", _NO_FIGURE, Similarity)
+def _block_specific(section: Similarity, analysis: Analysis) -> Finding:
     lag, changes = _curves(section)
     pairs = [pearson(one, other) for one, other in combinations(changes, 2)]
     known = [value for value in pairs if value is not None]
@@ -117,7 +121,7 @@ def _block_specific(section: Similarity, analysis: Analysis) -> _Found:
     level = changes.mean(axis=1)
     apart = float(level.max() / max(float(level.min()), 1e-6))
     middle, low = float(np.median(known)), float(np.min(known))
-    return _Found(
+    return (
         f"r = {middle:.2f}, {apart:.0f}x",
         middle < 0.9 or apart > 3,
         f"The curves of two blocks over {lag} steps correlate by {middle:.2f} (median of all pairs, lowest "
@@ -126,15 +130,16 @@ def _block_specific(section: Similarity, analysis: Analysis) -> _Found:
     )
 
 
-def _surge(section: Caching, analysis: Analysis) -> _Found:
+@_claim("surge", "Block-wise schedules make errors surge in nearly all FFNs but the first.", "nearly all", Caching)
+def _surge(section: Caching, analysis: Analysis) -> Finding:
     found = _surges(section, analysis, ("blockwise", "unified"))
-    if isinstance(found, _Found):
-        return found
+    if found is None:
+        return _too_few("FFNs or schedules")
     alone, together = (found.updated(name) for name in ("blockwise", "unified"))
     jump, calm = (found.of(name)[0] for name in ("blockwise", "unified"))
     more, count = int((alone[1:] > together[1:]).sum()), len(alone) - 1  # the first FFN is excepted
     jumps = int((jump[1:] > calm[1:]).sum())
-    return _Found(
+    return (
         f"{more} of {count} FFNs",
         more > count / 2,
         f"Behind the first FFN, {more} of {count} have a larger error at their own updates under the block-wise "
@@ -144,7 +149,8 @@ def _surge(section: Caching, analysis: Analysis) -> _Found:
     )
 
 
-def _update_exceeds_reuse(section: Caching, analysis: Analysis) -> _Found:
+@_claim("update-induced", "At updates of FFNs the error exceeds that of reuse.", _NO_FIGURE, Caching)
+def _update_exceeds_reuse(section: Caching, analysis: Analysis) -> Finding:
     rows = [place for place, block in enumerate(analysis.blocks) if block.kind == FEED_FORWARD]
     if "blockwise" not in section.schedules or not rows:
         return _too_few("FFNs or schedules")
@@ -155,7 +161,7 @@ def _update_exceeds_reuse(section: Caching, analysis: Analysis) -> _Found:
     if not later.any() or updates.all():
         return _too_few("updates")
     updated, reused = float(errors[later].mean()), float(errors[~updates].mean())
-    return _Found(
+    return (
         f"{updated:.3f} / {reused:.3f}",
         updated > reused,
         f"Under the block-wise schedule the FFNs' mean error is {updated:.3f} at updates (the first left out) and "
@@ -163,16 +169,17 @@ def _update_exceeds_reuse(section: Caching, analysis: Analysis) -> _Found:
     )
 
 
-def _union(section: Caching, analysis: Analysis) -> _Found:
-    found = _surges(section, analysis, ("bac", "blockwise", "unified"))
-    if isinstance(found, _Found):
-        return found
+@_claim("union", "The bubbling union removes the surge.", _NO_FIGURE, Caching)
+def _union(section: Caching, analysis: Analysis) -> Finding:
     names = ("bac", "blockwise", "unified")
+    found = _surges(section, analysis, names)
+    if found is None:
+        return _too_few("FFNs or schedules")
     union, alone, together = (float(found.updated(name).mean()) for name in names)
     jumps = [float(found.of(name)[0].mean()) for name in names]
     surge = alone - together  # what there is to be removed
     removed = (alone - union) / surge if surge > 0 else 0.0
-    return _Found(
+    return (
         f"{union:.3f} / {alone:.3f}",
         removed >= 0.5 if surge > 0 else None,
         f"With the union the FFNs' error at their updates is {union:.3f} on average, without it {alone:.3f}, under "
@@ -181,10 +188,11 @@ def _union(section: Caching, analysis: Analysis) -> _Found:
     )
 
 
-def _correlation(section: Correlation, analysis: Analysis) -> _Found:
+@_claim("correlation", "Upstream and downstream FFN errors correlate.", "r = 0.9894", Correlation)
+def _correlation(section: Correlation, analysis: Analysis) -> Finding:
     if section.r is None:
         return _too_few("steps")
-    return _Found(
+    return (
         f"{section.r:.4f}",
         section.r >= 0.9,
         f"With {section.upstream} reused at all steps, its error and that of {section.downstream}, which is "
@@ -192,11 +200,12 @@ def _correlation(section: Correlation, analysis: Analysis) -> _Found:
     )
 
 
-def _beta(section: Correlation, analysis: Analysis) -> _Found:
+@_claim("beta", "So they do at one step with the upstream error scaled.", "strong", Correlation)
+def _beta(section: Correlation, analysis: Analysis) -> Finding:
     if section.beta_r is None:
         return _too_few("betas")
     gain = float(section.beta_downstream[-1] / max(float(section.beta_upstream[-1]), 1e-12))
-    return _Found(
+    return (
         f"{section.beta_r:.4f}",
         section.beta_r >= 0.9,
         f"At step {section.step} alone, with the upstream error scaled, the two correlate by {section.beta_r:.4f}; "
@@ -204,9 +213,10 @@ def _beta(section: Correlation, analysis: Analysis) -> _Found:
     )
 
 
-def _proposition(section: Response, analysis: Analysis) -> _Found:
+@_claim("proposition", "The FFN's response is linear up to the square of the error.", "2", Response)
+def _proposition(section: Response, analysis: Analysis) -> Finding:
     order = section.order
-    return _Found(
+    return (
         f"{order:.2f}",
         1.8 <= order <= 2.2,
         f"In {section.block} at step {section.step}, what the linear operator leaves falls with the power "
@@ -214,7 +224,8 @@ def _proposition(section: Response, analysis: Analysis) -> _Found:
     )
 
 
-def _norms(section: WeightNorms, analysis: Analysis) -> _Found:
+@_claim("norms", "W1 and W2 are about three times as large as W_V.", "3x", WeightNorms)
+def _norms(section: WeightNorms, analysis: Analysis) -> Finding:
     known = {name: place for place, name in enumerate(section.matrices)}
     values = [place for name, place in known.items() if name.endswith("W_V")]
     if not {"W1", "W2"} <= set(known) or not values:
@@ -224,12 +235,12 @@ def _norms(section: WeightNorms, analysis: Analysis) -> _Found:
         float(norms[feed].mean() / max(float(norms[values].mean()), 1e-12))
         for norms in (section.norms, section.per_element)
     )
+    size = section.norms[feed].mean()
     apart = [
-        f"{float(section.norms[feed].mean() / max(float(section.norms[place].mean()), 1e-12)):.1f} times that of {name}"
-        for name, place in known.items()
-        if place in values
+        f"{float(size / max(float(section.norms[place].mean()), 1e-12)):.1f} times that of {section.matrices[place]}"
+        for place in values
     ]
-    return _Found(
+    return (
         f"{total:.1f}x, {each:.1f}x per element",
         2.25 <= total <= 3.75,
         f"W1 and W2 have {total:.1f} times the Frobenius norm of W_V ({', '.join(apart)}); element by element it is "
@@ -237,10 +248,11 @@ def _norms(section: WeightNorms, analysis: Analysis) -> _Found:
     )
 
 
-def _homogeneous(section: Homogeneity, analysis: Analysis) -> _Found:
+@_claim("homogeneity", "Episodes of one task are alike.", "0.93, min 0.29 (Push-T)", Homogeneity)
+def _homogeneous(section: Homogeneity, analysis: Analysis) -> Finding:
     found, at = section.statistics, list(section.at)
     of, one = "episodes" if section.separate else "observations", section.one_noise[:, at]
-    return _Found(
+    return (
         f"{found['AvgMean']:.2f}, min {found['MinMean']:.2f}; one noise: {one.mean():.2f}, min {one.min():.2f}",
         found["AvgMean"] >= 0.9,
         f"Over {section.episodes} {of} the mean cosine is {found['AvgMean']:.4f} (lowest block and step "
@@ -251,13 +263,14 @@ def _homogeneous(section: Homogeneity, analysis: Analysis) -> _Found:
     )
 
 
-def _divergence(section: Homogeneity, analysis: Analysis) -> _Found:
+@_claim("divergence", "They differ in the last 5 % of the steps.", "almost all", Homogeneity)
+def _divergence(section: Homogeneity, analysis: Analysis) -> Finding:
     shares = [_tail(apart) for apart in (section.divergence, section.one_noise_divergence)]
     if analysis.steps < 3 or None in shares:
         return _too_few("differences between episodes")
     own, one = (share or 0.0 for share in shares)
     tail = max(1, round(TAIL * analysis.steps)) / analysis.steps
-    return _Found(
+    return (
         f"{own:.0%}, one noise: {one:.0%}",
         max(own, one) > 0.5,
         f"The last {tail:.0%} of the steps hold {own:.0%} of all divergence between episodes (one minus the cosine) "
@@ -272,12 +285,13 @@ def _tail(apart: Array) -> float | None:
     return float(apart[-max(1, round(TAIL * len(apart))) :].sum()) / total if total > 0 else None
 
 
-def _once(section: Stability, analysis: Analysis) -> _Found:
+@_claim("once", "So a schedule is made once for a task.", _NO_FIGURE, Stability)
+def _once(section: Stability, analysis: Analysis) -> Finding:
     if not section.counts:
         return _too_few("generations")
     (few, little), (most, much) = ((section.counts[place], float(section.excess[place].mean())) for place in (0, -1))
     shared = float(section.shared[-1].mean())
-    return _Found(
+    return (
         f"{much:.1%} worse",
         much <= 0.05,
         f"A schedule of {_counted(most, 'generation')} leaves {much:.1%} more dissimilarity over all "
@@ -286,9 +300,10 @@ def _once(section: Stability, analysis: Analysis) -> _Found:
     )
 
 
-def _weak(section: WeakerPolicy, analysis: Analysis) -> _Found:
+@_claim("weak", "A weak policy is hurt more than a good one.", _NO_FIGURE, WeakerPolicy)
+def _weak(section: WeakerPolicy, analysis: Analysis) -> Finding:
     good, weak = (float(value) for value in section.relative)
-    return _Found(
+    return (
         f"{weak:.2f} / {good:.2f}",
         weak > good,
         f"Under {section.method} the action error is {weak:.2f} of its own noise floor for {section.policies[1]} "
@@ -296,45 +311,14 @@ def _weak(section: WeakerPolicy, analysis: Analysis) -> _Found:
     )
 
 
-def _surges(section: Caching, analysis: Analysis, needed: tuple[str, ...]) -> ErrorSurge | _Found:
-    few = sum(block.kind == FEED_FORWARD for block in analysis.blocks) < 2
-    if few or not set(needed) <= set(section.schedules):
-        return _too_few("FFNs or schedules")
-    return error_surge(section, analysis.blocks)
+def _surges(section: Caching, analysis: Analysis, needed: tuple[str, ...]) -> ErrorSurge | None:
+    enough = sum(block.kind == FEED_FORWARD for block in analysis.blocks) > 1 and set(needed) <= set(section.schedules)
+    return error_surge(section, analysis.blocks) if enough else None
 
 
-def _too_few(what: str) -> _Found:
-    return _Found("", None, f"It cannot be told: too few {what}.")
+def _too_few(what: str) -> Finding:
+    return "", None, f"It cannot be told: too few {what}."
 
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-_CLAIMS: tuple[tuple[str, str, str, type[Section], Callable[[Any, Analysis], _Found]], ...] = (
-    ("non-uniform", "Similarity between steps is not uniform over time.", _NONE, Similarity, _non_uniform),
-    ("block-specific", "Each block has its own pattern of similarity.", _NONE, Similarity, _block_specific),
-    (
-        "surge",
-        "Block-wise schedules make errors surge in nearly all FFNs but the first.",
-        "nearly all",
-        Caching,
-        _surge,
-    ),
-    (
-        "update-induced",
-        "At updates of FFNs the error exceeds that of reuse.",
-        _NONE,
-        Caching,
-        _update_exceeds_reuse,
-    ),
-    ("union", "The bubbling union removes the surge.", _NONE, Caching, _union),
-    ("correlation", "Upstream and downstream FFN errors correlate.", "r = 0.9894", Correlation, _correlation),
-    ("beta", "So they do at one step with the upstream error scaled.", "strong", Correlation, _beta),
-    ("proposition", "The FFN's response is linear up to the square of the error.", "2", Response, _proposition),
-    ("norms", "W1 and W2 are about three times as large as W_V.", "3x", WeightNorms, _norms),
-    ("homogeneity", "Episodes of one task are alike.", "0.93, min 0.29 (Push-T)", Homogeneity, _homogeneous),
-    ("divergence", "They differ in the last 5 % of the steps.", "almost all", Homogeneity, _divergence),
-    ("once", "So a schedule is made once for a task.", _NONE, Stability, _once),
-    ("weak", "A weak policy is hurt more than a good one.", _NONE, WeakerPolicy, _weak),
-)

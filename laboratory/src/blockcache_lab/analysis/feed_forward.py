@@ -1,4 +1,4 @@
-"""Inside an FFN: errors behind each of its parts, its linear response to an input error, and how large its weights are.
+"""Inside an FFN: errors after each of its parts, its linear response to an input error, and how large its weights are.
 
 All of it needs the parts, which a layer's adapter names where it has an FFN of the form W2 phi(W1 norm(x) + b1) + b2; else
 an AnalysisError says so. Knows no family.
@@ -7,20 +7,19 @@ an AnalysisError says so. Knows no family.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from blockcache.models.adapter import FeedForward
 from blockcache.models.port import Port
 from blockcache.results.analysis_section import AnalysisError
 from blockcache.results.analysis_sections import STAGES, Response, SubLayers, WeightNorms
 from blockcache.schedule import Schedule
-from blockcache_lab.analysis.residuals import everything, relative, residuals
+from blockcache_lab.analysis.residuals import every_step, relative, residuals
 
 SCALES = tuple(float(scale) for scale in np.logspace(-2, -5, 7))
 """Sizes of the input error, as shares of the input's."""
@@ -40,22 +39,23 @@ def parts_of(port: Port, block: str) -> FeedForward:
 def sublayer_errors(
     port: Port, schedule: Schedule, block: str, at: Sequence[int], batch: Any, seed: int = 0, *, named: str = "schedule"
 ) -> SubLayers:
-    """Relative errors of an FFN's input and behind each of its parts, at some of its update steps under a schedule.
+    """Relative errors of an FFN's input and after each of its parts, at some of its update steps under a schedule.
 
-    port      the policy
-    schedule  whose errors these are
-    block     the FFN's name
-    at        update steps of that block
-    batch     observations; the errors are means over its samples
-    seed      of the noise
-    named     what the result calls the schedule
+    Args:
+        port: The policy.
+        schedule: Whose errors these are.
+        block: The FFN's name.
+        at: Update steps of that block.
+        batch: Observations; the errors are means over its samples.
+        seed: Of the noise.
+        named: What the result calls the schedule.
     """
     parts, updates = parts_of(port, block), schedule.updates[block]
     if odd := [step for step in at if step not in updates]:
         raise AnalysisError(
             f"{block} is not computed at step {odd[0]}; its update steps are {', '.join(map(str, updates))}"
         )
-    true = _inputs(port, parts, everything(port), batch, seed)  # by step, (B, T, d)
+    true = _inputs(port, parts, every_step(port), batch, seed)  # by step, (B, T, d)
     used = _inputs(port, parts, schedule, batch, seed)  # by update
     errors = [
         [
@@ -69,7 +69,7 @@ def sublayer_errors(
 
 @torch.no_grad()
 def stages(parts: FeedForward, x: Tensor) -> tuple[Tensor, ...]:
-    """An FFN's input and what comes out behind the norm, W1, the activation and W2."""
+    """An FFN's input and what comes out of the norm, W1, the activation and W2."""
     normed = parts.norm(x)
     hidden = parts.first(normed)
     active = parts.activation(hidden)
@@ -84,7 +84,7 @@ def ffn_response(
     In double precision, as the remainder of a small error is the difference of two nearly equal numbers.
     """
     parts = _in_double(parts_of(port, block))
-    x = _inputs(port, parts_of(port, block), everything(port), batch, seed)[step].cpu().double()  # (B, T, d)
+    x = _inputs(port, parts_of(port, block), every_step(port), batch, seed)[step].cpu().double()  # (B, T, d)
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
     unit = direction * (_norm(x) / _norm(direction))[:, None, None]
     before = stages(parts, x)[-1]
@@ -119,11 +119,8 @@ def weight_norms(port: Port) -> WeightNorms:
     for index, layer in enumerate(port.adapter.layers):
         if layer.feed_forward is not None and layer.values:
             values = {f"{kinds[name]} W_V": give() for name, give in layer.values.items()}
-            found[f"layers.{index}"] = {
-                "W1": layer.feed_forward.first.weight,
-                "W2": layer.feed_forward.second.weight,
-                **values,
-            }
+            first, second = layer.feed_forward.first.weight, layer.feed_forward.second.weight
+            found[f"layers.{index}"] = {"W1": first, "W2": second, **values}
     if not found:
         raise AnalysisError(
             f"The family {port.adapter.family} does not say which weights are W1, W2 and W_V, so they cannot be compared."
@@ -136,30 +133,18 @@ def weight_norms(port: Port) -> WeightNorms:
 
 def _inputs(port: Port, parts: FeedForward, schedule: Schedule, batch: Any, seed: int) -> list[Tensor]:
     """What an FFN was given each time that it was computed, (B, T, d)."""
-    with _watching(parts.norm) as seen:
-        residuals(port, schedule, batch, seed, blocks=())
-    return seen
-
-
-@contextmanager
-def _watching(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Inside, whatever the module is given is noted."""
-    seen: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    given: list[Tensor] = []
+    handle = parts.norm.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0].detach()))
     try:
-        yield seen
+        residuals(port, schedule, batch, seed, blocks=())
     finally:
         handle.remove()
+    return given
 
 
 def _in_double(parts: FeedForward) -> FeedForward:
-    return FeedForward(
-        parts.block,
-        copy.deepcopy(parts.norm).cpu().double(),
-        copy.deepcopy(parts.first).cpu().double(),
-        parts.activation,
-        copy.deepcopy(parts.second).cpu().double(),
-    )
+    norm, first, second = copy.deepcopy((parts.norm, parts.first, parts.second))
+    return FeedForward(parts.block, norm.cpu().double(), first.cpu().double(), parts.activation, second.cpu().double())
 
 
 def _norm(x: Tensor) -> Tensor:

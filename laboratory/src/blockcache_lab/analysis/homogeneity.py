@@ -1,14 +1,13 @@
 """How alike episodes are: cosine between their features, block by block and step by step. And how few make a schedule.
 
 Each sample has noise of its own, as episodes have. Features are held for some blocks at a time, so that memory is bounded.
-Knows nothing of tasks: who has observations of different episodes says so.
+Knows nothing of tasks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +19,9 @@ from blockcache.observations import batch_size, parts, rows
 from blockcache.progress import progress_bar
 from blockcache.results.analysis_section import AnalysisError
 from blockcache.results.analysis_sections import Homogeneity, Stability
-from blockcache.solvers.acs import adaptive
+from blockcache.solvers.bac import adaptive
 from blockcache.solvers.metrics import cosine
-from blockcache_lab.analysis.residuals import HELD_BYTES, everything, residuals
+from blockcache_lab.analysis.residuals import HELD_BYTES, every_step, residuals
 
 STEPS = 10
 DRAWS = 8
@@ -40,12 +39,13 @@ def homogeneity(
     """Cosine between the features of all pairs of samples, at 10 evenly spaced steps, and its mean at every step; the latter
     once more with the same noise for all.
 
-    port          the policy
-    observations  batches of samples, each of another episode
-    seed          of the noise
-    separate      whether the episodes are known to be different ones
-    block         whose pairs and whose two similarity matrices are kept; the last unless named
-    progress      the words before a bar, if there is to be one
+    Args:
+        port: The policy.
+        observations: Batches of samples, each of another episode.
+        seed: Of the noise.
+        separate: Whether the episodes are known to be different ones.
+        block: Whose pairs and whose two similarity matrices are kept; the last unless named.
+        progress: The words before a progress bar; None shows none.
     """
     names = [item.name for item in port.adapter.blocks]
     block, steps = block or names[-1], len(port.timesteps)
@@ -58,55 +58,44 @@ def homogeneity(
     found, pair = _cosines(port, observations, seed, at, block, progress)
     pairs = np.triu_indices(episodes, 1)
     values = np.stack([[matrix[pairs] for matrix in found[name].between] for name in names])  # (blocks, at, pairs)
-    return Homogeneity(
-        separate,
-        tuple(at.tolist()),
-        values.mean(axis=2),
-        values.std(axis=2),
-        np.percentile(values, 5, axis=2),
-        np.percentile(values, 95, axis=2),
-        np.stack([found[name].mean for name in names]),
-        np.stack([found[name].one_noise for name in names]),
-        block,
-        int(at[-1]),
-        found[block].between[-1],
-        pair,
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Between samples at some steps, (at, N, N), and the mean over pairs at all, (K,), with own noise and with one."""
-
-    between: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    one_noise: NDArray[np.float64]
+    low, high = np.percentile(values, (5, 95), axis=2)
+    means, one_noise = (np.stack([getattr(found[name], kind) for name in names]) for kind in ("mean", "one_noise"))
+    statistics = values.mean(axis=2), values.std(axis=2), low, high, means, one_noise
+    return Homogeneity(separate, tuple(at.tolist()), *statistics, block, int(at[-1]), found[block].between[-1], pair)
 
 
 class _Pairs:
-    """The mean cosine over all pairs, from the sum of the unit vectors: |sum|^2 adds up all pairs, and each with itself."""
+    """The mean cosine over all pairs of samples, of unit vectors (K, B, F) that are added batch by batch."""
 
     def __init__(self) -> None:
         self._sum: Tensor | float = 0.0
         self._count = 0
 
     def add(self, unit: Tensor) -> None:
-        """(K, B, F), of length 1 each."""
         self._sum = self._sum + unit.sum(dim=1)
         self._count += unit.shape[1]
 
     def mean(self) -> NDArray[np.float64]:
+        """(K,); the square of the vectors' sum adds up all pairs, and each vector with itself."""
         assert isinstance(self._sum, Tensor)
         whole, count = self._sum.square().sum(dim=1), self._count
         mean: NDArray[np.float64] = ((whole - count) / (count * (count - 1))).clamp(-1, 1).numpy()
         return mean
 
 
+class _Block(NamedTuple):
+    """Cosines between samples at some steps, (at, N, N), and means over pairs at all, (K,), with own noise and with one."""
+
+    between: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    one_noise: NDArray[np.float64]
+
+
 def _cosines(
     port: Port, observations: Sequence[Any], seed: int, at: NDArray[np.intp], block: str, progress: str | None
 ) -> tuple[dict[str, _Block], NDArray[np.float64]]:
     """By block what there is between samples, and two samples' own similarity matrices of one block."""
-    names, full = [item.name for item in port.adapter.blocks], everything(port)
+    names, full = [item.name for item in port.adapter.blocks], every_step(port)
     one = residuals(port, full, rows(observations[0], 0, 1), seed, names[:1])[names[0]]
     samples = sum(map(batch_size, observations))
     held = one[0].numel() * (4 * len(at) * samples + 2 * 8 * full.steps)  # bytes for each block
@@ -152,7 +141,7 @@ def sample_matrices(
     found = []
     batches = progress_bar(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
     for index, batch in enumerate(batches):
-        by_block = residuals(port, everything(port), batch, seed + index)
+        by_block = residuals(port, every_step(port), batch, seed + index)
         features = [item.flatten(2).cpu().double().numpy() for item in by_block.values()]  # (K, B, F)
         for sample in range(features[0].shape[1]):
             found.append(np.stack([cosine(item[:, sample]) for item in features]).astype(np.float32))
@@ -164,10 +153,11 @@ def sample_matrices(
 def schedule_stability(matrices: NDArray[np.float32], updates: int, seed: int = 0, draws: int = DRAWS) -> Stability:
     """Schedules of 1, 2, 4 ... samples, drawn at random, beside that of all.
 
-    matrices  (samples, blocks, K, K)
-    updates   S
-    seed      of the draws
-    draws     of each number of samples
+    Args:
+        matrices: (samples, blocks, K, K), as `sample_matrices` gives them.
+        updates: Update steps of each block, S.
+        seed: Of the draws.
+        draws: How many for each number of samples.
     """
     total, rng = len(matrices), np.random.default_rng(seed)
     if total < 2:

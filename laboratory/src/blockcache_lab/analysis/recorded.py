@@ -1,16 +1,19 @@
-"""What can be read off a recording alone: similarity matrices, and the action costs beside them.
+"""What can be read off a recording or a section alone: similarity, action costs, and surges of errors at updates.
 
-Knows nothing of torch and of policies.
+An error surges where an FFN's caching error rises at the very step at which it is computed anew. Knows nothing of torch and
+of policies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from blockcache.results.analysis_section import AnalysisError
-from blockcache.results.analysis_sections import LAGS, ActionCosts, Similarity
+from blockcache.block import FEED_FORWARD, Block
+from blockcache.results.analysis_section import AnalysisError, Array, Counts, Marks, one_of
+from blockcache.results.analysis_sections import LAGS, ActionCosts, Caching, Similarity
 from blockcache.solvers.recording import Recording
 
 
@@ -41,3 +44,52 @@ def _within(lags: Sequence[int], steps: int) -> tuple[int, ...]:
     if not kept:
         raise AnalysisError(f"The policy has {steps} step, so that nothing is ever reused.")
     return kept
+
+
+@dataclass(frozen=True, eq=False)
+class ErrorSurge:
+    """`schedules` and `ffns` name the axes of all arrays.
+
+    errors   (schedules, ffns, K)
+    updates  (schedules, ffns, K) marks
+    jumps    (schedules, ffns) the largest rise of the error from one step to an update step, 0 if it always falls
+    surges   (schedules, ffns) at how many update steps, the first left out, the error rose
+    at_updates  (schedules, ffns) the mean error at the update steps, the first left out; 0 if there are no others
+    """
+
+    schedules: tuple[str, ...]
+    ffns: tuple[str, ...]
+    errors: Array
+    updates: Marks
+    jumps: Array
+    surges: Counts
+    at_updates: Array
+
+    def of(self, schedule: str) -> tuple[Array, Counts]:
+        """Jumps and surges of each FFN under one schedule."""
+        place = one_of("schedule", schedule, self.schedules)
+        return self.jumps[place], self.surges[place]
+
+    def updated(self, schedule: str) -> Array:
+        """The mean error of each FFN at its updates under one schedule."""
+        errors: Array = self.at_updates[one_of("schedule", schedule, self.schedules)]
+        return errors
+
+
+def error_surge(caching: Caching, blocks: Sequence[Block]) -> ErrorSurge:
+    """How each FFN's error behaves at its updates, under every schedule that there are errors of."""
+    rows = [place for place, block in enumerate(blocks) if block.kind == FEED_FORWARD]
+    if not rows:
+        raise AnalysisError("error surges are those of FFNs, and this policy has no block of kind FFN")
+    errors, updates = caching.errors[:, rows], caching.updates[:, rows]
+    later = updates[:, :, 1:]  # the first step has no error
+    rises = np.where(later, np.diff(errors, axis=2), 0.0).clip(min=0.0)
+    return ErrorSurge(
+        caching.schedules,
+        tuple(blocks[place].name for place in rows),
+        errors,
+        updates,
+        rises.max(axis=2, initial=0.0).astype(np.float32),
+        (rises > 0).sum(axis=2),
+        np.where(later, errors[:, :, 1:], 0.0).sum(axis=2) / np.maximum(later.sum(axis=2), 1),
+    )

@@ -1,7 +1,4 @@
-"""What each block adds at each step of a generation, in full or by a schedule. What the analyses are made of.
-
-Knows nothing of what they make of it.
-"""
+"""What each block adds at each step of a generation, in full or by a schedule: what the analyses start from."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ HELD_BYTES = 200 * 2**20
 """Residuals of one generation; larger batches of observations are run in parts."""
 
 
-def everything(port: Port) -> Schedule:
+def every_step(port: Port) -> Schedule:
     """Every block at every step."""
     return Schedule.every_step(len(port.timesteps), [block.name for block in port.adapter.blocks])
 
@@ -36,9 +33,9 @@ def residuals(
     one_noise: bool = False,
 ) -> dict[str, Tensor]:
     """What each of the blocks (all, unless some are named) added at each step, (K, B, T, d), of a batch as files have it."""
-    noting = _NotingGeneration(schedule, schedule.blocks if blocks is None else blocks)
-    run(port, noting, batch, seed, one_noise=one_noise)
-    return {name: torch.stack(found) for name, found in noting.used.items()}
+    recorded = _RecordingGeneration(schedule, schedule.blocks if blocks is None else blocks)
+    run(port, recorded, batch, seed, one_noise=one_noise)
+    return {name: torch.stack(found) for name, found in recorded.used.items()}
 
 
 @torch.no_grad()  # a graph over all steps would take gigabytes
@@ -49,7 +46,7 @@ def run(port: Port, generation: Generation, batch: Any, seed: int, *, one_noise:
     """
     patches = attach(port, lambda: generation)
     try:
-        entry, given = getattr(port.policy, port.entry), port.given(batch)
+        entry, given = getattr(port.policy, port.entry), port.prepare_observation(batch)
         if not (one_noise and port.takes_noise):
             return generate(entry, given, seed)
         noise = port.draw_noise(1, torch.Generator().manual_seed(seed))  # (1 + draws, 1, T, D)
@@ -60,7 +57,7 @@ def run(port: Port, generation: Generation, batch: Any, seed: int, *, one_noise:
 
 def in_parts(port: Port, observations: Any, most: int = 16) -> list[Any]:
     """A batch cut so that the residuals of a part fit into `HELD_BYTES`; one sample is run to see how large they are."""
-    one = residuals(port, everything(port), rows(observations, 0, 1), 0)
+    one = residuals(port, every_step(port), rows(observations, 0, 1), 0)
     size = sum(item.numel() * item.element_size() for item in one.values())
     return parts(observations, max(1, min(most, HELD_BYTES // size, batch_size(observations))))
 
@@ -77,8 +74,8 @@ def update_marks(schedule: Schedule) -> list[list[bool]]:
     return [[step in steps for step in range(schedule.steps)] for steps in schedule.update_sets.values()]
 
 
-class _NotingGeneration(Generation):
-    """Follows a schedule and notes what some blocks add."""
+class _RecordingGeneration(Generation):
+    """Follows a schedule and keeps what some blocks add."""
 
     def __init__(self, schedule: Schedule, blocks: Sequence[str]) -> None:
         self.reuse: Reuse[Tensor] = Reuse(compile_plan(schedule))

@@ -73,7 +73,7 @@ def analyse(
     from blockcache_lab.pages.analysis import claims_blocks
     from blockcache_lab.pages.analysis import page as claims_page
     from blockcache_lab.studies.analyses import analyse as run
-    from blockcache_lab.studies.ingredients import Sizes
+    from blockcache_lab.studies.analysis_inputs import Sizes
 
     torch.set_num_threads(threads)
     state = Path(output).with_name(f"{Path(output).name}.state")

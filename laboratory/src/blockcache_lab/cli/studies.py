@@ -65,7 +65,9 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
     shape = Shape()
     click.echo("1/6 benchmark")
     port = port_of(shape.policy())
-    found = run_bench(port, printed_for(shape), port.typical(1), asdict(shape), threads=cores(), repeats=repeats)
+    found = run_bench(
+        port, printed_for(shape), port.synthetic_observations(1), asdict(shape), threads=cores(), repeats=repeats
+    )
     bench = found.to_dict()
     for row in bench["rows"]:
         del row["samples_ms"]
@@ -170,7 +172,7 @@ def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: in
     from blockcache.models.dpt.flops import DPTShape
     from blockcache.report.performance import flops_table
     from blockcache.report.terminal import display
-    from blockcache.schedule.cost import generation
+    from blockcache.schedule.strategy import generation_flops
 
     if policy is not None:
         port = policy.port
@@ -179,5 +181,7 @@ def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: in
         action = sizes.pop("action_dim")
         shape = DPTShape(**sizes, input_dim=action, output_dim=action)
         blocks, every_step = shape.blocks, shape.every_step
-    costs = {name: (generation(blocks, every_step, steps, item), item.reused_share) for name, item in loaded.items()}
-    display(flops_table(generation(blocks, every_step, steps), costs))
+    costs = {
+        name: (generation_flops(blocks, every_step, steps, item), item.reused_share) for name, item in loaded.items()
+    }
+    display(flops_table(generation_flops(blocks, every_step, steps), costs))

@@ -13,7 +13,7 @@ _HOLDS = {True: "yes", False: "**no**", None: "not told"}
 def claims_blocks(analysis: Analysis) -> tuple[Block, ...]:
     """The table of claims, and a sentence for each."""
     found = claims(analysis)
-    rows = [[item.claim, item.paper, plain(item.ours), _HOLDS[item.holds]] for item in found]
+    rows = [[item.claim, item.paper, plain(item.figure), _HOLDS[item.holds]] for item in found]
     return (
         table(["the paper says", "its figure", "here", "holds"], rows, left=3),
         Bullets(tuple(f"**{item.name}**: {sentence(item)}" for item in found)),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from blockcache.errors import FileError
 from blockcache.files import PathLike, exists
-from blockcache.measure.statistics import LOSSLESS, rank_correlation, split_half
+from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.figures import Label, new_figure, save_figure, write_labels
 from blockcache.report.methods import DIFFERENCE, SCORE, suite_tables
@@ -19,6 +19,7 @@ from blockcache.report.suites import Collection, Timings, kind_of, label
 from blockcache.results.check import predicted_loss
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.own_suite import OwnSuite
+from blockcache_lab.pages.ranks import rank_correlation, split_half
 from blockcache_lab.pages.verdicts import who_wins
 from blockcache_lab.studies.frontier import FrontierDistances, MethodDistances
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER

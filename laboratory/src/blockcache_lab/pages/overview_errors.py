@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from blockcache.block import FEED_FORWARD
 from blockcache.report.chart import Axis, Bars, HeatMap, Marks, Panel, Series
 from blockcache.report.document import Chart, plain, table
 from blockcache.results.analysis import Analysis
 from blockcache.results.analysis_sections import Caching, Correlation, FeatureMaps, Response, SubLayers, WeightNorms
-from blockcache.schedule.block import FEED_FORWARD
-from blockcache_lab.analysis.surge import error_surge
+from blockcache_lab.analysis.recorded import error_surge
 from blockcache_lab.pages.overview_similarity import LINES, evenly
 
 SCHEDULES = {

@@ -44,7 +44,7 @@ def _claims(analysis: Analysis) -> tuple[Block, ...]:
     """Each claim of the paper beside what was found here, and what there is not."""
     found = claims(analysis)
     verdicts = {True: "**holds**", False: "**does not hold**", None: "not told"}
-    rows = [[plain(one.claim), verdicts[one.holds], plain(one.ours), plain(one.paper)] for one in found]
+    rows = [[plain(one.claim), verdicts[one.holds], plain(one.figure), plain(one.paper)] for one in found]
     counts = {verdict: sum(one.holds is verdict for one in found) for verdict in (True, False, None)}
     summary = f"Of {len(found)} claims {counts[True]} hold for this policy, {counts[False]} do not"
     summary += f", and {counts[None]} could not be told." if counts[None] else "."

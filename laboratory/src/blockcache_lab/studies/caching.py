@@ -14,9 +14,9 @@ from blockcache.measure.action_error import action_error, actions
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, parts, rows
 from blockcache.results.rollouts import GENERATIONS
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 from blockcache.solvers import PAPER_METHODS, solve
-from blockcache_lab.analysis import caching_error
+from blockcache_lab.analysis.caching import caching_error
 
 
 def caching_study(
@@ -42,7 +42,7 @@ def caching_study(
             f"{generations} generations to calibrate on leave nothing of {total} observations to compare on; "
             "give more observations or fewer generations"
         )
-    seen = [port.given(one) for one in parts(rows(observations, 0, generations), 1)]
+    seen = [port.prepare_observation(one) for one in parts(rows(observations, 0, generations), 1)]
     recording = calibrate(port, seen, progress=progress)
     batches = parts(rows(observations, generations, total), batch)
     scale, adapter, note = port.action_scale, port.adapter, "full precision" if progress else None
@@ -61,7 +61,10 @@ def caching_study(
                 {
                     "method": method,
                     "updates": count,
-                    "gflop": (port.looking + generation(adapter.blocks, adapter.every_step, recording.steps, schedule))
+                    "gflop": (
+                        port.encoder_flops
+                        + generation_flops(adapter.blocks, adapter.every_step, recording.steps, schedule)
+                    )
                     / 1e9,
                     "caching_error": float(caching.errors.mean()),
                     "update_induced": caching.update_induced,

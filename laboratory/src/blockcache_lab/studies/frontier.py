@@ -18,10 +18,10 @@ from blockcache.compare.evaluation import FITTING, OPEN_LOOP
 from blockcache.errors import ObservationError
 from blockcache.files import Count, Format, PathLike, dict_of
 from blockcache.measure.distance import Cloud, Distances, distances
-from blockcache.measure.modes import Modes, modes
 from blockcache.observations import batch_size, hash_observations, rows
 from blockcache.progress import progress_bar
 from blockcache.results.rollouts import BASELINE
+from blockcache_lab.studies.modes import Modes, modes
 from blockcache_lab.studies.suite_runs import SuiteSetting, as_run
 from blockcache_lab.studies.suites import FRONTIER
 from blockcache_runtime.fingerprint import Fingerprint

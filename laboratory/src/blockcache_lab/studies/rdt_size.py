@@ -23,7 +23,7 @@ from blockcache.models.rdt.config import RDTConfig, public_sampler
 from blockcache.models.rdt.shape import random_policy
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 
 PLAIN = "plain"
 ENGINES = ("patched", "loop")
@@ -62,7 +62,7 @@ def _rows(policy: Any, engines: Sequence[str], repeats: int) -> list[dict[str, A
     port = port_of(policy)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        obs = port.typical(1)
+        obs = port.synthetic_observations(1)
     names = (PLAIN, *engines)
     seconds, actions = {name: list[float]() for name in names}, dict[str, Tensor]()
     title = f"{len(port.timesteps)} steps"
@@ -101,8 +101,8 @@ def _flops(port: Any, engine: str) -> int:
     """Of one generation; the engines project keys and values once."""
     shape, steps = port.sizes, len(port.timesteps)
     if engine == PLAIN:
-        return int(port.looking + generation(port.adapter.blocks, port.adapter.every_step, steps))
-    return int(shape.folded_once + generation(shape.folded_blocks, shape.folded_every_step, steps))
+        return int(port.encoder_flops + generation_flops(port.adapter.blocks, port.adapter.every_step, steps))
+    return int(shape.folded_once + generation_flops(shape.folded_blocks, shape.folded_every_step, steps))
 
 
 def _peak_mb() -> float:

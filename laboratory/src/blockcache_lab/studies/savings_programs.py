@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from blockcache.block import CROSS_ATTENTION
 from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.flops import attention, feed_forward, linear
 from blockcache.models.program import Ops, Table, Value
-from blockcache.schedule.block import CROSS_ATTENTION
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ def without_savings(
     every_step = program.every_step + encoder
     return {
         "conditions encoded at every step": PlainProgram(
-            **kept | {"once": program.looking + embed, "every_step": every_step, "encode_once": False}
+            **kept | {"once": program.encoder_flops + embed, "every_step": every_step, "encode_once": False}
         ),
         "+ conditions encoded once": PlainProgram(
-            **kept | {"once": program.looking + embed + observed, "encode_once": True}
+            **kept | {"once": program.encoder_flops + embed + observed, "encode_once": True}
         ),
         "+ keys, values and queries folded once": program,
     }

@@ -27,8 +27,8 @@ from blockcache.models.dpt.shape import Shape
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
 from blockcache.schedule import Schedule
-from blockcache.schedule.presets import stretched_schedule
 from blockcache.solvers import uniform
+from blockcache.solvers.presets import stretched_schedule
 
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 SHAPES: dict[str, Shape] = {
@@ -186,7 +186,7 @@ from blockcache.models.registry import port_of
 
 asked = json.loads(sys.argv[1])
 port = port_of(Shape(**asked["shape"]).policy())
-seen = next(iter(port.typical(asked["observations"]).values())).split(1)
+seen = next(iter(port.synthetic_observations(asked["observations"]).values())).split(1)
 started = time.perf_counter()
 recording = calibrate(port, seen, action_costs=asked["with_costs"], progress=False)
 seconds, solved = time.perf_counter() - started, time.perf_counter()

@@ -7,8 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from blockcache.tasks import TaskSpec, task_spec
-from blockcache_lab.training.errors import TrainingError
-from blockcache_lab.training.recipes import Recipe, recipe_of
+from blockcache_lab.training.data import TrainingError
+from blockcache_lab.training.recipes.base import Recipe
+from blockcache_lab.training.recipes.dit import DiTRecipe
+from blockcache_lab.training.recipes.dpt import DPTRecipe
+from blockcache_lab.training.recipes.rdt import RDTRecipe
+
+RECIPES: dict[str, Recipe] = {"dpt": DPTRecipe(), "rdt": RDTRecipe(), "dit": DiTRecipe()}
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,7 @@ class TrainConfig:
 
     horizon, n_obs_steps: of the policy; the family's own where nothing else is said.
     trunk: width of the cameras' networks, for tasks with cameras: 64, ResNet18's, where nothing else is said.
-    family: one of `recipes.RECIPES`.
+    family: one of `RECIPES`.
     objective: what the denoiser learns, of families that have a choice; their first where nothing else is said.
     """
 
@@ -39,12 +44,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         recipe = self.recipe
-        defaults = {
-            "horizon": recipe.horizon,
-            "n_obs_steps": recipe.n_obs_steps,
-            "objective": recipe.objectives[0],
-        }
-        for name, default in defaults.items():
+        defaults = (
+            ("horizon", recipe.horizon),
+            ("n_obs_steps", recipe.n_obs_steps),
+            ("objective", recipe.objectives[0]),
+        )
+        for name, default in defaults:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         for name, least in (("epochs", 1), ("batch", 1), ("warmup", 0), ("seed", 0)):
@@ -64,7 +69,10 @@ class TrainConfig:
 
     @property
     def recipe(self) -> Recipe:
-        return recipe_of(self.family)
+        if self.family not in RECIPES:
+            known = ", ".join(RECIPES)
+            raise TrainingError(f"policies of family {self.family!r} cannot be trained; known families are {known}")
+        return RECIPES[self.family]
 
     def policy_config(self, training: dict[str, Any] | None = None) -> Any:
         """The config of the policy that this run makes, with `training` as its record."""

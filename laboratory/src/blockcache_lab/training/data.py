@@ -10,11 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from blockcache.errors import FileError, short
+from blockcache.errors import BlockcacheError, FileError, short
 from blockcache.files import PathLike, parse_arrays, read_bytes, reading
 from blockcache.observations import batch_size
 from blockcache.tasks import TaskSpec
-from blockcache_lab.training.errors import TrainingError
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -22,9 +21,13 @@ _HELD_OUT = 0.02  # share of the episodes that are kept for validation, at least
 _SPLIT_SEED = 42  # the same episodes are held out whatever the seed of the run
 
 
+class TrainingError(BlockcacheError):
+    """A training run that cannot be started or continued as asked."""
+
+
 @dataclass(frozen=True, eq=False)
 class Demonstrations:
-    """Recorded episodes one behind the other: obs (N, O) or arrays by name, action (N, A), and where each episode ends.
+    """Recorded episodes one after the other: obs (N, O) or arrays by name, action (N, A), and where each episode ends.
 
     Frames are (N, channels, height, width) uint8.
     """
@@ -36,7 +39,7 @@ class Demonstrations:
 
     @property
     def episodes(self) -> list[tuple[int, int]]:
-        """First step of each episode, and the one behind its last."""
+        """First step of each episode, and the one after its last."""
         starts = np.concatenate(([0], self.episode_ends[:-1]))
         return list(zip(starts.tolist(), self.episode_ends.tolist(), strict=True))
 
@@ -47,7 +50,7 @@ def read_demonstrations(spec: TaskSpec, path: PathLike) -> Demonstrations:
     arrays = parse_arrays(data, "demonstrations", path)
     with reading("demonstrations", path):
         try:
-            obs = _seen(spec, arrays, path)
+            obs = _observed(spec, arrays, path)
             action = _numbers("action", arrays["action"], (spec.action_dim,), spec, path)
             ends = arrays["episode_ends"]
         except KeyError as error:
@@ -64,7 +67,7 @@ def read_demonstrations(spec: TaskSpec, path: PathLike) -> Demonstrations:
     return Demonstrations(obs, action, ends, hashlib.sha256(data).hexdigest())
 
 
-def _seen(spec: TaskSpec, arrays: Mapping[str, Array], path: PathLike) -> Any:
+def _observed(spec: TaskSpec, arrays: Mapping[str, Array], path: PathLike) -> Any:
     """What the task shows in each step: (N, O), or arrays by name."""
     found = _OBSERVATIONS.get(spec.name, _plain_observation)(spec, arrays)
     if spec.inputs is None:
@@ -77,25 +80,28 @@ def _seen(spec: TaskSpec, arrays: Mapping[str, Array], path: PathLike) -> Any:
 
 def _frames(name: str, array: Array, shape: tuple[int, ...], spec: TaskSpec, path: PathLike) -> Array:
     if array.dtype != np.uint8 or array.shape[1:] != shape or not len(array):
-        raise TrainingError(
-            f"the frames {name!r} in {path} have shape {array.shape} of {array.dtype}, task {spec.name!r} needs (steps, "
-            f"{', '.join(map(str, shape))}) of uint8"
-        )
+        raise _misfit(f"frames {name!r}", array, shape, spec, path, "uint8")
     return array
 
 
 def _numbers(name: str, array: Array, shape: tuple[int, ...], spec: TaskSpec, path: PathLike) -> Array:
-    """(steps, *shape) in float32, or a sentence saying what is wrong with them."""
+    """(steps, *shape) in float32."""
     if array.ndim == 0 or array.shape[1:] != shape or array.dtype.kind not in "fiub":
-        found = f"shape {array.shape} of {array.dtype}"
-        raise TrainingError(
-            f"the {name}s in {path} have {found}, task {spec.name!r} needs (steps, {', '.join(map(str, shape))}) of numbers"
-        )
+        raise _misfit(f"{name}s", array, shape, spec, path, "numbers")
     with np.errstate(over="ignore"):
         rows = array.astype(np.float32)
     if not np.isfinite(rows).all():
         raise TrainingError(f"the {name}s in {path} hold NaN or infinity; remove those episodes")
     return rows
+
+
+def _misfit(
+    what: str, array: Array, shape: tuple[int, ...], spec: TaskSpec, path: PathLike, wanted: str
+) -> TrainingError:
+    return TrainingError(
+        f"the {what} in {path} have shape {array.shape} of {array.dtype}, task {spec.name!r} needs (steps, "
+        f"{', '.join(map(str, shape))}) of {wanted}"
+    )
 
 
 def split(demos: Demonstrations) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:

@@ -12,7 +12,7 @@ from blockcache.observations import joined, stacked
 from blockcache.progress import progress_bar
 from blockcache.tasks import Task, make_expert, make_task, task_spec
 from blockcache.tasks.base import Array
-from blockcache_lab.training.errors import TrainingError
+from blockcache_lab.training.data import TrainingError
 
 LINGER = 10  # steps that are kept after success: a policy shall learn to stay there
 PATIENCE = 50  # failures in a row

@@ -18,11 +18,10 @@ import torch
 
 from blockcache.files import PathLike, check_writable, exists, make_directory
 from blockcache.models.directory import check_replaceable
-from blockcache.models.sources import load_policy, save_policy
+from blockcache.models.loading import load_policy, save_policy
 from blockcache.progress import progress_bar
 from blockcache_lab.training.config import TrainConfig
-from blockcache_lab.training.data import read_demonstrations
-from blockcache_lab.training.errors import TrainingError
+from blockcache_lab.training.data import TrainingError, read_demonstrations
 from blockcache_lab.training.run import TrainingRun
 from blockcache_lab.training.state import read_state, write_state
 
@@ -56,7 +55,7 @@ def train(
             "give another place for the new one, or start anew to replace it"
         )
     with _torch_settings(threads, config.seed):
-        run = TrainingRun.begin(config, demos, identity, Path(data).name)
+        run = TrainingRun(config, demos, identity, Path(data).name)
         if resume and exists(state):
             run.progress = read_state(state, identity, run.tensors())
         _go_on(run, target, state, progress)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockcache.models.sampling import make_scheduler
 from blockcache.samplers import Diffusion, Euler, SamplerConfig
-from blockcache_lab.training.errors import TrainingError
+from blockcache_lab.training.data import TrainingError
 
 
 class Objective(ABC):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,54 +16,29 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from blockcache_lab.training.config import TrainConfig
-from blockcache_lab.training.data import Demonstrations, split
-from blockcache_lab.training.errors import TrainingError
-from blockcache_lab.training.objective import Objective, objective_of
+from blockcache_lab.training.data import Demonstrations, TrainingError, split
+from blockcache_lab.training.objective import objective_of
+from blockcache_lab.training.recipes.base import Windows
 from blockcache_lab.training.state import Progress
-from blockcache_lab.training.windows import Windows
 
 _BETAS, _WEIGHT_DECAY, _EMA_DECAY, _EMA_POWER = (0.9, 0.95), 1e-3, 0.9995, 0.75
 
 
-@dataclass(eq=False)
 class TrainingRun:
-    """All that a run holds while it goes. `identity` tells its state file from those of other runs."""
+    """Everything a run holds in memory. `identity` tells its state file from those of other runs."""
 
-    config: TrainConfig
-    identity: dict[str, Any]
-    data: str
-    train: Windows
-    held_out: Windows
-    policy: Any
-    average: Any  # the same with an exponential moving average of the weights: the policy that is kept
-    weights: dict[str, Tensor]  # what is learnt of both, by name
-    averages: dict[str, Tensor]
-    optimizer: torch.optim.Optimizer
-    objective: Objective
-    progress: Progress
-
-    @classmethod
-    def begin(cls, config: TrainConfig, demos: Demonstrations, identity: dict[str, Any], data: str) -> TrainingRun:
-        recipe = config.recipe
-        policy = recipe.begin(config.policy_config())
-        kept, held_out = split(demos)
-        recipe.fit(policy, demos, kept)
-        average = copy.deepcopy(policy).eval()
-        weights = recipe.learnt(policy)
-        return cls(
-            config=config,
-            identity=identity,
-            data=data,
-            train=recipe.windows(policy, demos, kept),
-            held_out=recipe.windows(policy, demos, held_out),
-            policy=policy,
-            average=average,
-            weights=weights,
-            averages=recipe.learnt(average),
-            optimizer=_optimizer(list(weights.values()), config.lr),
-            objective=objective_of(policy.config.sampler),
-            progress=Progress(),
-        )
+    def __init__(self, config: TrainConfig, demos: Demonstrations, identity: dict[str, Any], data: str) -> None:
+        recipe, (kept, held_out) = config.recipe, split(demos)
+        self.config, self.identity, self.data = config, identity, data
+        self.policy = recipe.begin(config.policy_config())
+        recipe.fit(self.policy, demos, kept)
+        self.average = copy.deepcopy(self.policy).eval()  # with a moving average of the weights: the one that is kept
+        self.train = recipe.windows(self.policy, demos, kept)
+        self.held_out = recipe.windows(self.policy, demos, held_out)
+        self.weights, self.averages = recipe.learnt(self.policy), recipe.learnt(self.average)
+        self.optimizer = _optimizer(list(self.weights.values()), config.lr)
+        self.objective = objective_of(self.policy.config.sampler)
+        self.progress = Progress()
 
     @property
     def batch(self) -> int:
@@ -97,7 +72,7 @@ class TrainingRun:
         clean = windows.action[rows]
         noise = torch.randn_like(clean)
         noisy, target = self.objective.mix(clean, noise, t), self.objective.target(clean, noise)
-        predicted = self.config.recipe.predict(policy, noisy, t, windows.seen(policy, rows))
+        predicted = self.config.recipe.predict(policy, noisy, t, windows.conditions(policy, rows))
         if windows.counted is None:
             return mse_loss(predicted, target)
         counted = windows.counted[rows].expand_as(clean)
@@ -134,11 +109,11 @@ class TrainingRun:
     def validate(self) -> float:
         """The averaged weights' loss on held-out episodes; noise and times are the same every time."""
         torch.manual_seed(0)
-        rows = self.held_out.judged
+        rows = self.held_out.validated
         return self.loss(self.average, self.held_out, rows, self.objective.spread(rows)).item()
 
     def result(self) -> Any:
-        """The averaged policy, with the record of how it came to be."""
+        """The averaged policy, with the record of its training."""
         self.average.config = self.config.policy_config(self.record())
         return self.average
 
@@ -165,7 +140,7 @@ class TrainingRun:
 
 
 def learning_rate(step: int, total: int, config: TrainConfig) -> float:
-    """Linear warm-up, then half a cosine that reaches 0 behind the last step."""
+    """Linear warm-up, then half a cosine that reaches 0 after the last step."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     return config.lr * 0.5 * (1 + math.cos(math.pi * (step - config.warmup) / max(1, total - config.warmup)))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockcache.errors import FileError, short
 from blockcache.files import Count, Format, Positive, TensorInfo
-from blockcache_lab.training.errors import TrainingError
+from blockcache_lab.training.data import TrainingError
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Action costs: what reusing a block does to the executed action, to first order. The generation is walked backwards.
 
-For a few random vectors v over the executed actions, d(v . action)/d residual is found for every block and step and
-multiplied with what the residual would change by. One part of the observations is held at a time. Knows nothing of tasks.
+For a few random vectors v over the executed actions, d(v . action)/d residual(k) is found for every block and step k.
+Reusing at step k what the block added at step s moves the action along v by its product with residual(s) - residual(k).
+Inside a segment these movements add up, so they are summed before they are squared; the mean of the squares over v is the
+squared error of the action. One part of the observations is held at a time. Knows nothing of tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from blockcache.attach.walk_back import DenoiserCall, Recorded, walk_back
 from blockcache.errors import RecordingError
 from blockcache.models.port import Port
 from blockcache.progress import progress_bar
-from blockcache.solvers.action_costs import lower_mean, segment_costs
 
 VECTORS = 4
 """Random vectors for each observation; over 16 observations that is 64 of them."""
@@ -29,9 +30,12 @@ PART_BYTES = 256 * 2**20
 """Residuals and products held at once; beyond that, observations are walked back in parts."""
 COST_BYTES = 2**30
 """Costs of all observations, which are held until the end; more than that is refused."""
+KEPT = 0.75
+"""The share of the observations that a cost is the mean of. Some sit at a fork of the task and have linear costs far
+beyond what ever happens to the action; they would decide everything."""
 
 
-class ActionCosts:
+class ActionCostCollector:
     """Collects generations, walks them back in parts, and keeps every sample's costs.
 
     port      the policy, attached
@@ -43,7 +47,8 @@ class ActionCosts:
     def __init__(self, port: Port, attached: Attached, samples: int, progress: bool) -> None:
         if port.sampler is None:
             raise RecordingError(
-                f"action costs need a sampler whose table is known, and {port.untabulated} is none; calibrate without them"
+                f"action costs need a sampler whose table is known, and {port.unknown_sampler} is none; "
+                "calibrate without them"
             )
         self._port, self._attached, self._progress = port, attached, progress
         self._shape = len(port.adapter.blocks), len(port.timesteps), len(port.timesteps)
@@ -98,6 +103,21 @@ class ActionCosts:
                 f"{needed / 2**30:.1f} GB, the limit is {COST_BYTES / 2**30:g}; give fewer observations or a sampler of "
                 "fewer steps"
             )
+
+
+def segment_costs(products: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(..., V, blocks, K, K) products [s, k] for V vectors, 0 unless k > s -> (..., blocks, K, K) costs [s, e]."""
+    moved = np.cumsum(products, axis=-1)
+    costs: NDArray[np.float32] = np.square(moved, out=moved).mean(axis=-4)
+    return costs
+
+
+def lower_mean(costs: NDArray[np.float32], kept: float = KEPT) -> NDArray[np.float64]:
+    """(observations, ...) -> (...): for each entry the mean of the lowest `kept` of the observations."""
+    count = math.ceil(kept * len(costs))
+    lowest = costs if count == len(costs) else np.partition(costs, count - 1, axis=0)[:count]
+    mean: NDArray[np.float64] = lowest.mean(axis=0, dtype=np.float64)
+    return mean
 
 
 def _vectors(action: Tensor, seeds: range) -> Tensor:

@@ -25,7 +25,7 @@ from blockcache.attach.patching import Patches
 from blockcache.errors import StepError
 from blockcache.models.adapter import Layer, Route
 from blockcache.models.port import Port
-from blockcache.observations import check_finite
+from blockcache.observations.tensors import check_finite
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +125,7 @@ def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watc
             for name, value in (*zip(names, args, strict=False), *kwargs.items()):
                 check_finite(value, "noise" if name == "noise" else "the observation")
             obs = next(iter((*args, *kwargs.values())), None)
-            port.inspect(obs)
+            port.check_observation(obs)
             scope = _Scope(owner, begin(), watch())
             with guard:
                 token = _current.set(scope)

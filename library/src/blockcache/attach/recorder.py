@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blockcache.attach.action_costs import ActionCosts
+from blockcache.attach.action_costs import ActionCostCollector
 from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.attach.walk_back import DenoiserCall
 from blockcache.errors import ObservationError, RecordingError
@@ -67,7 +67,7 @@ def calibrate(
     patches = attach(port, recorder.begin)
     try:
         if action_costs:
-            recorder.costs = ActionCosts(port, patches, total or 1, progress)
+            recorder.costs = ActionCostCollector(port, patches, total or 1, progress)
         bar = progress_bar(
             islice(observations, generations),
             "calibrating",
@@ -99,7 +99,7 @@ class _Recorder:
         self.changes: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []  # input, output of each sample
         self.current: _RecordingGeneration | None = None
         self.thread = threading.get_ident()
-        self.costs: ActionCosts | None = None
+        self.costs: ActionCostCollector | None = None
 
     def begin(self) -> _RecordingGeneration:
         run = _RecordingGeneration(self.port, keep_calls=self.costs is not None)

@@ -71,7 +71,7 @@ def walk_back(port: Port, attached: Attached, run: Recorded) -> Iterator[tuple[i
     """
     samples = [_sample(port, call) for call in run.calls]
     free, x0s = _free(samples), _check_sampling(port, run, samples)
-    acting = port.acting(*run.calls[-1].args, **run.calls[-1].kwargs)
+    acting = port.action_mask(*run.calls[-1].args, **run.calls[-1].kwargs)
     slopes = [_Slope(_placed(port, vector, samples[-1]) * acting) for vector in run.vectors]
     for step in reversed(range(len(samples))):
         before = x0s[step - 1].detach() if step else None  # what predicts the clean sample gives x0 itself
@@ -183,7 +183,7 @@ def _check_sampling(port: Port, run: Recorded, samples: Sequence[Tensor]) -> lis
         else:
             start, stop = port.executed
             scale, offset = (torch.as_tensor(item).to(mean) for item in (port.action_scale, port.action_offset))
-            acting = mean * port.acting(*call.args, **call.kwargs)
+            acting = mean * port.action_mask(*call.args, **call.kwargs)
             found, expected = run.action.to(mean) * scale + offset, acting[:, start:stop, : run.action.shape[-1]]
         fits = found.shape == expected.shape
         if fits and spread > TOLERANCE:

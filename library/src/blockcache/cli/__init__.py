@@ -13,13 +13,19 @@ from blockcache.errors import BlockcacheError
 
 policy = LazyGroup(
     "policy",
-    prefix="policy.",
+    open_to_others=True,
     help="On the way to a policy: demonstrations, training, checkpoints of other code, observations, samplers of few steps.",
     verbs={
-        "convert": ("convert:convert", "Make a policy of a checkpoint of the public Diffusion Policy code."),
-        "observe": ("observe:observe", "Let a policy do its task and keep what it saw, to calibrate on."),
-        "place": ("samplers:place", "Find where the few steps of a sampler lie best for a policy."),
-        "fit": ("samplers:fit", "Fit the constants of a sampler of few steps to a policy."),
+        "convert": (
+            "blockcache.cli.convert:convert",
+            "Make a policy of a checkpoint of the public Diffusion Policy code.",
+        ),
+        "observe": (
+            "blockcache.cli.observe:observe",
+            "Let a policy do its task and keep what it saw, to calibrate on.",
+        ),
+        "place": (".samplers:place", "Find where the few steps of a sampler lie best for a policy."),
+        "fit": (".samplers:fit", "Fit the constants of a sampler of few steps to a policy."),
     },
 )
 
@@ -28,17 +34,33 @@ policy = LazyGroup(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     commands=[policy],
+    open_to_others=True,
     verbs={
-        "demo": ("demo:demo", "The whole flow on a policy in a few minutes: what is gained, what it costs."),
-        "calibrate": ("schedules:calibrate", "Watch a policy once, and record how its blocks' outputs change."),
-        "solve": ("schedules:solve", "From a recording to a schedule: when each block is computed."),
-        "show": ("schedules:show", "Draw a schedule in the terminal."),
-        "export": ("engines:export", "Write a policy under a schedule as one ONNX file, for the robot."),
-        "bench": ("engines:bench", "Time every engine beside what users run today."),
-        "tune": ("tune:tune", "The best that fits a deadline or a loss, and why it may be trusted."),
-        "check": ("check:check", "One schedule or method judged without a simulator: how far its actions are off."),
-        "eval": ("evaluate:evaluate", "Does the robot still do its job? Paired rollouts of several methods."),
-        "report": ("report:report", "One page that opens offline: what is gained, what it costs, and why."),
+        "demo": (
+            "blockcache.cli.demo:demo",
+            "The whole flow on a policy in a few minutes: what is gained, what it costs.",
+        ),
+        "calibrate": (
+            "blockcache.cli.schedules:calibrate",
+            "Watch a policy once, and record how its blocks' outputs change.",
+        ),
+        "solve": (".schedules:solve", "From a recording to a schedule: when each block is computed."),
+        "show": (".schedules:show", "Draw a schedule in the terminal."),
+        "export": (".engines:export", "Write a policy under a schedule as one ONNX file, for the robot."),
+        "bench": (".engines:bench", "Time every engine beside what users run today."),
+        "tune": (".tune:tune", "The best that fits a deadline or a loss, and why it may be trusted."),
+        "check": (
+            "blockcache.cli.check:check",
+            "One schedule or method judged without a simulator: how far its actions are off.",
+        ),
+        "eval": (
+            "blockcache.cli.evaluate:evaluate",
+            "Does the robot still do its job? Paired rollouts of several methods.",
+        ),
+        "report": (
+            "blockcache.cli.report:report",
+            "One page that opens offline: what is gained, what it costs, and why.",
+        ),
     },
 )
 @click.version_option(__version__, prog_name="blockcache")

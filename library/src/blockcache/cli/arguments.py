@@ -14,7 +14,7 @@ import click
 
 from blockcache.errors import FileError, TaskError
 from blockcache.files import check_writable, exists
-from blockcache.models.places import (
+from blockcache.models.policy_files import (
     OBSERVATIONS,
     SCHEDULE,
     check_source,
@@ -57,7 +57,7 @@ class PolicySource:
 
     @cached_property
     def port(self) -> Port:
-        from blockcache.models.sources import open_port
+        from blockcache.models.loading import open_port
 
         return open_port(self.name)
 
@@ -118,7 +118,7 @@ class PolicySource:
 def load_schedule(source: str) -> Schedule:
     """A schedule file, or a printed schedule by name."""
     from blockcache.schedule import Schedule
-    from blockcache.schedule.presets import published_names, published_schedule
+    from blockcache.solvers.presets import published_names, published_schedule
 
     if source in published_names() and not exists(source):
         return published_schedule(source)

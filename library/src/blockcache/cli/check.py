@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def _method_or_schedule(text: str) -> Schedule | str:
     """A schedule file or one of the paper's by name, read; else a method's name, looked at."""
-    from blockcache.schedule.presets import published_names
+    from blockcache.solvers.presets import published_names
 
     if Path(text).exists() or text.endswith(".json") or text in published_names():
         return arg.load_schedule(text)

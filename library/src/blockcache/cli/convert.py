@@ -8,7 +8,7 @@ import click
 
 from blockcache.cli import arguments as arg
 from blockcache.files import check_writable
-from blockcache.models.places import check_new
+from blockcache.models.policy_files import check_new
 
 WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin")  # of RDT
 

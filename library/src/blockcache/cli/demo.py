@@ -100,7 +100,7 @@ def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> N
 
 def _tuned(policy: arg.PolicySource) -> list[str]:
     """What lies beside the policy, tuned for it, as a method."""
-    from blockcache.models.places import TUNED, TUNING, in_directory, policy_directory
+    from blockcache.models.policy_files import TUNED, TUNING, in_directory, policy_directory
 
     directory = policy_directory(policy.name) / TUNED if in_directory(policy.name) else None
     return [f"tuned:{directory}"] if directory is not None and (directory / TUNING).is_file() else []
@@ -110,7 +110,7 @@ def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: Sho
     """One page of what was just calibrated, solved and rolled out, and of what lies beside the policy."""
     from blockcache.files import write_bytes
     from blockcache.measure.machine import describe
-    from blockcache.models.places import TUNING
+    from blockcache.models.policy_files import TUNING
     from blockcache.report.html import render
     from blockcache.report.overview.page import page
     from blockcache.report.overview.sources import Source, Sources

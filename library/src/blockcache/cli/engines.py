@@ -110,7 +110,7 @@ def bench(
     from blockcache.models.registry import port_of
     from blockcache.report.performance import bench_table, encoder_ceilings, not_available
     from blockcache.report.terminal import display
-    from blockcache.schedule.presets import stretched_schedule
+    from blockcache.solvers.presets import stretched_schedule
     from blockcache_lab.pages.performance_pictures import plot_bench
 
     shape = Shape(**sizes, obs_dim=max(Shape.obs_dim, FEATURES * sizes["cameras"] + 2))
@@ -119,7 +119,7 @@ def bench(
         followed = stretched_schedule("square_ph", port.adapter.blocks, len(port.timesteps))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        seen = port.typical(shape.batch)
+        seen = port.synthetic_observations(shape.batch)
     result = run_bench(
         port,
         followed,

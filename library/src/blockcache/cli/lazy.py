@@ -1,79 +1,108 @@
 """A group whose verbs are imported when they are called: help, and an error in what was typed, wait for nothing.
 
-Other packages bring verbs by the entry point group `blockcache.verbs`: an entry `name` is a command or a group beside the
-verbs here, `policy.name` one inside the group `policy`.
+Other packages bring verbs by the entry point group `blockcache.verbs`: an entry is a mapping like `Verbs`, in which a name
+of two words, such as "policy train", is a verb inside a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, cast
+from importlib.metadata import entry_points
+from typing import Any, TypeAlias, cast
 
 import click
 
-LABORATORY = ("paper", "analyse", "policy.train", "policy.demonstrate")
+Verbs: TypeAlias = Mapping[str, tuple[str, str]]
+"""By name: where the click command is, "module:name", and its line in the help."""
+
+LABORATORY = ("paper", "analyse", "policy train", "policy demonstrate")
 """Verbs that blockcache-lab brings; without it they say so."""
 
 
 class LazyGroup(click.Group):
-    """Verbs by name, imported at the call, and those that other packages bring."""
+    """Verbs by name, imported at the call, and those that other packages bring into this group."""
 
     def __init__(
         self,
         *args: Any,
-        verbs: Mapping[str, tuple[str, str]],
+        verbs: Verbs,
         package: str = __package__,
-        prefix: str = "",
+        open_to_others: bool = False,
         **settings: Any,
     ) -> None:
         """
         Args:
             *args: Of click.Group.
-            verbs: For each name where its command is, "module:function" in the package, and its line in the help.
-            package: Where those modules are.
-            prefix: What entry points put before the name of a verb in this group, such as "policy.".
+            verbs: The group's own verbs.
+            package: What a place that begins with a dot is relative to.
+            open_to_others: Whether verbs of other packages are looked for.
             **settings: Of click.Group.
         """
         super().__init__(*args, **{**settings, "no_args_is_help": False})
-        self.verbs, self.package, self.prefix = verbs, package, prefix
+        self.verbs, self.package, self.open_to_others = verbs, package, open_to_others
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args or ["--help"])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.verbs, *self.commands, *self._brought()]
+        return [*self.verbs, *self.commands, *self._brought(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.verbs:
-            module, _, function = self.verbs[cmd_name][0].partition(":")
-            command: click.Command = getattr(import_module(f"{self.package}.{module}"), function)
-            return command
-        if (point := self._brought().get(cmd_name)) is not None:
-            return cast(click.Command, point.load())
-        if self.package == __package__ and self.prefix + cmd_name in LABORATORY:
-            typed = f"{self.prefix}{cmd_name}".replace(".", " ")
+            return _load(self.verbs[cmd_name][0], self.package)
+        if cmd_name in self.commands or not self.open_to_others:
+            return super().get_command(ctx, cmd_name)
+        brought = self._brought(ctx)
+        if cmd_name in brought:
+            package, (place, _) = brought[cmd_name]
+            try:
+                return _load(place)
+            except Exception as error:
+                raise click.UsageError(f"the verb {cmd_name!r} of {package} cannot be loaded: {error}") from error
+        typed = self._within(ctx) + cmd_name
+        if typed in LABORATORY:
             raise click.UsageError(
                 f"'blockcache {typed}' is in blockcache-lab, which is not installed; docs/start.md says how to install it"
             )
-        return super().get_command(ctx, cmd_name)
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups = [(name, group.get_short_help_str(limit=200)) for name, group in self.commands.items()]
-        rows = [(name, line) for name, (_, line) in self.verbs.items()]
-        for name, point in self._brought().items():
-            command = point.load()
-            (groups if isinstance(command, click.Group) else rows).append((name, command.get_short_help_str(limit=200)))
-        for title, lines in (("Verbs", rows), ("Groups", groups)):
-            if lines:
+        sections = {"Verbs": [(name, line) for name, (_, line) in self.verbs.items()], "Groups": groups}
+        for name, (package, (_, line)) in self._brought(ctx).items():
+            sections.setdefault(f"From {package}", []).append((name, line))
+        for title, rows in sections.items():
+            if rows:
                 with formatter.section(title):
-                    formatter.write_dl(lines)
+                    formatter.write_dl(rows)
 
-    def _brought(self) -> dict[str, EntryPoint]:
-        """By name within this group, what other packages registered; a verb of this package is not replaced."""
-        if self.package != __package__:
+    def _within(self, ctx: click.Context) -> str:
+        """What stands before this group's verbs in an entry's names."""
+        return "" if ctx.parent is None else f"{self.name} "
+
+    def _brought(self, ctx: click.Context) -> dict[str, tuple[str, tuple[str, str]]]:
+        """By name within this group, the package that brings a verb, and the verb; none replaces one of this group."""
+        if not self.open_to_others:
             return {}
-        points = entry_points(group="blockcache.verbs")
-        names = {point.name.removeprefix(self.prefix): point for point in points if point.name.startswith(self.prefix)}
-        return {name: point for name, point in sorted(names.items()) if "." not in name and name not in self.verbs}
+        prefix, found = self._within(ctx), {}
+        for typed, package, verb in _others():
+            name = typed.removeprefix(prefix)
+            if typed.startswith(prefix) and " " not in name and name not in {*self.verbs, *self.commands}:
+                found[name] = package, verb
+        return found
+
+
+def _load(place: str, package: str | None = None) -> click.Command:
+    module, _, name = place.partition(":")
+    return cast(click.Command, getattr(import_module(module, package), name))
+
+
+def _others() -> Iterator[tuple[str, str, tuple[str, str]]]:
+    """Name, package and verb of all that is registered; a package whose entry is broken brings a verb that says so."""
+    for point in sorted(entry_points(group="blockcache.verbs"), key=lambda point: point.name):
+        try:
+            verbs = dict(point.load())
+        except Exception as error:
+            verbs = {point.name: (point.value, f"Cannot be loaded: {type(error).__name__}: {error}")}
+        yield from ((name, point.name, verb) for name, verb in verbs.items())

@@ -12,7 +12,7 @@ from blockcache.cli import arguments as arg
 def _place(name: str) -> str:
     """Where a file or a directory is, or a shipped policy by its name."""
     from blockcache.files import exists
-    from blockcache.models.places import policy_directory, shipped_policies
+    from blockcache.models.policy_files import policy_directory, shipped_policies
 
     return str(policy_directory(name)) if name in shipped_policies() and not exists(name) else name
 

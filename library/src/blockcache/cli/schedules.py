@@ -46,7 +46,7 @@ def calibrate(
 
     torch.set_num_threads(threads)
     port = policy.port_with(sampler_file)
-    batches = [port.given(one) for one in parts(rows(seen, 0, generations), 1)]
+    batches = [port.prepare_observation(one) for one in parts(rows(seen, 0, generations), 1)]
     recording = record(port, batches, seed=seed, action_costs=action_costs)
     recording.save(output)
     click.echo(

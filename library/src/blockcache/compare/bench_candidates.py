@@ -32,7 +32,7 @@ from blockcache.observations import batch_size
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import fewer_steps
 from blockcache.schedule import Schedule
-from blockcache.schedule.cost import generation
+from blockcache.schedule.strategy import generation_flops
 from blockcache.solvers import uniform
 from blockcache_lab.studies.savings import DiffusersLoop
 
@@ -85,12 +85,14 @@ class CandidateMaker:
         """A sampler with fewer steps shares the initial noise only, so its actions are not compared here."""
         own = self.port.sampler
         if own is None:
-            self.unavailable["fewer steps"] = self.port.untabulated
+            self.unavailable["fewer steps"] = self.port.unknown_sampler
             return
         kind = "euler" if own.type == "euler" else "ddim"
         for count in sorted((count for count in counts if count < self.steps), reverse=True):
             other = self.port.with_sampler(fewer_steps(own, kind, count)).copy()
-            cost = self.port.looking + generation(self.port.adapter.blocks, self.port.adapter.every_step, count)
+            cost = self.port.encoder_flops + generation_flops(
+                self.port.adapter.blocks, self.port.adapter.every_step, count
+            )
             name = f"{kind.upper()}-{count}, {EAGER}"
             self._add(name, EAGER, 1, self._plain_call(other, 1), cost, comparable=False)
 
@@ -107,7 +109,7 @@ class CandidateMaker:
         for count in counts:
             name = f"full precision, onnx, {_threads(count)}"
             full = self._accelerated(name, "onnx", None, count, _flops(built.program, self.everything))
-            if full and not quick and not self.port.behind:
+            if full and not quick and not self.port.begins_after_encoder:
                 full += self._unrolled(count, built)
             name = f"BAC, onnx, {_threads(count)}"
             self._accelerated(name, "onnx", reduced, count, _flops(built.program, reduced), full, limit=True)
@@ -123,7 +125,7 @@ class CandidateMaker:
         """Full precision in the loop engine, the exact savings added one by one."""
         if "loop and onnx" in self.unavailable:
             return
-        if self.port.behind:
+        if self.port.begins_after_encoder:
             self.unavailable["savings"] = "they begin behind the policy's own encoder, which all other rows run too"
             return
         built = build_checked(self.port, self.everything, "loop")
@@ -140,7 +142,7 @@ class CandidateMaker:
 
     def _with_diffusers(self, loop: DiffusersLoop, obs: dict[str, Tensor]) -> Any:
         """The sampler draws its noise itself here: handing it over takes diffusers a detour of its own."""
-        return self.port.answer(loop(obs, generator=_generator()))
+        return self.port.entry_result(loop(obs, generator=_generator()))
 
     def _saving(self, saving: str, call: Call, program: Program) -> None:
         self._add(f"savings: {saving}", "loop", 1, call, _flops(program, self.everything), saving=saving)
@@ -158,10 +160,12 @@ class CandidateMaker:
         """Draws its noise in the timed call, as every candidate does."""
         obs, like = self._observed(built.program), built.program.like
         chunk = (batch_size(self.obs), *built.program.chunk)
-        return on_threads(1, lambda: self.port.answer(runner(obs, draw_all(built.sampler, chunk, like, _generator()))))
+        return on_threads(
+            1, lambda: self.port.entry_result(runner(obs, draw_all(built.sampler, chunk, like, _generator())))
+        )
 
     def _observed(self, program: Program) -> dict[str, Tensor]:
-        return self.port.observe(self.port.given(self.obs), program.like)
+        return self.port.read_observation(self.port.prepare_observation(self.obs), program.like)
 
     def _accelerated(
         self,
@@ -192,8 +196,8 @@ class CandidateMaker:
         return on_threads(threads, Running(port, EAGER, lambda: None).timed(self.obs))
 
     def _plain(self, schedule: Schedule | None) -> int:
-        steps = generation(self.port.adapter.blocks, self.port.adapter.every_step, self.steps, schedule)
-        return self.port.looking + steps
+        steps = generation_flops(self.port.adapter.blocks, self.port.adapter.every_step, self.steps, schedule)
+        return self.port.encoder_flops + steps
 
     def _uniform_at_equal_flops(self) -> Schedule:
         goal, names, origin = self._plain(self.schedule), self.schedule.blocks, {"method": "uniform"}

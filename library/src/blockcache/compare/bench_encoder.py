@@ -70,21 +70,21 @@ def encoder_calls(
     obs       the batch that is looked at
     counts    of threads, for the policy's own and for onnx
     """
-    if not port.behind and not port.cameras:
+    if not port.begins_after_encoder and not port.cameras:
         return []
     own, patches = port.copy(), Patches()
     front = Front(own, getattr(own.policy, own.entry), patches)
     stack.callback(patches.remove)
-    given = own.given(obs)
+    given = own.prepare_observation(obs)
     found = [EncoderCall(EAGER, count, on_threads(count, lambda: front.reach(given))) for count in counts]
-    if port.behind:
+    if port.begins_after_encoder:
         return found
     try:
         built = build_checked(port, schedule, "loop")
     except EngineError:
         return found  # the other rows say why
     program, constants = built.program, Constants(built.program)
-    observed = port.observe(given, program.like)
+    observed = port.read_observation(given, program.like)
 
     @torch.no_grad()
     def look() -> Any:
@@ -107,13 +107,13 @@ def encoder_times(
     found = []
     for one in calls:
         seconds = latencies[one.name].p50
-        users = [item.name for item in candidates if one.runs_in(item, port.behind) and not item.saving]
+        users = [item.name for item in candidates if one.runs_in(item, port.begins_after_encoder) and not item.saving]
         found.append(
             EncoderTime(
                 engine=one.engine,
                 threads=one.threads,
                 p50_ms=seconds * 1e3,
-                gflop=port.looking / 1e9,
+                gflop=port.encoder_flops / 1e9,
                 ceiling=latencies[eager].p50 / seconds,
                 shares={name: seconds / latencies[name].p50 for name in users},
             )

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.compare.candidates import Calibrations
-from blockcache.compare.methods import ActionBudget, TeaCache, parse_method
+from blockcache.compare.methods import parse_method
 from blockcache.compare.paired import one_thread
+from blockcache.compare.reuse_parts import ActionBudget, TeaCache
 from blockcache.samplers import sampler_names, table
-from blockcache.solvers.teacache import Rule
+from blockcache.solvers.teacache import TeaCacheRule
 from blockcache_lab.studies.suites import Equal
 
 NEAR = 0.05  # a rival within this share of the FLOPs counts as equal
@@ -25,7 +26,7 @@ def equal_flops(calibrations: Calibrations) -> Equal:
     counts, of two equally near ones the larger.
     """
     port = calibrations.port
-    steps, once = len(port.timesteps), port.looking
+    steps, once = len(port.timesteps), port.encoder_flops
 
     @cache
     def flops(method: str, reused: float = 0.0) -> int:
@@ -37,7 +38,7 @@ def equal_flops(calibrations: Calibrations) -> Equal:
         if kind == "teacache":
             full, least = flops("teacache", 0.0), flops("teacache", 1.0)
             rule = calibrations.candidate(parse_method("teacache")).strategy
-            assert isinstance(rule, Rule)
+            assert isinstance(rule, TeaCacheRule)
             changes = calibrations.recording().input_change
             return str(TeaCache(teacache_threshold(rule, changes, (full - wanted) / (full - least))))
         if kind in sampler_names():
@@ -56,7 +57,7 @@ def equal_flops(calibrations: Calibrations) -> Equal:
     return equal
 
 
-def teacache_threshold(rule: Rule, changes: npt.NDArray[np.float64], reused: float) -> float:
+def teacache_threshold(rule: TeaCacheRule, changes: npt.NDArray[np.float64], reused: float) -> float:
     """The threshold, to three digits, with which a run that sees these input changes (samples, K - 1) reuses that share.
 
     An estimate: what TeaCache reuses changes its later inputs. What it really computes is counted when it runs.

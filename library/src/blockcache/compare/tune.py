@@ -19,7 +19,7 @@ from blockcache.compare.methods import parse_method
 from blockcache.files import Count, Format, PathLike, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
-from blockcache.models.places import SAMPLER, SCHEDULE, TUNING
+from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick, split

@@ -24,7 +24,7 @@ from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import InPlace, Runner, attach_runner, refuse_autocast
 from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError, in_one_line
 from blockcache.files import PathLike
-from blockcache.models.places import SCHEDULE, place_of
+from blockcache.models.policy_files import SCHEDULE, place_of
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule, Strategy
@@ -114,7 +114,7 @@ def accelerate(
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
     policy    the policy object, ours or foreign (or its port)
-    schedule  a Schedule, a TeaCache Rule, or None: full precision, with the exact savings of the engine only. Without it the
+    schedule  a Schedule, a TeaCacheRule, or None: full precision, with the exact savings of the engine only. Without it the
               policy follows `schedule.json` where one lies in the directory that it was loaded from, and `stats()` says so
     engine    "onnx", "loop", "patched", or "auto": the fastest of these that supports the policy
     output    "chunk", or "action" to leave out what the robot does not execute (loop and onnx, causal policies)
@@ -141,7 +141,7 @@ def accelerate(
         schedule = None if followed is None else Schedule.load(followed)
     if schedule is not None and not hasattr(schedule, "static"):
         raise ScheduleError(
-            f"accelerate needs a Schedule, a TeaCache Rule or None, got {type(schedule).__name__}; "
+            f"accelerate needs a Schedule, a TeaCacheRule or None, got {type(schedule).__name__}; "
             "a file is read with Schedule.load(path)"
         )
     if threads is not None and threads < 1:
@@ -241,7 +241,9 @@ def build_checked(port: Port, schedule: Schedule, engine: str, output: str = "ch
     refuse_autocast(next(port.adapter.denoiser.parameters()))
     try:
         whole = build(port, schedule, engine)
-        if not port.trusted and not port.behind:  # behind an encoder, the first observation is needed to compare
+        if (
+            not port.trusted and not port.begins_after_encoder
+        ):  # behind an encoder, the first observation is needed to compare
             rehearse(port, whole.program, engine)
     except BlockcacheError:
         raise
@@ -278,7 +280,7 @@ def export_policy(
             f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
         )
     port = port_of(policy)
-    if port.behind:
+    if port.begins_after_encoder:
         raise EngineError(
             f"the encoder of {type(port.policy).__name__} is not one that can be part of a file; accelerate the policy, "
             'with engine="onnx" behind its encoder, or give it the encoder of the public hybrid image policies'

@@ -32,7 +32,7 @@ def describe(port: Port) -> list[Any]:
     if is_altered(port.module):
         raise UntellableError("a hook or a replaced forward")
     parts = {"policy": port.policy, **dict(port.module.named_modules())}
-    notes = {(id(part), key) for part, key in port.notes}
+    notes = {(id(part), key) for part, key in port.scratch_attributes}
     kinds = {kind for part in parts.values() for kind in type(part).__mro__ if not _is_known(kind)}
     found: list[Any] = [torch.__version__, sorted(map(_code, kinds)), plain(port.settings())]
     for name, part in parts.items():

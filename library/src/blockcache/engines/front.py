@@ -16,7 +16,7 @@ from torch import Tensor
 from blockcache.attach.patching import Patches
 from blockcache.errors import EngineError
 from blockcache.models.port import Port
-from blockcache.observations import check_finite
+from blockcache.observations.tensors import check_finite
 
 _looking: ContextVar[object | None] = ContextVar("blockcache_looking", default=None)
 
@@ -49,7 +49,7 @@ class Front:
 
     def __call__(self, obs: Any) -> tuple[dict[str, Tensor], Tensor]:
         args, kwargs = self.reach(obs)
-        return self._port.handed_over(*args, **kwargs)
+        return self._port.inputs_from_call(*args, **kwargs)
 
     def reach(self, obs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the denoiser is first called with."""

@@ -28,7 +28,9 @@ class Guard:
 
     def __init__(self, port: Port) -> None:
         self._port, self._settings = port, port.settings()
-        self._structure = Structure(port.policy, port.module, port.entry, port.live, port.notes)
+        self._structure = Structure(
+            port.policy, port.module, port.entry, port.parts_outside_program, port.scratch_attributes
+        )
         self._weights = WeightsGuard(self._structure.tensors)
 
     def check(self) -> None:

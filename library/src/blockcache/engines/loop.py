@@ -10,7 +10,7 @@ from torch import Tensor
 from blockcache.engines.torch_backend import Constants, TorchBackend
 from blockcache.engines.walk import generate
 from blockcache.models.program import Program
-from blockcache.observations import largest
+from blockcache.observations.tensors import largest
 from blockcache.samplers import SamplerTable
 from blockcache.schedule.plan import Plan
 from blockcache_runtime.finite import check_generation

@@ -11,7 +11,7 @@ from torch import Tensor
 from blockcache.errors import EngineError
 from blockcache.files import PathLike
 from blockcache.models.noise import draw
-from blockcache.observations import Observation, as_tensor
+from blockcache.observations.tensors import Observation, as_tensor
 from blockcache_runtime import ExportedPolicy
 from blockcache_runtime.fingerprint import Fingerprint
 

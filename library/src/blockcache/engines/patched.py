@@ -15,12 +15,12 @@ from blockcache.engines.stats import Counts
 from blockcache.engines.watch import GenerationWatch
 from blockcache.models.port import Port
 from blockcache.schedule import Plan, Reuse, Schedule, Strategy, compile_plan
-from blockcache.solvers.teacache import Rule
+from blockcache.solvers.teacache import TeaCacheRule
 
 
 def attach_strategy(port: Port, strategy: Strategy, counts: Counts) -> Patches:
     """Follow a strategy: compute blocks when it says so, and reuse what they added elsewhere."""
-    if isinstance(strategy, Rule):
+    if isinstance(strategy, TeaCacheRule):
         return attach(port, lambda: _RuleGeneration(strategy, port, counts), lambda: GenerationWatch(port))
     assert isinstance(strategy, Schedule)
     plan = compile_plan(strategy)
@@ -53,7 +53,7 @@ class _RuleGeneration(Generation):
     """The decision is each sample's own. In a mixed batch all samples are computed and the reusing ones keep their old
     residual, so a sample's result does not depend on its neighbours; `counts` tells what each sample needed."""
 
-    def __init__(self, rule: Rule, port: Port, counts: Counts) -> None:
+    def __init__(self, rule: TeaCacheRule, port: Port, counts: Counts) -> None:
         self.rule = rule
         self.counts = counts
         self.names = [block.name for block in port.adapter.blocks]

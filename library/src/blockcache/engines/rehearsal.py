@@ -58,8 +58,8 @@ class Given:
 
     @classmethod
     def typical(cls, port: Port, like: Tensor) -> Given:
-        made = {name: value.to(like) for name, value in port.typical(_SAMPLES).items()}
-        return cls(port.given(made), lambda _: (made, None))
+        made = {name: value.to(like) for name, value in port.synthetic_observations(_SAMPLES).items()}
+        return cls(port.prepare_observation(made), lambda _: (made, None))
 
 
 def disagreement(port: Port, program: Program, own: Callable[..., Any], given: Given | None = None) -> str | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockcache.errors import PolicyError
 from blockcache.models.port import Port
-from blockcache.observations import largest
+from blockcache.observations.tensors import largest
 from blockcache_runtime.finite import check_generation
 
 HELD_BYTES = 2**24

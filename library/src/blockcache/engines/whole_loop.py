@@ -60,7 +60,7 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> I
     computed = {name: len(steps) for name, steps in schedule.updates.items()}
     reused = {name: schedule.steps - count for name, count in computed.items()}
     try:
-        look = _Behind(port, program, own, patches) if port.behind else _Whole(port, program, own)
+        look = _Behind(port, program, own, patches) if port.begins_after_encoder else _Whole(port, program, own)
 
         def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
             name = next(iter(inspect.signature(original).parameters))  # the public code's is obs_dict
@@ -81,7 +81,7 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> I
                     drawn = draw_all(sampler, chunk, like, generator, start if generator is None else None)
                 result = runner(observed, drawn)
                 counts.add(computed, reused)
-                return port.answer(result)
+                return port.entry_result(result)
 
             return predict_action
 
@@ -107,7 +107,7 @@ class _Whole:
         self._foreign = not port.trusted
 
     def __call__(self, obs: Any) -> tuple[dict[str, Tensor], Tensor | None]:
-        observed = self._port.observe(obs, self._program.like)
+        observed = self._port.read_observation(obs, self._program.like)
         if self._foreign and isinstance(obs, Mapping):
             _refuse_unread(obs, self._program.inputs)
         return observed, None

@@ -18,7 +18,8 @@ from blockcache.engines import accelerate
 from blockcache.errors import FitError
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
-from blockcache.observations import as_one_batch, batch_size, hash_observations, pick
+from blockcache.observations import batch_size, hash_observations, pick
+from blockcache.observations.tensors import as_one_batch
 from blockcache.progress import progress_bar
 from blockcache.samplers import SamplerConfig
 
@@ -42,7 +43,9 @@ class Clouds:
         self, port: Port, observations: Any, *, samples: int = 48, seed: int = 0, progress: bool = True
     ) -> None:
         if port.sampler is None:
-            raise FitError(f"{port.untabulated} cannot be exchanged for another sampler: it is not one that we know")
+            raise FitError(
+                f"{port.unknown_sampler} cannot be exchanged for another sampler: it is not one that we know"
+            )
         self.observations = as_one_batch(observations)
         count = batch_size(self.observations)
         if count < LEAST:
@@ -95,7 +98,7 @@ class Clouds:
             progress_bar(parts, shown, unit="call", disable=shown is None or not self.progress)
         ):
             batch = pick(self.observations, [place for place in part for _ in range(samples)])
-            returned = generate(entry, port.given(batch), self.noise(noise, number))
+            returned = generate(entry, port.prepare_observation(batch), self.noise(noise, number))
             found.append(executed(port, port.action_of(returned)).reshape(len(part), samples, -1))
         return torch.cat(found)
 

@@ -99,7 +99,7 @@ def check_same(port: Port, sampler: Fitted, batch: Any, seed: int, whole_times: 
     """Refuse a policy that does something of its own around its denoiser: what would be fitted is another generation."""
     other = port.with_sampler(sampler)
     entry = getattr(other.policy, other.entry)
-    expected = executed(other, other.action_of(generate(entry, other.given(batch), seed)))
+    expected = executed(other, other.action_of(generate(entry, other.prepare_observation(batch), seed)))
     few = FewSteps(port, batch, whole_times)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
@@ -135,7 +135,7 @@ def _denoiser(port: Port, batch: Any) -> tuple[Callable[[Tensor, Tensor], Tensor
     denoiser, patches = port.adapter.denoiser, Patches()
     patches.replace(denoiser, "forward", stop)
     try:
-        generate(getattr(port.policy, port.entry), port.given(batch), seed=0)
+        generate(getattr(port.policy, port.entry), port.prepare_observation(batch), seed=0)
     except _CalledError as called:
         args, kwargs = called.given
     else:

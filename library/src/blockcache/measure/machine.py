@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from blockcache_runtime.cores import cores
 from blockcache_runtime.extras import installed_version
 
@@ -20,7 +18,7 @@ def describe() -> dict[str, Any]:
         "cores": cores(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
+        "torch": installed_version("torch"),
         "onnxruntime": installed_version("onnxruntime"),
         "diffusers": installed_version("diffusers"),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
@@ -29,6 +27,8 @@ def describe() -> dict[str, Any]:
 
 def peak_gflops(threads: int, size: int = 1024, seconds: float = 1.0) -> float:
     """The best rate of a large float32 matrix product: a peak that small products cannot reach."""
+    import torch  # here: describing a machine needs no torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

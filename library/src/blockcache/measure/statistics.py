@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest, rankdata
+from scipy.stats import binomtest
 
 RESAMPLES, SEED = 10_000, 0
 LOSSLESS = -0.03  # the lower end of a lossless method's interval lies above this
@@ -146,21 +146,3 @@ def _checked(values: ArrayLike) -> NDArray[np.float64]:
     if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
         raise ValueError(f"statistics need a row of one or more finite numbers, got shape {array.shape}")
     return array
-
-
-def rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
-    """Spearman's: 1 where both put things into the same order; equal values share their ranks."""
-    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])
-
-
-def split_half(values: ArrayLike, rounds: int = 100) -> float:
-    """How far (methods, episodes) agree with themselves: the mean rank correlation of the methods' means over one random
-    half of the episodes and over the other. No predictor can be asked to do better than the measurement itself."""
-    values = np.asarray(values, np.float64)
-    draw, half = np.random.default_rng(SEED), values.shape[1] // 2
-    found = []
-    for _ in range(rounds):
-        order = draw.permutation(values.shape[1])
-        one, other = values[:, order[:half]], values[:, order[half:]]
-        found.append(rank_correlation(one.mean(axis=1), other.mean(axis=1)))
-    return float(np.mean(found))

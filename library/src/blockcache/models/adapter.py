@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from blockcache.block import Block
 from blockcache.models.program import Program
-from blockcache.schedule.block import Block
 
 Route: TypeAlias = Callable[[str, Callable[[], Tensor]], Tensor]
 """(block's name, a function that computes its residual) -> the residual to add."""

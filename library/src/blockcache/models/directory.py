@@ -19,7 +19,7 @@ from torch import Tensor
 
 from blockcache.errors import FileError, PolicyError, shortened
 from blockcache.files import PathLike, make_directory, only_writer, write_bytes, writing
-from blockcache.models.places import CONFIG, FORMAT, PENDING, WEIGHTS, config_file, pending_config
+from blockcache.models.policy_files import CONFIG, FORMAT, PENDING, WEIGHTS, config_file, pending_config
 
 
 def write_policy(directory: PathLike, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

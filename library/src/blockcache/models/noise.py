@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blockcache.errors import ObservationError
-from blockcache.observations import as_tensor, check_finite
+from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache.samplers import SamplerTable
 
 

@@ -51,7 +51,7 @@ class ConfiguredPort(Port):
         task: str | None = self.policy.config.task
         return task
 
-    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+    def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         checked: dict[str, Tensor] = self.policy.check(obs)
         return checked
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from blockcache.errors import BlockcacheError, PolicyError
 from blockcache.files import PathLike
 from blockcache.models.adapter import Adapter
-from blockcache.models.modes import ModeCheck
 from blockcache.models.noise import draw_all
 from blockcache.models.program import Program, UnsupportedError
+from blockcache.models.train_mode import ModeCheck
 from blockcache.models.weight_checks import check_denoiser, check_program
 from blockcache.models.weights import checksum, memory, tensors_of, versions, weights_hash
 from blockcache.samplers import SamplerConfig, table
@@ -42,8 +42,8 @@ class Port(ABC):
     """The method that makes one generation: observation in, a dict with `action` out."""
     reentrant: ClassVar[bool] = False
     """Whether several threads may generate at once."""
-    behind: ClassVar[bool] = False
-    """Whether the program begins behind an encoder that it does not hold: `handed_over` then says what comes out of that."""
+    begins_after_encoder: ClassVar[bool] = False
+    """Whether the program takes the features of an encoder that it does not hold; `inputs_from_call` then finds them."""
     takes_noise: ClassVar[bool] = False
     """Whether `entry` takes `noise`, all of it, (1 + draws, B, T, D); else it draws from torch's global generator."""
 
@@ -70,10 +70,10 @@ class Port(ABC):
     @property
     @abstractmethod
     def sampler(self) -> SamplerConfig | None:
-        """The sampler in our words; None if we cannot tabulate it, and `untabulated` then names what we do not know."""
+        """The sampler in our words; None if we cannot tabulate it, and `unknown_sampler` then names what we do not know."""
 
     @property
-    def untabulated(self) -> str:
+    def unknown_sampler(self) -> str:
         return ""
 
     @property
@@ -87,7 +87,7 @@ class Port(ABC):
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """All the noise of one generation, (1 + draws, B, T, D), for policies whose sampler we know."""
-        assert self.sampler is not None, self.untabulated
+        assert self.sampler is not None, self.unknown_sampler
         like = next(self.adapter.denoiser.parameters())
         return draw_all(table(self.sampler), (batch, self.horizon, self.sample_dim), like, generator)
 
@@ -130,7 +130,7 @@ class Port(ABC):
         """Numbers per token of the noise: the action's, unless observations are in-painted."""
         return len(self.action_scale)
 
-    def acting(self, *args: Any, **kwargs: Any) -> Tensor | float:
+    def action_mask(self, *args: Any, **kwargs: Any) -> Tensor | float:
         """What the clean sample is multiplied by to be the action, from what the denoiser is called with: a mask, where a
         robot lacks some of an action's numbers."""
         return 1.0
@@ -148,22 +148,24 @@ class Port(ABC):
     # -- observations
 
     @abstractmethod
-    def given(self, obs: Any) -> Any:
+    def prepare_observation(self, obs: Any) -> Any:
         """An observation as a rollout or a file has it (an array or a mapping of arrays), as `entry` takes it."""
 
     @abstractmethod
-    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+    def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         """What somebody handed to `entry`, checked, by the names of `inputs`; for engines that replace it."""
 
-    def inspect(self, obs: Any) -> None:
+    def check_observation(self, obs: Any) -> None:
         """Refuse what `entry` would answer wrongly without a word, such as bytes where it takes fractions."""
         return
 
-    def handed_over(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Tensor], Tensor]:
-        """What the program takes, and the start of the noise, in what the denoiser is first called with; where `behind`."""
+    def inputs_from_call(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """The program's inputs and the start of the noise, from the arguments of the denoiser's first call.
+
+        Needed only where `begins_after_encoder`."""
         raise NotImplementedError
 
-    def typical(self, count: int) -> dict[str, Tensor]:
+    def synthetic_observations(self, count: int) -> dict[str, Tensor]:
         """Made-up observations over the range that the policy was trained on, from torch's global generator."""
         return {name: 2 * torch.rand(count, *shape) - 1 for name, shape in self.inputs.items()}
 
@@ -172,7 +174,7 @@ class Port(ABC):
         return None
 
     @property
-    def looking(self) -> int:
+    def encoder_flops(self) -> int:
         """FLOPs of the cameras' networks, as far as they are known: done once in a generation."""
         return 0
 
@@ -189,7 +191,7 @@ class Port(ABC):
         action: Tensor = returned["action"]
         return action
 
-    def answer(self, found: dict[str, Tensor]) -> Any:
+    def entry_result(self, found: dict[str, Tensor]) -> Any:
         """What `entry` would return, from an engine's `action` and `action_pred`."""
         return found
 
@@ -203,7 +205,7 @@ class Port(ABC):
     def program(self) -> Program:
         """The denoiser, folded; `UnsupportedError` says what cannot be."""
         if self.sampler is None:
-            raise UnsupportedError(self.untabulated)
+            raise UnsupportedError(self.unknown_sampler)
         if self.adapter.fold is None:
             raise UnsupportedError(f"the family {self.adapter.family}")
         return check_program(self.adapter.fold(self))
@@ -213,12 +215,12 @@ class Port(ABC):
         check_denoiser(self.adapter.denoiser)
 
     @property
-    def live(self) -> tuple[nn.Module, ...]:
+    def parts_outside_program(self) -> tuple[nn.Module, ...]:
         """Parts that run as they are whatever the engine, so that nobody need notice a change."""
         return ()
 
     @property
-    def notes(self) -> list[tuple[nn.Module, str]]:
+    def scratch_attributes(self) -> list[tuple[nn.Module, str]]:
         """Attributes in which parts write something down while they run, and never read it."""
         return []
 

@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
+from blockcache.block import Block
 from blockcache.errors import EngineError
-from blockcache.schedule.block import Block
 
 Value: TypeAlias = Any
 Activation: TypeAlias = Literal["cos", "gelu", "gelu_tanh", "mish", "relu", "silu", "sin"]

@@ -20,7 +20,7 @@ from blockcache.errors import BlockcacheError, ObservationError, in_one_line
 from blockcache.models.port import Port, check_not_compiled, required
 from blockcache.models.sampling import TableScheduler, make_scheduler
 from blockcache.models.weight_checks import check_action_scale
-from blockcache.observations import as_tensor, check_finite
+from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache.samplers import SamplerConfig
 from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
 
@@ -52,7 +52,7 @@ class PublicPort(Port):
         return self._sampler[0]
 
     @property
-    def untabulated(self) -> str:
+    def unknown_sampler(self) -> str:
         return self._sampler[1]
 
     @cached_property
@@ -107,9 +107,9 @@ class PublicPort(Port):
         super().check_weights()
         check_action_scale(self._tensor("action", "scale", 1.0))
 
-    def typical(self, count: int) -> dict[str, Tensor]:
+    def synthetic_observations(self, count: int) -> dict[str, Tensor]:
         """What lies beyond the normaliser's range may be clipped, and nobody would mind."""
-        made = super().typical(count)
+        made = super().synthetic_observations(count)
         for name, shape in self.inputs.items():
             scale, offset = (self._field(name, part, shape[-1], float(part == "scale")) for part in ("scale", "offset"))
             made[name] = ((made[name].double() - offset) / scale).to(made[name])
@@ -120,12 +120,12 @@ class PublicPort(Port):
         named = getattr(self.policy, "task", None)
         return named if isinstance(named, str) else None
 
-    def given(self, obs: Any) -> Any:
+    def prepare_observation(self, obs: Any) -> Any:
         if isinstance(obs, Mapping):
             return {name: as_tensor(value) for name, value in obs.items()}
         return {"obs": as_tensor(obs)}
 
-    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+    def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         """Of a longer history the public code looks at the first `n_obs_steps`."""
         found = {}
         for name, shape in self.inputs.items():

@@ -11,7 +11,7 @@ import safetensors.torch
 from torch import Tensor
 
 from blockcache.files import PathLike, TensorInfo, no_writer, read_tensors
-from blockcache.models.places import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory, shared_file
+from blockcache.models.policy_files import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory, shared_file
 
 C = TypeVar("C")
 

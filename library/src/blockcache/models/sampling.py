@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from blockcache.errors import SamplerError
 from blockcache.models.noise import check_generator, check_noise, draw
-from blockcache.samplers import DDIM, Diffusion, SamplerConfig, SDEDPMSolver, step, table, to_diffusers
+from blockcache.samplers import DDIM, Diffusion, SamplerConfig, SDEDPMSolver, step, table
+from blockcache.samplers.diffusers import to_diffusers
 
 
 def make_scheduler(config: SamplerConfig) -> Any:

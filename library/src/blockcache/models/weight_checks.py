@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blockcache.errors import PolicyError
 from blockcache.models.program import Program, UnsupportedError
-from blockcache.observations import largest
+from blockcache.observations.tensors import largest
 from blockcache_runtime.finite import LIMIT, beyond, within
 
 

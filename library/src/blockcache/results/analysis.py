@@ -13,11 +13,11 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import safetensors.numpy
 
+from blockcache.block import Block
 from blockcache.errors import short, shortened
 from blockcache.files import Count, Fields, Format, Limit, PathLike, Positive, dict_of, expect_keys, read
 from blockcache.results.analysis_section import AnalysisError, Section, arrays_of, plain_fields
 from blockcache.results.analysis_sections import SECTIONS
-from blockcache.schedule.block import Block
 from blockcache.schedule.schedule import MOST_STEPS
 from blockcache_runtime.fingerprint import Fingerprint
 

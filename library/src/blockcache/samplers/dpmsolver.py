@@ -1,4 +1,4 @@
-"""DPM-Solver++, as diffusers' `DPMSolverMultistepScheduler` does it with the midpoint solver ("2M").
+"""DPM-Solver++ and SDE-DPM-Solver++, as diffusers' `DPMSolverMultistepScheduler` does them with the midpoint solver ("2M").
 
 Clipping x0 is ours: diffusers' scheduler never clips, and does the work only while `clip_sample` is off. A policy that
 predicts noise under the cosine schedule needs it, or what little is wrong at the first timestep is blown up a thousandfold.
@@ -71,3 +71,24 @@ class DPMSolver(Diffusion):
             stop = steps - 1 if first_order_end else steps
             past[1:stop] = gain[1:stop] * 0.5 * h[1:stop] / h[: stop - 1]
         return past
+
+
+@dataclass(frozen=True, kw_only=True)
+class SDEDPMSolver(DPMSolver):
+    """DPM-Solver++ that adds fresh noise at every step. Its first order is DDPM's posterior ("fixed_small"), written
+    in another way."""
+
+    type: ClassVar[str] = "sde-dpmsolver++"
+    in_diffusers: ClassVar[DiffusersForm | None] = DiffusersForm(
+        "DPMSolverMultistepScheduler", CLIPPING, {"algorithm_type": "sde-dpmsolver++"}
+    )
+
+    def tabulate(self) -> SamplerTable:
+        timesteps = self.times()
+        signal, noise, h = self.levels(timesteps)
+        gain = signal[1:].astype(np.float64) * -np.expm1(-2 * h)
+        past = self.past(gain, h)
+        a = noise[1:] / noise[:-1] * np.exp(-h)
+        s = noise[1:] * np.sqrt(-np.expm1(-2 * h))
+        draws = [True] * len(timesteps)  # at the last step too, where s is 0
+        return self.fill(timesteps, signal[:-1], noise[:-1], draws, a=a, b=gain + past, c=-past, s=s)

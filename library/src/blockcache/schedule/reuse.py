@@ -8,34 +8,11 @@ lives as long as one generation. Knows nothing of what a residual is: only sums 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from blockcache.schedule.block import Block
 from blockcache.schedule.plan import AddRun, Compute, Plan, Span
-from blockcache_runtime.fingerprint import Fingerprint
 
 T = TypeVar("T")
-
-
-class Strategy(Protocol):
-    """When blocks are computed. A Schedule knows it beforehand, a TeaCache Rule decides while the policy runs."""
-
-    static: ClassVar[bool]
-    """Whether all is decided beforehand; only the patched engine can follow what is not."""
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def fingerprint(self) -> Fingerprint: ...
-
-    def describe(self) -> dict[str, Any]:
-        """All that decides the actions, in JSON types."""
-        ...
-
-    def flops(self, blocks: Sequence[Block], reused: float) -> int:
-        """FLOPs of the blocks computed in one generation; `reused`, as measured, counts where nothing is static."""
-        ...
 
 
 class Reuse(Generic[T]):

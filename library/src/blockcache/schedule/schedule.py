@@ -13,9 +13,9 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from blockcache.block import Block
 from blockcache.errors import BlockcacheError, ContentError, ScheduleError, short
 from blockcache.files import Format, PathLike, plain_json
-from blockcache.schedule.block import Block
 from blockcache_runtime.fingerprint import Fingerprint
 
 FORMAT = Format(

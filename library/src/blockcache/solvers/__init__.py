@@ -1,17 +1,16 @@
 """Where to compute: from recordings to schedules and rules. Arrays and values in, values out; no torch."""
 
-from blockcache.schedule.union import bubbling_union
-from blockcache.solvers.acs import adaptive, consecutive, uniform
+from blockcache.solvers.bac import adaptive, bubbling_union, consecutive, uniform
 from blockcache.solvers.recording import Recording
 from blockcache.solvers.solve import METHODS, OBJECTIVES, PAPER_METHODS, most_changing, solve
-from blockcache.solvers.teacache import Rule, fit_teacache
+from blockcache.solvers.teacache import TeaCacheRule, fit_teacache
 
 __all__ = [
     "METHODS",
     "OBJECTIVES",
     "PAPER_METHODS",
     "Recording",
-    "Rule",
+    "TeaCacheRule",
     "adaptive",
     "bubbling_union",
     "consecutive",

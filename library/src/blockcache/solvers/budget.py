@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockcache.errors import ScheduleError
-from blockcache.solvers.acs import Segments
+from blockcache.solvers.bac import Segments
 
 Array = NDArray[np.float64]
 WORK = 25 * 10**9

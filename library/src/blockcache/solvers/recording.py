@@ -13,9 +13,9 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from blockcache.block import Block
 from blockcache.errors import RecordingError, short, shortened
 from blockcache.files import Count, Format, PathLike, expect_keys
-from blockcache.schedule.block import Block
 from blockcache.schedule.schedule import MOST_STEPS, checked_origin
 from blockcache.solvers.metrics import METRICS
 from blockcache_runtime.fingerprint import Fingerprint

@@ -12,9 +12,8 @@ import numpy as np
 
 from blockcache.errors import RecordingError, ScheduleError
 from blockcache.schedule import Schedule
-from blockcache.schedule.cost import generation
-from blockcache.schedule.union import bubbling_union
-from blockcache.solvers.acs import adaptive, consecutive, uniform
+from blockcache.schedule.strategy import generation_flops
+from blockcache.solvers.bac import adaptive, bubbling_union, consecutive, uniform
 from blockcache.solvers.budget import split_budget
 from blockcache.solvers.metrics import METRICS, SIMILARITIES
 from blockcache.solvers.recording import Recording
@@ -163,7 +162,7 @@ def _prices(recording: Recording, what: str, costs: Mapping[str, float] | None) 
             "the recording does not say the FLOPs of every block, so a budget of them means nothing; ask for updates, or "
             "give the blocks' costs"
         )
-    fixed = generation((), recording.every_step, recording.steps)
+    fixed = generation_flops((), recording.every_step, recording.steps)
     return [float(block.cost) for block in recording.blocks], float(fixed), "flops"
 
 

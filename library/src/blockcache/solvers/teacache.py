@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from blockcache.block import Block
 from blockcache.errors import RecordingError
-from blockcache.schedule import Block
 from blockcache.solvers.recording import Recording
 from blockcache_runtime.fingerprint import Fingerprint
 
@@ -21,7 +21,7 @@ DEGREE = 4
 
 
 @dataclass(frozen=True)
-class Rule:
+class TeaCacheRule:
     """Recompute once the estimated output change since the last computation reaches `threshold`.
 
     `coefficients` (highest power first) estimate the relative change of the stack's residual over one step from that
@@ -55,7 +55,7 @@ class Rule:
         return round(self.steps * (1 - reused) * sum(block.cost for block in blocks))
 
 
-def fit_teacache(recording: Recording, threshold: float) -> Rule:
+def fit_teacache(recording: Recording, threshold: float) -> TeaCacheRule:
     """TeaCache's rule for a policy.
 
     recording  a calibration; the polynomial is fitted to its changes
@@ -68,4 +68,6 @@ def fit_teacache(recording: Recording, threshold: float) -> Rule:
     rising_powers = fit.convert().coef
     coefficients = np.zeros(DEGREE + 1)
     coefficients[: len(rising_powers)] = rising_powers
-    return Rule(tuple(float(c) for c in coefficients[::-1]), float(threshold), recording.steps, recording.fingerprint)
+    return TeaCacheRule(
+        tuple(float(c) for c in coefficients[::-1]), float(threshold), recording.steps, recording.fingerprint
+    )

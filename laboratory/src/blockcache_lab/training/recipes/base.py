@@ -3,17 +3,59 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from blockcache_lab.training.data import Demonstrations
-from blockcache_lab.training.errors import TrainingError
-from blockcache_lab.training.windows import Windows
+from blockcache_lab.training.data import Demonstrations, TrainingError, window_indices
+from blockcache_runtime.frames import BYTE
 
 if TYPE_CHECKING:
     from blockcache.tasks import TaskSpec
     from blockcache_lab.training.config import TrainConfig
+
+MOST_VALIDATED = 128
+"""Windows with frames that a validation uses: on a CPU all of them would take longer than a tenth of an epoch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Windows of demonstrations, ready to be indexed.
+
+    action: (N, horizon, A), normalised.
+    obs: (N, ...) the conditions of the denoiser or, with `steps`, which of the steps each window observes.
+    steps: Everything that was observed by name, step by step, in robot units, where the policy encodes it by weights that
+        learn too. Frames stay bytes, each once in memory, until a batch needs them.
+    counted: (N, 1, A), 1 where a number of the actions is learnt and 0 where it is none of the robot's; without it all are.
+    """
+
+    action: Tensor
+    obs: Tensor
+    steps: Mapping[str, Tensor] | None = None
+    counted: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def conditions(self, policy: Any, rows: Tensor) -> Any:
+        """What the denoiser is conditioned on in some windows."""
+        if self.steps is None:
+            return self.obs[rows]
+        observed = {name: values[self.obs[rows]] for name, values in self.steps.items()}
+        return policy.encode(
+            {name: value.float() / BYTE if value.dtype == torch.uint8 else value for name, value in observed.items()}
+        )
+
+    @property
+    def validated(self) -> Tensor:
+        """The windows that a validation uses."""
+        if all(values.dtype != torch.uint8 for values in (self.steps or {}).values()):
+            return torch.arange(len(self))
+        return torch.linspace(0, len(self) - 1, min(len(self), MOST_VALIDATED)).round().long()
 
 
 class Recipe(ABC):
@@ -21,11 +63,13 @@ class Recipe(ABC):
 
     horizon, n_obs_steps: of a policy, where nothing else is asked for.
     objectives: what the denoiser may learn, by name, the default first; None where a family has no choice.
+    row: the policy's name for an observation that is one row of numbers.
     """
 
     horizon: int
     n_obs_steps: int
     objectives: tuple[str | None, ...] = (None,)
+    row = "obs"
 
     def check(self, settings: TrainConfig) -> None:
         """Refuse settings that the family does not have, and tasks whose observations it cannot take."""
@@ -43,7 +87,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def check_task(self, spec: TaskSpec) -> None:
-        """Refuse a task whose observations are none for the family."""
+        """Refuse a task whose observations the family cannot take."""
 
     @abstractmethod
     def config(self, settings: TrainConfig, training: dict[str, Any] | None) -> Any:
@@ -54,17 +98,45 @@ class Recipe(ABC):
         """A policy with the weights that training begins with, by torch's global random numbers."""
 
     @abstractmethod
+    def denoiser(self, policy: Any) -> nn.Module:
+        """The module that is called with noisy actions, times and conditions."""
+
+    def observed(self, demos: Demonstrations) -> dict[str, Tensor]:
+        """What was observed in each step, by the policy's names."""
+        named = demos.obs if isinstance(demos.obs, Mapping) else {self.row: demos.obs}
+        return {name: torch.from_numpy(values) for name, values in named.items()}
+
     def fit(self, policy: Any, demos: Demonstrations, episodes: list[tuple[int, int]]) -> None:
-        """Fit what normalises, to what was seen and done in some episodes."""
+        """Fit the normaliser to some episodes; frames have their range from 0 to 1 already."""
+        steps = torch.from_numpy(np.concatenate([np.arange(*episode) for episode in episodes]))
+        for name, values in self.observed(demos).items():
+            if values.dtype != torch.uint8:
+                policy.normalizer.field(name).fit(values[steps])
+        policy.normalizer.action.fit(torch.from_numpy(demos.action)[steps])
 
-    @abstractmethod
     def windows(self, policy: Any, demos: Demonstrations, episodes: list[tuple[int, int]]) -> Windows:
-        """All windows of some episodes."""
+        """All windows of some episodes. Conditions that no learning weight makes are encoded once."""
+        config, seen = policy.config, self.observed(demos)
+        steps = window_steps(episodes, config.horizon, config.n_obs_steps, config.n_action_steps)
+        action = policy.normalizer.action.normalize(torch.from_numpy(demos.action))[steps]
+        places = steps[:, : config.n_obs_steps]
+        if any(values.dtype == torch.uint8 for values in seen.values()):
+            return Windows(action, places, seen)
+        return Windows(action, policy.encode({name: values[places] for name, values in seen.items()}))
 
-    @abstractmethod
     def learnt(self, policy: Any) -> dict[str, Tensor]:
         """The parameters that training changes, by name, each once."""
+        return dict(self.denoiser(policy).named_parameters())
 
-    @abstractmethod
-    def predict(self, policy: Any, noisy: Tensor, t: Tensor, seen: Any) -> Tensor:
-        """The denoiser's output for noisy actions (B, T, A) at times (B,) under what `Windows.seen` gives."""
+    def predict(self, policy: Any, noisy: Tensor, t: Tensor, conditions: Any) -> Tensor:
+        """The denoiser's output for noisy actions (B, T, A) at times (B,) under what `Windows.conditions` gives."""
+        out: Tensor = self.denoiser(policy)(noisy, t, conditions)
+        return out
+
+
+def window_steps(episodes: list[tuple[int, int]], horizon: int, n_obs_steps: int, n_action_steps: int) -> Tensor:
+    """The steps of every window, (N, horizon); no window at all is refused."""
+    steps = window_indices(episodes, horizon, n_obs_steps, n_action_steps)
+    if not len(steps):
+        raise TrainingError(f"no episode is long enough for a window of {horizon} steps; take a shorter horizon")
+    return torch.from_numpy(steps)

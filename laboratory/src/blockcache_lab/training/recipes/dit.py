@@ -7,23 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from blockcache.models.dit.config import DiTConfig
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.samplers import DDPM, Euler, SamplerConfig
-from blockcache_lab.training.data import Demonstrations, window_indices
-from blockcache_lab.training.errors import TrainingError
+from blockcache_lab.training.data import TrainingError
 from blockcache_lab.training.recipes.base import Recipe
-from blockcache_lab.training.windows import Windows, windowed
 
 if TYPE_CHECKING:
     from blockcache.tasks import TaskSpec
     from blockcache_lab.training.config import TrainConfig
 
-STATE = "observation.state"  # LeRobot's name for the numbers of a moment
 _SAMPLERS: dict[str | None, SamplerConfig] = {"ddpm": DDPM(), "flow": Euler(num_inference_steps=10)}
 
 
@@ -31,6 +26,7 @@ class DiTRecipe(Recipe):
     horizon = 16
     n_obs_steps = 2
     objectives = tuple(_SAMPLERS)
+    row = "observation.state"  # LeRobot's name for it
 
     def check_task(self, spec: TaskSpec) -> None:
         if spec.inputs is not None:
@@ -40,7 +36,7 @@ class DiTRecipe(Recipe):
 
     def config(self, settings: TrainConfig, training: dict[str, Any] | None) -> DiTConfig:
         return DiTConfig(
-            state={STATE: settings.spec.obs_dim},
+            state={self.row: settings.spec.obs_dim},
             action_dim=settings.spec.action_dim,
             horizon=settings.horizon,
             n_obs_steps=settings.n_obs_steps,
@@ -65,25 +61,5 @@ class DiTRecipe(Recipe):
             nn.init.zeros_(modulation.bias)
         return policy
 
-    def fit(self, policy: DiTPolicy, demos: Demonstrations, episodes: list[tuple[int, int]]) -> None:
-        steps = np.concatenate([np.arange(*episode) for episode in episodes])
-        policy.normalizer.field(STATE).fit(torch.from_numpy(demos.obs[steps]))
-        policy.normalizer.action.fit(torch.from_numpy(demos.action[steps]))
-
-    def windows(self, policy: DiTPolicy, demos: Demonstrations, episodes: list[tuple[int, int]]) -> Windows:
-        """With the conditioning vectors, (N, C): nothing that makes them learns."""
-        config = policy.config
-        steps = windowed(
-            window_indices(episodes, config.horizon, config.n_obs_steps, config.n_action_steps), config.horizon
-        )
-        return Windows(
-            obs=policy.encode({STATE: torch.from_numpy(demos.obs)[steps[:, : config.n_obs_steps]]}),
-            action=policy.normalizer.action.normalize(torch.from_numpy(demos.action))[steps],
-        )
-
-    def learnt(self, policy: DiTPolicy) -> dict[str, Tensor]:
-        return dict(policy.noise_predictor.named_parameters())
-
-    def predict(self, policy: DiTPolicy, noisy: Tensor, t: Tensor, seen: Tensor) -> Tensor:
-        out: Tensor = policy.noise_predictor(noisy, t, seen)
-        return out
+    def denoiser(self, policy: DiTPolicy) -> nn.Module:
+        return policy.noise_predictor

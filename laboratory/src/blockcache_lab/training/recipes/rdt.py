@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from blockcache.models.rdt import RDTConfig, RDTPolicy
 from blockcache.models.rdt.config import public_sampler
 from blockcache.models.rdt.denoiser import RDT
-from blockcache_lab.training.data import Demonstrations, window_indices
-from blockcache_lab.training.errors import TrainingError
-from blockcache_lab.training.recipes.base import Recipe
-from blockcache_lab.training.windows import EncodedWindows, windowed
+from blockcache_lab.training.data import Demonstrations, TrainingError
+from blockcache_lab.training.recipes.base import Recipe, Windows, window_steps
 
 if TYPE_CHECKING:
     from blockcache.tasks import TaskSpec
@@ -67,14 +65,16 @@ class RDTRecipe(Recipe):
         _initialize(model)
         return policy
 
+    def denoiser(self, policy: RDTPolicy) -> nn.Module:
+        return policy.denoiser
+
     def fit(self, policy: RDTPolicy, demos: Demonstrations, episodes: list[tuple[int, int]]) -> None:
         """Nothing to fit."""
 
-    def windows(self, policy: RDTPolicy, demos: Demonstrations, episodes: list[tuple[int, int]]) -> EncodedWindows:
+    def windows(self, policy: RDTPolicy, demos: Demonstrations, episodes: list[tuple[int, int]]) -> Windows:
         """A window begins at every step of an episode, also at its last: a robot that has arrived sees those most often."""
-        horizon = policy.config.horizon
-        steps = windowed(window_indices(episodes, horizon, 1, horizon), horizon)
-        seen = {name: torch.from_numpy(values) for name, values in demos.obs.items()}
+        horizon, seen = policy.config.horizon, self.observed(demos)
+        steps = window_steps(episodes, horizon, 1, horizon)
         for name in ("state_tokens", "action_mask"):
             seen[name] = seen[name][:, None]  # (N, 1, A): one token
         for name in ("action_mask", "lang_attn_mask"):
@@ -88,15 +88,10 @@ class RDTRecipe(Recipe):
         if not bool(counted.any()):
             raise TrainingError("the demonstrations' 'action_mask' hides every number of the actions")
         action = torch.from_numpy(demos.action)[steps] * counted  # others are 0, as in a generation's result
-        return EncodedWindows(
-            obs=steps[:, 0], action=action, counted=None if bool(counted.all()) else counted, steps=seen
-        )
+        return Windows(action, steps[:, 0], seen, None if bool(counted.all()) else counted)
 
-    def learnt(self, policy: RDTPolicy) -> dict[str, Tensor]:
-        return dict(policy.denoiser.named_parameters())
-
-    def predict(self, policy: RDTPolicy, noisy: Tensor, t: Tensor, seen: tuple[Tensor, ...]) -> Tensor:
-        out: Tensor = policy.denoiser(noisy, t, *seen)
+    def predict(self, policy: RDTPolicy, noisy: Tensor, t: Tensor, conditions: tuple[Tensor, ...]) -> Tensor:
+        out: Tensor = policy.denoiser(noisy, t, *conditions)
         return out
 
 

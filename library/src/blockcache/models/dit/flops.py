@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blockcache.block import FEED_FORWARD, SELF_ATTENTION, Block
 from blockcache.models.flops import attention, feed_forward, linear
-from blockcache.schedule.block import FEED_FORWARD, SELF_ATTENTION, Block
 
 KINDS = (SELF_ATTENTION, FEED_FORWARD)
 """The blocks of a layer, in order."""

@@ -29,7 +29,7 @@ def fold(port: Any) -> DiTProgram:
     denoiser = port.adapter.denoiser
     layers = list(denoiser.transformer_blocks)
     require_supported(denoiser, layers)
-    like, widths, entrance = denoiser.input_proj.weight, port.adapter.widths, port.entrance
+    like, widths, entry = denoiser.input_proj.weight, port.adapter.widths, port.program_inputs
     features = _time_features(port.timesteps, denoiser.time_mlp)  # (K, time_dim), behind their SiLU
     shape = DiTShape(
         width=widths["width"],
@@ -54,14 +54,14 @@ def fold(port: Any) -> DiTProgram:
         "condition_b": condition_b,
         "every_token": torch.ones(1, shape.tokens, 1),
         **rotation,
-        **entrance.weights,
+        **entry.weights,
     }
     for index, layer in enumerate(layers):
         weights |= _layer(layer, index, shape.width, widths["heads"])
     table = (features @ time_w).view(len(features), 1, shape.layers * CHUNKS, shape.width)
     eps = float(layers[0].norm1.eps)
     return DiTProgram(
-        inputs=entrance.inputs,
+        inputs=entry.inputs,
         chunk=(shape.tokens, shape.action_dim),
         tokens=shape.tokens,
         executed=port.executed,
@@ -72,13 +72,13 @@ def fold(port: Any) -> DiTProgram:
         weights={name: _as(tensor, like) for name, tensor in weights.items()},
         tables={"time": Table(_as(table, like), (1, shape.layers * CHUNKS, shape.width))},
         gated=True,
-        signature=_signature((eps, dict(entrance.inputs)), features, *rotation.values()),
+        signature=_signature((eps, dict(entry.inputs)), features, *rotation.values()),
         shape=shape,
         heads=widths["heads"],
         norm_eps=eps,
         rotary=bool(rotation),
-        moments=entrance.moments,
-        vectors=entrance.vectors,
+        moments=entry.moments,
+        vectors=entry.vectors,
         savings=lambda program: _without_savings(program, _as(time_w, like), _as(features[:, None], like)),
     )
 

@@ -22,7 +22,7 @@ from blockcache.models.dit.clip_config import CHANNELS, ClipConfig, Tower
 from blockcache.models.dit.config import DiTConfig
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.dit.statistics import statistics_of
-from blockcache.models.places import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory
+from blockcache.models.policy_files import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory
 from blockcache.samplers import Euler, SamplerConfig
 from blockcache.samplers.diffusers import from_config
 

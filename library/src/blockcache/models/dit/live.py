@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from blockcache.errors import EngineError, ObservationError, in_one_line
 from blockcache.models.dit.clip_config import MASK, TOKENS
-from blockcache.models.dit.entrance import Entrance, behind_encoder
 from blockcache.models.dit.normalizer import Field
 from blockcache.models.dit.program import CONDITIONING
+from blockcache.models.dit.program_inputs import ProgramInputs, inputs_after_encoder
 from blockcache.models.port import Port, required
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.models.sampling import denoise
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import Euler, SamplerConfig, table
 from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
 
@@ -87,7 +87,7 @@ class Sampled(nn.Module):
 class LivePort(Port):
     """See the module's docstring."""
 
-    behind = True
+    begins_after_encoder = True
 
     def __init__(self, policy: Any, adapter: Any) -> None:
         # an attribute of the instance: which of the two a policy has is known only now
@@ -119,7 +119,7 @@ class LivePort(Port):
         return self._sampler[0]
 
     @property
-    def untabulated(self) -> str:
+    def unknown_sampler(self) -> str:
         return self._sampler[1]
 
     @cached_property
@@ -190,14 +190,14 @@ class LivePort(Port):
 
     # -- observations and actions
 
-    def given(self, obs: Any) -> Any:
+    def prepare_observation(self, obs: Any) -> Any:
         return {name: as_tensor(value) for name, value in obs.items()} if isinstance(obs, Mapping) else obs
 
-    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+    def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         raise UnsupportedError("observations ahead of the policy's own encoder")
 
-    def typical(self, count: int) -> dict[str, Tensor]:
-        found = super().typical(count)
+    def synthetic_observations(self, count: int) -> dict[str, Tensor]:
+        found = super().synthetic_observations(count)
         if TOKENS in found:
             found[TOKENS] = torch.randint(1, 100, found[TOKENS].shape)
             found[MASK] = torch.ones(found[MASK].shape, dtype=torch.int64)
@@ -213,7 +213,7 @@ class LivePort(Port):
             f"({in_one_line(error)})"
         )
 
-    def handed_over(
+    def inputs_from_call(
         self, x: Tensor, timestep: Any, conditioning_vec: Any = None, **others: Any
     ) -> tuple[dict[str, Tensor], Tensor]:
         if not isinstance(conditioning_vec, Tensor) or conditioning_vec.ndim != 2 or others:
@@ -226,16 +226,16 @@ class LivePort(Port):
     def action_of(self, returned: Any) -> Tensor:
         return returned if isinstance(returned, Tensor) else super().action_of(returned)
 
-    def answer(self, found: dict[str, Tensor]) -> Tensor:
+    def entry_result(self, found: dict[str, Tensor]) -> Tensor:
         return found["action"]
 
     # -- weights
 
     @property
-    def entrance(self) -> Entrance:
+    def program_inputs(self) -> ProgramInputs:
         """Where the program begins: at the conditioning vector; and it ends at normalised actions."""
         like = next(self.adapter.denoiser.parameters())
-        return behind_encoder(self.adapter.widths["cond_dim"], Field(self.sample_dim).to(like.device))
+        return inputs_after_encoder(self.adapter.widths["cond_dim"], Field(self.sample_dim).to(like.device))
 
     def program(self) -> Program:
         if not isinstance(self.policy, nn.Module):
@@ -243,7 +243,7 @@ class LivePort(Port):
         return super().program()
 
     @property
-    def live(self) -> tuple[nn.Module, ...]:
+    def parts_outside_program(self) -> tuple[nn.Module, ...]:
         encoder = getattr(self.policy, "observation_encoder", None)
         return (encoder,) if isinstance(encoder, nn.Module) else ()
 

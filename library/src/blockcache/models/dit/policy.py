@@ -18,7 +18,7 @@ from blockcache.models.dit.denoiser import DiT
 from blockcache.models.dit.normalizer import Normalizer
 from blockcache.models.noise import draw_all
 from blockcache.models.sampling import denoise
-from blockcache.observations import Observation, check_tree
+from blockcache.observations.tensors import Observation, check_tree
 from blockcache.samplers import SamplerConfig, table
 
 

@@ -16,14 +16,14 @@ from blockcache.files import PathLike
 from blockcache.models.dit.adapter import find
 from blockcache.models.dit.checkpoint import save_policy
 from blockcache.models.dit.clip_config import MASK, TOKENS
-from blockcache.models.dit.entrance import Entrance, behind_encoder, own_entrance
 from blockcache.models.dit.live import LivePort, horizon_of, objective_of
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.dit.program import CONDITIONING
+from blockcache.models.dit.program_inputs import ProgramInputs, inputs_after_encoder, inputs_of_policy
 from blockcache.models.own_port import ConfiguredPort
 from blockcache.models.port import Port, check_not_compiled, is_altered
 from blockcache.models.weight_checks import check_action_scale
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 
 _CONSTANT = 1e6  # scales beyond this are those of numbers that never changed in the data
 
@@ -52,9 +52,9 @@ class OwnPort(ConfiguredPort):
     policy: DiTPolicy
 
     @property
-    def entrance(self) -> Entrance:
+    def program_inputs(self) -> ProgramInputs:
         """Where the program begins."""
-        return own_entrance(self.policy)
+        return inputs_of_policy(self.policy)
 
     @cached_property
     def action_scale(self) -> NDArray[np.float64]:
@@ -68,14 +68,14 @@ class OwnPort(ConfiguredPort):
         shift, base = (part.detach().cpu().double().numpy() for part in (action.shift, action.base))
         return np.asarray(base - shift * self.action_scale)
 
-    def given(self, obs: Any) -> Any:
+    def prepare_observation(self, obs: Any) -> Any:
         if not isinstance(obs, Mapping):
             return as_tensor(obs)
         return {name: as_tensor(value) for name, value in obs.items()}
 
-    def typical(self, count: int) -> dict[str, Tensor]:
+    def synthetic_observations(self, count: int) -> dict[str, Tensor]:
         """What lies within the range of the data."""
-        config, found = self.policy.config, super().typical(count)
+        config, found = self.policy.config, super().synthetic_observations(count)
         for name in (*config.state, *config.vectors):
             found[name] = self.policy.normalizer.field(name).unnormalize(found[name].to(self.policy.like))
         return found
@@ -99,30 +99,30 @@ class OwnPort(ConfiguredPort):
 class OwnEncodedPort(OwnPort):
     """Our own policy with CLIP encoders, which run as they are: the program begins at the conditioning vector."""
 
-    behind = True
+    begins_after_encoder = True
 
     @property
     def cameras(self) -> tuple[str, ...]:
         return self.policy.cameras
 
     @property
-    def entrance(self) -> Entrance:
-        return behind_encoder(self.policy.config.cond_dim, self.policy.normalizer.action)
+    def program_inputs(self) -> ProgramInputs:
+        return inputs_after_encoder(self.policy.config.cond_dim, self.policy.normalizer.action)
 
     @property
-    def live(self) -> tuple[nn.Module, ...]:
+    def parts_outside_program(self) -> tuple[nn.Module, ...]:
         assert self.policy.observation_encoder is not None
         return (self.policy.observation_encoder,)
 
-    def handed_over(self, x: Tensor, timestep: Any, conditioning_vec: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    def inputs_from_call(self, x: Tensor, timestep: Any, conditioning_vec: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         return {CONDITIONING: conditioning_vec.detach()}, x.detach()
 
     def explain(self, error: Exception, obs: Any) -> ObservationError | None:
         """The policy explains itself: what it says of an observation is what counts, whoever looks ahead with it."""
         return ObservationError(str(error)) if isinstance(error, ObservationError) else None
 
-    def typical(self, count: int) -> dict[str, Tensor]:
-        found, encoder = super().typical(count), self.policy.config.encoder
+    def synthetic_observations(self, count: int) -> dict[str, Tensor]:
+        found, encoder = super().synthetic_observations(count), self.policy.config.encoder
         assert encoder is not None
         found |= {name: torch.rand(found[name].shape) for name in self.cameras}
         tokens = torch.randint(encoder.words, (count, encoder.tokens))

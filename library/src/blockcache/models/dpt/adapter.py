@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from blockcache.block import Block
 from blockcache.errors import PolicyError
 from blockcache.models.adapter import Adapter, FeedForward, Layer, Route
 from blockcache.models.dpt.flops import DPTShape
 from blockcache.models.dpt.fold import fold
 from blockcache.models.weight_checks import check_mask
-from blockcache.schedule.block import Block
 
 FAMILY = "dp-t"
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from blockcache.errors import PolicyError
+from blockcache.models.dpt.camera_network import CameraNetwork, Convolution, Pool, Residual
 from blockcache.models.dpt.encoder import ObservationEncoder, corner
 from blockcache.models.dpt.encoder_config import Input
-from blockcache.models.dpt.eye import Convolution, Eye, Pool, Residual
 from blockcache.models.program import UnsupportedError
 
 
@@ -33,7 +33,7 @@ class EncoderParts:
         return tuple(item for item in self.inputs if item.is_camera)
 
     @property
-    def notes(self) -> list[tuple[nn.Module, str]]:
+    def scratch_attributes(self) -> list[tuple[nn.Module, str]]:
         """What the public code's networks write down while they run, and never read: the last keypoints."""
         return [(net.pool, "kps") for net in self.nets.values()]
 
@@ -42,7 +42,7 @@ class EncoderParts:
         """Of looking at one moment."""
         return sum(eye.flops for eye in self.eyes()[0])
 
-    def eyes(self) -> tuple[tuple[Eye, ...], dict[str, Tensor]]:
+    def eyes(self) -> tuple[tuple[CameraNetwork, ...], dict[str, Tensor]]:
         """Each camera's operations, and their constants; a network that several cameras share is there once."""
         names: dict[int, str] = {}
         eyes, weights = [], dict[str, Tensor]()
@@ -119,7 +119,7 @@ def _crop(camera: Input, randomizer: Any) -> tuple[int, int]:
     return crop
 
 
-def _taken_apart(camera: Input, name: str, net: Any, seen: tuple[int, int]) -> tuple[Eye, dict[str, Tensor]]:
+def _taken_apart(camera: Input, name: str, net: Any, seen: tuple[int, int]) -> tuple[CameraNetwork, dict[str, Tensor]]:
     weights: dict[str, Tensor] = {}
     try:
         stages = list(net.nets)
@@ -155,7 +155,7 @@ def _taken_apart(camera: Input, name: str, net: Any, seen: tuple[int, int]) -> t
     bias = linear.bias if linear.bias is not None else torch.zeros(linear.out_features)
     weights[f"{name}_features_b"] = _double(bias)
     whole = camera.shape[1], camera.shape[2]
-    eye = Eye(
+    eye = CameraNetwork(
         camera=camera.name,
         name=name,
         corner=corner(whole, seen),

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from blockcache.models.dpt.entrance import entrance
 from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_step, folded_once
 from blockcache.models.dpt.program import DPTProgram
+from blockcache.models.dpt.program_inputs import fold_inputs
 from blockcache.models.port import Port
 from blockcache.models.program import Table, UnsupportedError
 from blockcache_lab.studies.savings_programs import without_savings
@@ -53,7 +53,7 @@ def fold(port: Port) -> DPTProgram:
     obs_w, obs_b = _linear(double, "cond_obs_emb")
     input_w, input_b = _linear(double, "input_emb")
     head_w, head_b = _after_norm(double, "ln_f", *_linear(double, "head"))
-    seen = entrance(policy, field, obs_w, obs_b)
+    seen = fold_inputs(policy, field, obs_w, obs_b)
     action_scale, action_offset = field("action", len(input_w))
     masks = {name: _mask(modules, name) for name in ("mask", "memory_mask")}
     shape = DPTShape(

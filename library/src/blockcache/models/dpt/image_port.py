@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from blockcache.errors import BlockcacheError, EngineError, ObservationError, PolicyError, in_one_line
 from blockcache.models.dpt.encoder_config import Input
 from blockcache.models.dpt.encoder_parts import EncoderParts, inputs_of
-from blockcache.models.dpt.entrance import FEATURES, known_parts
+from blockcache.models.dpt.program_inputs import FEATURES, known_parts
 from blockcache.models.public import PublicPort
 from blockcache.observations.tensors import as_tensor, reach
 from blockcache_runtime.frames import BYTE, check_frames, shown
@@ -42,16 +42,16 @@ class CameraPort(PublicPort):
     def cameras(self) -> tuple[str, ...]:
         return tuple(item.name for item in self.observed if item.is_camera)
 
-    def given(self, obs: Any) -> Any:
+    def prepare_observation(self, obs: Any) -> Any:
         """A file or a rollout has a camera's bytes."""
-        made = super().given(obs)
+        made = super().prepare_observation(obs)
         return {name: value / BYTE if value.dtype == torch.uint8 else value for name, value in made.items()}
 
-    def typical(self, count: int) -> dict[str, Tensor]:
-        made = super().typical(count)
+    def synthetic_observations(self, count: int) -> dict[str, Tensor]:
+        made = super().synthetic_observations(count)
         return made | {name: torch.rand(made[name].shape) for name in self.cameras}
 
-    def inspect(self, obs: Any) -> None:
+    def check_observation(self, obs: Any) -> None:
         for name in self.cameras if isinstance(obs, Mapping) else ():
             if isinstance(value := obs.get(name), Tensor):
                 self._inspect(name, value)
@@ -66,9 +66,9 @@ class CameraPort(PublicPort):
             )
         check_frames(what, tuple(seen.shape), dtype, tuple(self.inputs[camera]), lambda: reach(seen))
 
-    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
-        self.inspect(obs)
-        return super().observe(obs, like)
+    def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+        self.check_observation(obs)
+        return super().read_observation(obs, like)
 
     def explain(self, error: Exception, obs: Any) -> BlockcacheError | None:
         if not self.observed or isinstance(error, BlockcacheError):
@@ -94,11 +94,11 @@ class KnownCameraPort(CameraPort):
         return parts
 
     @property
-    def notes(self) -> list[tuple[nn.Module, str]]:
-        return self.parts.notes
+    def scratch_attributes(self) -> list[tuple[nn.Module, str]]:
+        return self.parts.scratch_attributes
 
     @cached_property
-    def looking(self) -> int:
+    def encoder_flops(self) -> int:
         return self.n_obs_steps * self.parts.flops
 
     def settings(self) -> list[Any]:
@@ -116,13 +116,13 @@ def _randomizers(policy: Any) -> dict[str, Any]:
 class OtherCameraPort(CameraPort):
     """Any other encoder: the policy's own code runs up to its denoiser, and engines get what that is handed."""
 
-    behind = True
+    begins_after_encoder = True
 
     @property
-    def live(self) -> tuple[nn.Module, ...]:
+    def parts_outside_program(self) -> tuple[nn.Module, ...]:
         return (self.policy.obs_encoder,)
 
-    def handed_over(
+    def inputs_from_call(
         self, sample: Tensor, timestep: Any, cond: Any = None, **others: Any
     ) -> tuple[dict[str, Tensor], Tensor]:
         fits = isinstance(cond, Tensor) and cond.ndim == 3 and cond.shape[1] == self.n_obs_steps

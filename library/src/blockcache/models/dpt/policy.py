@@ -21,7 +21,7 @@ from blockcache.models.dpt.normalizer import LinearNormalizer
 from blockcache.models.noise import draw_all
 from blockcache.models.sampling import denoise, make_scheduler
 from blockcache.models.settings import check_sampler_and_record, check_sizes_of, refuse_unknown
-from blockcache.observations import Observation, check_observation, check_tree
+from blockcache.observations.tensors import Observation, check_observation, check_tree
 from blockcache.samplers import DDPM, SamplerConfig, table
 
 FAMILY = "dp-t"

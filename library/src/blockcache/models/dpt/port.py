@@ -12,13 +12,13 @@ from blockcache.files import PathLike
 from blockcache.models.dpt.adapter import find
 from blockcache.models.dpt.checkpoint import save_policy
 from blockcache.models.dpt.encoder_parts import parts_of
-from blockcache.models.dpt.entrance import known_parts
 from blockcache.models.dpt.image_port import KnownCameraPort, OtherCameraPort
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
+from blockcache.models.dpt.program_inputs import known_parts
 from blockcache.models.port import Port, is_altered
 from blockcache.models.public import PublicPort, denoiser_of
 from blockcache.models.weight_checks import check_denoiser
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import SamplerConfig, table
 
 
@@ -78,16 +78,18 @@ class OwnPort(PublicPort):
         return self.policy.config.cameras
 
     @cached_property
-    def looking(self) -> int:
+    def encoder_flops(self) -> int:
         encoder = self.policy.obs_encoder
         return 0 if encoder is None else self.n_obs_steps * parts_of(encoder).flops
 
-    def given(self, obs: Any) -> Any:
+    def prepare_observation(self, obs: Any) -> Any:
         if self.cameras:
-            return super().given(obs) if isinstance(obs, Mapping) else obs  # what is none, `check` says in one sentence
+            return (
+                super().prepare_observation(obs) if isinstance(obs, Mapping) else obs
+            )  # what is none, `check` says in one sentence
         return as_tensor(obs["obs"] if isinstance(obs, Mapping) and "obs" in obs else obs)
 
-    def observe(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+    def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         return self.policy.check(obs)
 
     def explain(self, error: Exception, obs: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blockcache.models.dpt.eye import Eye
+from blockcache.models.dpt.camera_network import CameraNetwork
 from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_step
 from blockcache.models.program import Ops, Program, Value
 
@@ -39,7 +39,7 @@ class DPTProgram(Program):
     norm_eps: float
     self_masked: bool
     entries: Mapping[str, str]
-    eyes: tuple[Eye, ...]
+    eyes: tuple[CameraNetwork, ...]
     savings: Callable[[DPTProgram], Mapping[str, DPTProgram]]
 
     @property
@@ -61,7 +61,7 @@ class DPTProgram(Program):
         return self.heads * self.slots
 
     @property
-    def looking(self) -> int:
+    def encoder_flops(self) -> int:
         """FLOPs of the cameras' networks in one generation."""
         return (self.slots - 1) * sum(eye.flops for eye in self.eyes)
 

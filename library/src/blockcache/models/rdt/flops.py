@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from blockcache.block import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION, Block
 from blockcache.models.flops import attention, feed_forward, linear
-from blockcache.schedule.block import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION, Block
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from blockcache.models.noise import draw_all
 from blockcache.models.rdt.config import RDTConfig
 from blockcache.models.rdt.denoiser import RDTDenoiser
 from blockcache.models.sampling import denoise
-from blockcache.observations import as_tensor, check_tree, one_moment
+from blockcache.observations import one_moment
+from blockcache.observations.tensors import as_tensor, check_tree
 from blockcache.samplers import SamplerConfig, table
 
 LANGUAGE, MASK = "lang_tokens", "lang_attn_mask"

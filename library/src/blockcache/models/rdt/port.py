@@ -20,7 +20,7 @@ from blockcache.models.rdt.checkpoint import save_policy
 from blockcache.models.rdt.config import ADAPTORS
 from blockcache.models.rdt.flops import RDTShape
 from blockcache.models.rdt.policy import MASK, RDTPolicy
-from blockcache.observations import as_tensor
+from blockcache.observations.tensors import as_tensor
 
 
 def claim(policy: Any) -> Port | str:
@@ -47,12 +47,12 @@ class RDTPort(ConfiguredPort):
     def action_scale(self) -> NDArray[np.float64]:
         return np.ones(self.policy.action_dim)
 
-    def acting(self, *args: Any, **kwargs: Any) -> Tensor:
+    def action_mask(self, *args: Any, **kwargs: Any) -> Tensor:
         mask: Tensor = kwargs["action_mask"] if "action_mask" in kwargs else args[6]
         return mask
 
     @property
-    def looking(self) -> int:
+    def encoder_flops(self) -> int:
         """The adaptors of the conditions, which the policy itself runs once in a generation."""
         return self.sizes.adapting
 
@@ -61,12 +61,12 @@ class RDTPort(ConfiguredPort):
         """What decides its cost."""
         return shape_of(self.policy.denoiser, self.policy.config.lang_len)
 
-    def given(self, obs: Any) -> Any:
+    def prepare_observation(self, obs: Any) -> Any:
         return {name: as_tensor(value) for name, value in obs.items()} if isinstance(obs, Mapping) else obs
 
-    def typical(self, count: int) -> dict[str, Tensor]:
+    def synthetic_observations(self, count: int) -> dict[str, Tensor]:
         """An instruction that fills half of its places, a robot that has every number but the last, 25 actions a second."""
-        made = super().typical(count)
+        made = super().synthetic_observations(count)
         made[MASK] = (torch.arange(made[MASK].shape[1]) < (made[MASK].shape[1] + 1) // 2).float().expand_as(made[MASK])
         made["action_mask"] = torch.ones_like(made["action_mask"])
         made["action_mask"][..., 1:][..., -1:] = 0.0

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from blockcache.block import FEED_FORWARD, kind_from_name
 from blockcache.errors import BlockcacheError
 from blockcache.report.chart import Axis, HeatMap, Marks, Panel
 from blockcache.report.document import Block, Chart, Paragraph, Section, plain, table
 from blockcache.report.overview.sources import Sources
 from blockcache.report.overview.words import code, method_label, missing
 from blockcache.results.analysis_sections import Caching
-from blockcache.schedule.block import FEED_FORWARD, kind_from_name
 from blockcache.schedule.schedule import Schedule
 from blockcache.solvers import solve
 from blockcache.solvers.recording import Recording

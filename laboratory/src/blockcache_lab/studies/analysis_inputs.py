@@ -1,6 +1,6 @@
-"""What the analyses of one policy are made from: observations by purpose, recording and schedules, each made when needed.
+"""What the analyses of one policy start from: observations by purpose, recording and schedules, each made when needed.
 
-Knows nothing of sections, and of policies no more than their port.
+Knows nothing of sections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from blockcache.results.rollouts import GENERATIONS
 from blockcache.schedule import Schedule
 from blockcache.solvers import PAPER_METHODS, Recording, solve
 from blockcache.solvers.solve import UPDATES
-from blockcache_lab.analysis.correlation import ffns_of
+from blockcache_lab.analysis.caching import ffns_of
 from blockcache_lab.analysis.residuals import in_parts
 
 COMPARED, EPISODES = 16, 50
@@ -37,7 +37,7 @@ class Sizes:
     """How many observations go into what.
 
     generations  to calibrate on, from the first observation on
-    compared     to find errors at, behind those
+    compared     to find errors at, after those
     episodes     to compare with one another, spread over all observations
     """
 
@@ -68,8 +68,8 @@ class Sizes:
 
 
 @dataclass(frozen=True, eq=False)
-class Ingredients:
-    """What the sections are made from; the rest is made of that when a section first needs it."""
+class AnalysisInputs:
+    """What was given, and what is made of it when a section first needs it."""
 
     port: Port
     observations: Any
@@ -100,7 +100,7 @@ class Ingredients:
 
     @cached_property
     def recording(self) -> Recording:
-        """With action costs wherever the policy can be walked backwards."""
+        """With action costs wherever the policy can be differentiated."""
         if self.given_recording is not None:
             return self.given_recording
         try:
@@ -141,8 +141,8 @@ class Ingredients:
         places, known = spread_places(batch_size(self.observations), self.moments, self.sizes.episodes)
         return in_parts(self.port, pick(self.observations, places)), known
 
-    def said(self, what: str) -> str | None:
-        """For a bar, if there are to be any."""
+    def bar(self, what: str) -> str | None:
+        """The words before a progress bar; None where none is shown."""
         return what if self.progress else None
 
     def ffn(self, place: int) -> str:

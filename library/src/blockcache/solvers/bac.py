@@ -1,13 +1,16 @@
-"""At which steps one block is computed: the paper's ACS and any other sum over segments, exact, and simpler choices.
+"""The paper's BAC in its two parts: at which steps one block is computed (ACS), and the bubbling union of the blocks (BUA).
 
-Knows nothing of blocks, recordings or schedules.
+Beside ACS, which is exact, stand simpler choices of steps. Knows nothing of recordings.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from blockcache.block import FEED_FORWARD, Block, kind_from_name
 from blockcache.errors import RecordingError, ScheduleError
 
 
@@ -76,6 +79,31 @@ def uniform(steps: int, updates: int) -> tuple[int, ...]:
     """Evenly spaced steps from 0."""
     _check_count(updates, steps)
     return tuple(index * steps // updates for index in range(updates))
+
+
+def bubbling_union(
+    schedules: Mapping[str, Sequence[int]],
+    upstream: Collection[str],
+    blocks: Sequence[Block] | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """Each block of `upstream` is also computed wherever a feed-forward block strictly behind it is.
+
+    The mapping's order is execution order. Without `blocks` the names' suffixes (SA, CA, FFN) give the kinds.
+    """
+    names = list(schedules)
+    kinds = {block.name: block.kind for block in blocks} if blocks else {name: kind_from_name(name) for name in names}
+    for what, given in (("upstream", upstream), ("schedules", names)):
+        unknown = [name for name in given if name not in kinds or name not in schedules]
+        if unknown:
+            raise ScheduleError(f"unknown block {unknown[0]!r} in {what}; the blocks are {', '.join(names)}")
+    result: dict[str, tuple[int, ...]] = {}
+    behind: set[int] = set()  # update steps of all feed-forward blocks after the current one
+    for name in reversed(names):
+        own = {int(step) for step in schedules[name]}
+        result[name] = tuple(sorted(own | behind if name in upstream else own))
+        if kinds[name] == FEED_FORWARD:
+            behind |= own
+    return {name: result[name] for name in names}
 
 
 def _tail_values(gain: NDArray[np.float64], updates: int) -> list[NDArray[np.float64]]:

@@ -64,7 +64,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Eye:
+class CameraNetwork:
     """A camera and its network; several cameras may have the same `name`, which is that of the network's weights.
 
     corner     top and left of what is looked at

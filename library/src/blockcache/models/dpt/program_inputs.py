@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockcache.models.dpt.camera_network import CameraNetwork
 from blockcache.models.dpt.encoder_parts import EncoderParts, parts_of
-from blockcache.models.dpt.eye import Eye
 from blockcache.models.program import UnsupportedError
 
 FEATURES = "features"
@@ -23,17 +23,17 @@ Field = Callable[[str, int], list[Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
-class Entrance:
+class ProgramInputs:
     """`entries` names the matrix of what each part is multiplied by, `bias` (d,) is what all of them have in common."""
 
     inputs: Mapping[str, tuple[int, ...]]
     entries: Mapping[str, str]
     weights: Mapping[str, Tensor]
     bias: Tensor
-    eyes: tuple[Eye, ...] = field(default=())
+    eyes: tuple[CameraNetwork, ...] = field(default=())
 
 
-def entrance(policy: Any, normalizer: Field, w: Tensor, b: Tensor) -> Entrance:
+def fold_inputs(policy: Any, normalizer: Field, w: Tensor, b: Tensor) -> ProgramInputs:
     """Fold what stands before the observation tokens.
 
     policy      the policy object
@@ -44,10 +44,10 @@ def entrance(policy: Any, normalizer: Field, w: Tensor, b: Tensor) -> Entrance:
     if encoder is None:
         scale, offset = normalizer("obs", len(w))
         inputs = {"obs": (moments, int(policy.obs_dim))}
-        return Entrance(inputs, {"obs": "obs_w"}, {"obs_w": scale[:, None] * w}, b + offset @ w)
+        return ProgramInputs(inputs, {"obs": "obs_w"}, {"obs_w": scale[:, None] * w}, b + offset @ w)
     parts = known_parts(encoder)
     if parts is None:
-        return Entrance({FEATURES: (moments, len(w))}, {FEATURES: "obs_w"}, {"obs_w": w}, b)
+        return ProgramInputs({FEATURES: (moments, len(w))}, {FEATURES: "obs_w"}, {"obs_w": w}, b)
     return _with_cameras(parts, moments, normalizer, w, b)
 
 
@@ -61,7 +61,7 @@ def known_parts(encoder: Any) -> EncoderParts | None:
     return parts
 
 
-def _with_cameras(parts: EncoderParts, moments: int, normalizer: Field, w: Tensor, b: Tensor) -> Entrance:
+def _with_cameras(parts: EncoderParts, moments: int, normalizer: Field, w: Tensor, b: Tensor) -> ProgramInputs:
     eyes, constants = parts.eyes()
     sizes = {eye.camera: eye.features for eye in eyes}
     weights = {name: tensor.to(torch.float64) for name, tensor in constants.items()}
@@ -83,4 +83,4 @@ def _with_cameras(parts: EncoderParts, moments: int, normalizer: Field, w: Tenso
         raise UnsupportedError(f"an obs_encoder that makes {at} numbers where the denoiser takes {len(w)}")
     weights["obs_w"] = torch.cat(rows)
     inputs = {item.name: (moments, *item.shape) for item in parts.inputs}
-    return Entrance(inputs, entries, weights, b, eyes)
+    return ProgramInputs(inputs, entries, weights, b, eyes)

@@ -12,7 +12,7 @@ from blockcache.models.dit import checkpoint as dit
 from blockcache.models.dit import lerobot
 from blockcache.models.dpt import checkpoint, convert
 from blockcache.models.dpt.adapter import FAMILY as DPT
-from blockcache.models.places import (
+from blockcache.models.policy_files import (
     CONFIG,
     is_checkpoint,
     is_entry,

@@ -8,10 +8,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from blockcache.block import FEED_FORWARD, Block, kind_from_name
 from blockcache.errors import ScheduleError
-from blockcache.schedule.block import FEED_FORWARD, Block, kind_from_name
 from blockcache.schedule.schedule import Schedule
-from blockcache.schedule.union import bubbling_union
+from blockcache.solvers.bac import bubbling_union
 from blockcache_runtime.fingerprint import Fingerprint
 
 STEPS = 100

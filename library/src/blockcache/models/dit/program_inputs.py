@@ -14,7 +14,7 @@ from blockcache.models.dit.program import CONDITIONING
 
 
 @dataclass(frozen=True, eq=False)
-class Entrance:
+class ProgramInputs:
     """`inputs` are those of the program, `fields` their normalisers; `moments` and `vectors` as in `DiTProgram`."""
 
     inputs: Mapping[str, tuple[int, ...]]
@@ -34,11 +34,11 @@ class Entrance:
         return found
 
 
-def own_entrance(policy: DiTPolicy) -> Entrance:
+def inputs_of_policy(policy: DiTPolicy) -> ProgramInputs:
     """Of a policy of ours without an encoder."""
     config = policy.config
     names = (*config.state, *config.vectors)
-    return Entrance(
+    return ProgramInputs(
         config.inputs,
         policy.normalizer.action,
         tuple(config.state),
@@ -47,9 +47,9 @@ def own_entrance(policy: DiTPolicy) -> Entrance:
     )
 
 
-def behind_encoder(cond_dim: int, action: Field) -> Entrance:
+def inputs_after_encoder(cond_dim: int, action: Field) -> ProgramInputs:
     """Of a policy whose encoder runs as it is."""
-    return Entrance({CONDITIONING: (cond_dim,)}, action)
+    return ProgramInputs({CONDITIONING: (cond_dim,)}, action)
 
 
 def _double(item: Field) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from blockcache.files.atomic import (
     writing,
 )
 from blockcache.files.format import Format
+from blockcache.files.json_files import read_json
 from blockcache_runtime.files.fields import (
     Count,
     Fields,
@@ -56,6 +57,7 @@ __all__ = [
     "plain_json",
     "read",
     "read_bytes",
+    "read_json",
     "read_tensors",
     "reading",
     "write_arrays",

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from blockcache.files.arrays import TensorInfo, read_tensors
 from blockcache.files.atomic import write_bytes
+from blockcache.files.json_files import read_json
 from blockcache_runtime.files import format as runtime_format
-from blockcache_runtime.files.opening import JSON_BYTES, PathLike, parse_json, read_bytes
+from blockcache_runtime.files.opening import PathLike
 
 T = TypeVar("T")
 
@@ -23,8 +24,8 @@ class Format(runtime_format.Format):
         write_bytes(path, (_render({**self.header, **content}, "") + "\n").encode())
 
     def load(self, path: PathLike) -> dict[str, Any]:
-        """The content of a JSON file; one of another kind or version, or with other keys, is refused."""
-        return self.content(parse_json(read_bytes(path, self.what, JSON_BYTES), self.what, path), path)
+        """The content of a JSON file, gzipped or not; one of another kind or version, or with other keys, is refused."""
+        return self.content(read_json(path, self.what), path)
 
     def save_tensors(
         self, path: PathLike, content: Mapping[str, Any], tensors: Mapping[str, T], save: Callable[..., bytes]

@@ -38,14 +38,14 @@ def test_what_is_there_unpacked_counts(packed):
 def test_only_json_is_looked_for_in_packed_form(tmp_path):
     (tmp_path / "policy.gz").write_bytes(b"")
     assert not exists(tmp_path / "policy")
-    with pytest.raises(FileError, match="no schedule at .*nothing.json: the file does not exist"):
+    with pytest.raises(FileError, match=r"no schedule at .*nothing\.json: the file does not exist"):
         Schedule.load(tmp_path / "nothing.json")
 
 
 def test_an_error_in_it_names_the_packed_file(packed):
     place = packed.with_name("schedule.json.gz")
     place.write_bytes(gzip.compress(b'{"format": "another"}'))
-    with pytest.raises(FileError, match="schedule.json"):
+    with pytest.raises(FileError, match=r"schedule\.json"):
         Schedule.load(packed)
     place.write_bytes(gzip.compress(b"[1]"))
     with pytest.raises(FileError, match=r"schedule\.json\.gz holds a JSON list"):

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from blockcache.compare.methods import parse_method
+from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError
 from blockcache.report.methods import suite_tables
 from blockcache.report.suites import Collection
 from blockcache.results.rollouts import TIMINGS_FORMAT, MethodRun, Record, Results, check_alike
 from blockcache.results.summary import summarise
 from blockcache_lab.studies.suites import Cell, Suite
-from blockcache_runtime.fingerprint import Fingerprint
 from toy_evaluation import ready
 
 from .sample_policy import again, policy

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from blockcache.errors import FileError
 from blockcache.files import PathLike, exists
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.figures import Label, new_figure, save_figure, write_labels
@@ -23,7 +24,6 @@ from blockcache_lab.pages.ranks import rank_correlation, split_half
 from blockcache_lab.pages.verdicts import who_wins
 from blockcache_lab.studies.frontier import FrontierDistances, MethodDistances
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER
-from blockcache_runtime.fingerprint import Fingerprint
 
 _COLUMNS = ["method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", "of full", "ms", "over full", "jerk"]
 # kind -> colour (Okabe and Ito's, for every eye) and marker
@@ -60,7 +60,7 @@ class Found(OwnSuite):
         collection, file = Collection.load(directory, (FRONTIER,)), Path(directory) / DISTANCES
         found = FrontierDistances.load(file) if exists(file) else None
         run = Fingerprint.from_dict(collection.first.policy["fingerprint"])
-        if found is not None and (differences := run.differences(found.policy)):
+        if found is not None and (differences := fingerprint_differences(run, found.policy)):
             raise FileError(f"{file} is of another policy than the suite ({'; '.join(differences)}); measure it again")
         return cls(directory, collection, found)
 

@@ -17,6 +17,7 @@ from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.evaluation import FITTING, OPEN_LOOP
 from blockcache.errors import ObservationError
 from blockcache.files import Count, Format, PathLike, dict_of
+from blockcache.fingerprint import Fingerprint
 from blockcache.measure.distance import Cloud, Distances, distances
 from blockcache.observations import batch_size, hash_observations, rows
 from blockcache.progress import progress_bar
@@ -24,7 +25,6 @@ from blockcache.results.rollouts import BASELINE
 from blockcache_lab.studies.modes import Modes, modes
 from blockcache_lab.studies.suite_runs import SuiteSetting, as_run
 from blockcache_lab.studies.suites import FRONTIER
-from blockcache_runtime.fingerprint import Fingerprint
 
 LEAST = 8
 """Observations that distances are measured at."""

@@ -13,9 +13,9 @@ from blockcache.files.atomic import (
     write_bytes,
     writing,
 )
-from blockcache.files.format import Format
+from blockcache.files.format import Format, dict_of, header_of, header_text, list_of
 from blockcache.files.json_files import read_json
-from blockcache_runtime.files.fields import (
+from blockcache_runtime.fields import (
     Count,
     Fields,
     Limit,
@@ -23,13 +23,10 @@ from blockcache_runtime.files.fields import (
     Names,
     Positive,
     Steps,
-    dict_of,
     expect_keys,
-    list_of,
-    plain_json,
     read,
 )
-from blockcache_runtime.files.opening import JSON_BYTES, PathLike, opened, parse_json, read_bytes, reading
+from blockcache_runtime.files import JSON_BYTES, PathLike, opened, parse_json, read_bytes, reading
 
 __all__ = [
     "JSON_BYTES",
@@ -47,6 +44,8 @@ __all__ = [
     "dict_of",
     "exists",
     "expect_keys",
+    "header_of",
+    "header_text",
     "list_of",
     "make_directory",
     "no_writer",
@@ -54,7 +53,6 @@ __all__ = [
     "opened",
     "parse_arrays",
     "parse_json",
-    "plain_json",
     "read",
     "read_bytes",
     "read_json",

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from blockcache.files.json_files import packed_exists
 from blockcache_runtime.errors import FileError, short
-from blockcache_runtime.files.opening import PathLike
+from blockcache_runtime.files import PathLike
 
 try:
     import fcntl
@@ -29,7 +29,7 @@ PATIENCE = 30.0  # seconds to wait for another writer of the same directory
 
 
 def exists(path: PathLike) -> bool:
-    """Whether there is anything, or NAME.json as NAME.json.gz; a name that cannot be one is none, where Path.exists raises."""
+    """Whether there is anything, NAME.json.gz in place of NAME.json too; a name that cannot be one is none."""
     try:
         return os.path.exists(path) or packed_exists(path)
     except (OSError, ValueError):

@@ -7,7 +7,7 @@ import zlib
 from typing import Any
 
 from blockcache.errors import FileError
-from blockcache_runtime.files.opening import JSON_BYTES, PathLike, parse_json, read_bytes
+from blockcache_runtime.files import JSON_BYTES, PathLike, parse_json, read_bytes
 
 JSON, PACKED = ".json", ".json.gz"
 

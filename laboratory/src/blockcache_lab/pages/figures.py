@@ -21,11 +21,11 @@ from typing import Protocol
 
 from blockcache.errors import FileError
 from blockcache.measure.statistics import Estimate
-from blockcache.report.suites import Collection
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.summary import MethodSummary
 from blockcache_lab.pages.frontier import Found
 from blockcache_lab.pages.other_policies import TaskPolicies, load_other_policies
+from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import FRONTIER, RDT, SUITES, Cell
 
 _ONE = re.compile(r"(<!-- figure: ([^>]+) -->)(.*?)(<!-- end -->)", re.DOTALL)

@@ -15,8 +15,7 @@ from blockcache.engines.loop import Loop
 from blockcache.models.noise import draw_all
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, DPMSolver, table
-from blockcache.schedule import Schedule, compile_plan
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import Schedule, compile_plan, generation_flops
 from blockcache_lab.studies.savings import DiffusersLoop, add_savings
 from blockcache_lab.studies.savings_programs import PlainRDTProgram, without_savings
 from dit_policies import ACTION, SEEN, STATE, TOKENS, tiny_dit, tiny_observation

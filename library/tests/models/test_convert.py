@@ -301,7 +301,7 @@ REFUSED = {
     "unnamed": (with_config("policy._target_", ...), "do not know"),
     "no policy": (with_config("policy", 3), "the config names no policy"),
     "no use_ema": (with_config("training.use_ema", ...), "the config lacks training.use_ema"),
-    "no heads": (with_config("policy.model.n_head", "four"), "n_head must be a positive whole number"),
+    "no heads": (with_config("policy.model.n_head", "four"), "it needs a whole number under 'n_head'"),
     "heads that do not divide": (with_config("policy.model.n_head", 5), "divisible by n_head, got 32 and 5"),
     "no horizon": (with_config("policy.horizon", ...), "the config lacks policy.horizon"),
     "two horizons": (with_config("policy.model.horizon", 10), "policy.model.horizon is 10, the rest .* needs 16"),

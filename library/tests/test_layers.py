@@ -1,5 +1,5 @@
-"""CONTRIBUTING's tables are true, in all three houses: a module imports only from rows above its own and from houses before its
-own, and nothing that it pulls in, however far away, is what its row knows nothing of."""
+"""CONTRIBUTING's tables are true, in all three houses: a module imports only from rows above its own and from houses before
+its own, and nothing that it pulls in, however far away, is what its row knows nothing of."""
 
 import ast
 import re
@@ -121,7 +121,7 @@ NOT_ON_EVERY_MACHINE = {"mani_skill", "sapien"}
 
 
 def violations(tables, groups, sources):
-    """One line for each forbidden import in {path within the houses' sources: source text}, those of what it pulls in too."""
+    """One line for each forbidden import in {path within the houses' sources: text}, those of what it pulls in too."""
     modules = {_module(path): path for path in sources}
     imports = {path: tuple(imported(text)) for path, text in sources.items()}
     found = []
@@ -254,11 +254,11 @@ def test_every_module_imports_only_what_the_tables_allow():
         ("results/check.py", "from blockcache.compare.jobs import Store", "which is not above results"),
         ("cli/show.py", "import blockcache", "cli/show.py:1 imports blockcache,"),
         ("cli/show.py", "import torch", "of which cli knows nothing"),
-        ("cli/show.py", "def f():\n    import blockcache_lab.pages", "cli/show.py:2 imports blockcache_lab.pages, which is of a house"),
+        ("cli/show.py", "def f():\n    import blockcache_lab.pages", "cli/show.py:2 imports blockcache_lab.pages, which is"),
         ("tasks/pusht.py", "from blockcache_lab.tasks import flagged", "which is of a house behind blockcache"),
         ("utils.py", "", "utils.py is in no row"),
-        ("blockcache_runtime/export.py", "from blockcache.observations import Tree", "which is of a house behind blockcache_runtime"),
-        ("blockcache_runtime/export.py", "def f():\n    import torch", "export.py:2 imports torch, which a robot does not have"),
+        ("blockcache_runtime/export.py", "from blockcache.observations import Tree", "of a house behind blockcache_runtime"),
+        ("blockcache_runtime/export.py", "def f():\n    import torch", "export.py:2 imports torch, which a robot"),
         ("blockcache_runtime/export.py", "import safetensors", "which a robot does not have"),
         ("blockcache_runtime/errors.py", "from blockcache_runtime.export import open_export", "which is not above errors"),
         ("blockcache_lab/pages/rdt.py", "import torch", "of which pages knows nothing"),
@@ -362,7 +362,8 @@ def test_an_order_that_is_turned_round_is_another_table():
          "blockcache/high.py pulls in blockcache.low.names through blockcache.low.values"),
         ({"blockcache/low/__init__.py": "import torch", "blockcache/low/values.py": ""},
          "blockcache/high.py pulls in torch through blockcache.low,"),
-        ({"blockcache/low/values.py": "import blockcache._low", "blockcache/_low.py": "try:\n    import torch.nn\nexcept E:\n    pass"},
+        ({"blockcache/low/values.py": "import blockcache._low",
+          "blockcache/_low.py": "try:\n    import torch.nn\nfinally:\n    pass"},
          "blockcache/high.py pulls in torch.nn through blockcache.low.values -> blockcache._low"),
         ({"blockcache/low/values.py": "from blockcache_runtime import run", "blockcache_runtime/run.py": "import torch"},
          "blockcache/high.py pulls in torch through blockcache.low.values -> blockcache_runtime.run"),

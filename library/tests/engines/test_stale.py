@@ -235,7 +235,7 @@ def test_verify_compares_our_own_policies_too(engine, policy, monkeypatch):
     with accelerate(policy, None, engine) as fast:
         assert fast.verify() is None
         monkeypatch.setattr(SinusoidalEmbedding, "forward", lambda self, t: torch.zeros(len(t), 16))
-        with pytest.raises(StaleError, match=r"no longer acts as this engine, its actions differ from the engine's by up to"):
+        with pytest.raises(StaleError, match=r"no longer acts as this engine, its actions differ from .* by up to"):
             fast.verify()
 
 

@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from blockcache.compare.methods import Solved, parse_method
+from blockcache.compare.methods import parse_method
+from blockcache.compare.reuse_parts import Solved
 from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
 from blockcache.report.markdown import render
@@ -226,7 +227,10 @@ def test_three_trials_of_the_first_75():
 
 
 def test_the_picture_has_every_kind_of_method(tmp_path):
-    shown = {(point.kind, point.name) for point in points(make(tmp_path, "push", push, tuned="there").collection)}
+    shown = {
+        (point.method.family, point.method.setting)
+        for point in points(make(tmp_path, "push", push, tuned="there").collection)
+    }
     assert {("BAC", "S=1"), ("Uniform", "S=5"), ("DPM-Solver++-N", "N=1"), ("Action costs", "0.05")} <= shown
     assert ("tuned", "") in shown
 

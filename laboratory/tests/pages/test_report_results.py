@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import blockcache.cli
-from blockcache.compare.methods import Solved, TeaCache, parse_method
+from blockcache.compare.methods import parse_method
+from blockcache.compare.reuse_parts import Solved, TeaCache
 from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.statistics import Estimate
@@ -44,7 +45,7 @@ def cost(name):
     """In steps' worth: S of them, and one for each two blocks of a union."""
     method = parse_method(name)
     if isinstance(method.reuse, Solved):
-        return method.reuse.updates + (method.reuse.union // 2 if method.reuse.method == "bac" else 0)
+        return method.reuse.updates + (method.reuse.union // 2 if method.reuse.word == "bac" else 0)
     if isinstance(method.reuse, TeaCache):
         return round(method.reuse.threshold * 100)
     return STEPS if method.sampler is None else method.sampler.steps
@@ -52,7 +53,7 @@ def cost(name):
 
 def method_run(name):
     sampler = parse_method(name).sampler
-    used = OWN if sampler is None else {**OWN, "type": sampler.kind, "num_inference_steps": sampler.steps}
+    used = OWN if sampler is None else {**OWN, "type": sampler.sampler, "num_inference_steps": sampler.steps}
     flops = cost(name) * 40_000_000
     reuse = None if name == "full" else {"updates": {"layers.0.SA": [0, len(name)]}}
     return MethodRun(name, "onnx", used, reuse, sampler is None, flops, 0.5, ActionError(0.1, 0.2))
@@ -322,13 +323,15 @@ def test_printed_figures_stand_beside_ours(collection):
 
 def test_the_picture_holds_the_methods_at_their_places(collection, tmp_path):
     shown = points(collection)
-    kinds = {kind: [point.name for point in shown if point.kind == kind] for kind in {point.kind for point in shown}}
+    kinds = {}
+    for point in shown:
+        kinds.setdefault(point.method.family, []).append(point.method.setting)
     assert kinds["BAC"] == ["S=3", "S=5", "S=7", "S=10", "S=20"]  # no metrics, no other n
     assert kinds["BAC on DDIM"] == ["S=3", "S=5", "S=10"]
     assert kinds["Uniform"] == ["S=10", "S=12", "S=20", "S=22"]
     assert kinds["DDPM-N"] == ["N=12", "N=22"]
     assert {"DDIM-N", "TeaCache"} < set(kinds)
-    (point,) = [point for point in shown if (point.kind, point.name) == ("BAC", "S=10")]
+    (point,) = [point for point in shown if (point.method.family, point.method.setting) == ("BAC", "S=10")]
     assert (point.gflop, point.ms) == (pytest.approx(0.48), pytest.approx(13.2))
     assert point.difference == collection.rows["bac:S=10,n=5"].difference
     plot_tradeoff(collection, tmp_path / "wide.png")
@@ -351,7 +354,7 @@ def test_the_picture_holds_the_methods_at_their_places(collection, tmp_path):
         ("teacache:threshold=0.25", "TeaCache 0.25", "TeaCache"),
         ("ddpm-16", "DDPM-16", "DDPM-N"),
         ("ddim-40+bac:S=5,n=3", "DDIM-40 + BAC S=5 n=3", "BAC on DDIM"),
-        ("ddim-40+mine.json", "DDIM-40 + mine.json", "ScheduleFile on DDIM"),
+        ("ddim-40+mine.json", "DDIM-40 + mine.json", "schedule file on DDIM"),
     ],
 )
 def test_methods_have_names_for_people(name, shown, kind):

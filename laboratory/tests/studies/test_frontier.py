@@ -9,7 +9,8 @@ import pytest
 
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.equal_flops import equal_flops
-from blockcache.compare.methods import MethodError, TunedFiles, parse_method
+from blockcache.compare.methods import parse_method
+from blockcache.compare.parts import MethodError, TunedFiles
 from blockcache.errors import FileError, FitError, ObservationError
 from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of

@@ -1,5 +1,8 @@
 """Methods by name, and what becomes of them for a policy."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,19 +10,9 @@ import torch
 from blockcache.attach.recorder import calibrate
 from blockcache.compare import candidates
 from blockcache.compare.candidates import Calibrations, Candidate, running
-from blockcache.compare.methods import (
-    FULL,
-    ActionBudget,
-    FewerSteps,
-    FittedSteps,
-    Method,
-    MethodError,
-    SamplerFile,
-    ScheduleFile,
-    Solved,
-    TeaCache,
-    parse_method,
-)
+from blockcache.compare.methods import FULL, Method, method_named, parse_method
+from blockcache.compare.parts import FewerSteps, FittedSteps, MethodError, SamplerFile
+from blockcache.compare.reuse_parts import BAC, ActionBudget, BlockWise, ScheduleFile, TeaCache, Unified, Uniform
 from blockcache.errors import FileError, SamplerError, ScheduleError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, fewer_steps
@@ -29,21 +22,21 @@ from blockcache.solvers.teacache import TeaCacheRule, fit_teacache
 
 PARSED = {
     "full": FULL,
-    "uniform": Method(reuse=Solved("uniform", 10)),
-    "uniform:S=3": Method(reuse=Solved("uniform", 3)),
-    "unified:S=7,metric=mse": Method(reuse=Solved("unified", 7, metric="mse")),
-    "blockwise:objective=consecutive": Method(reuse=Solved("blockwise", objective="consecutive")),
-    "bac": Method(reuse=Solved("bac", 10, 5, "cosine", "anchor")),
-    "bac:n=0,S=20": Method(reuse=Solved("bac", 20, 0)),
-    "bac:S=10,n=3,metric=l1,objective=consecutive": Method(reuse=Solved("bac", 10, 3, "l1", "consecutive")),
+    "uniform": Method(reuse=Uniform(10)),
+    "uniform:S=3": Method(reuse=Uniform(3)),
+    "unified:S=7,metric=mse": Method(reuse=Unified(7, metric="mse")),
+    "blockwise:objective=consecutive": Method(reuse=BlockWise(objective="consecutive")),
+    "bac": Method(reuse=BAC(10, 5, "cosine", "anchor")),
+    "bac:n=0,S=20": Method(reuse=BAC(20, 0)),
+    "bac:S=10,n=3,metric=l1,objective=consecutive": Method(reuse=BAC(10, 3, "l1", "consecutive")),
     "action": Method(reuse=ActionBudget(0.15)),
     "action:budget=0.6": Method(reuse=ActionBudget(0.6)),
     "action:budget=1": Method(reuse=ActionBudget(1.0)),
     "action:S=10": Method(reuse=ActionBudget(updates=10)),
     "ddpm-10+action:budget=0.6": Method(FewerSteps("ddpm", 10), ActionBudget(0.6)),
-    "bac:S=10,n=5,last=1": Method(reuse=Solved("bac", last=True)),
-    "bac:S=10,n=5,last=0": Method(reuse=Solved("bac")),
-    "ddim-40+uniform:last=1,S=4": Method(FewerSteps("ddim", 40), Solved("uniform", 4, last=True)),
+    "bac:S=10,n=5,last=1": Method(reuse=BAC(last=True)),
+    "bac:S=10,n=5,last=0": Method(reuse=BAC()),
+    "ddim-40+uniform:last=1,S=4": Method(FewerSteps("ddim", 40), Uniform(4, last=True)),
     "teacache": Method(reuse=TeaCache(0.1)),
     "teacache:threshold=0.25": Method(reuse=TeaCache(0.25)),
     "teacache:threshold=1e-05": Method(reuse=TeaCache(1e-5)),
@@ -52,17 +45,17 @@ PARSED = {
     "dpmsolver++-8": Method(FewerSteps("dpmsolver++", 8)),
     "sde-dpmsolver++-8": Method(FewerSteps("sde-dpmsolver++", 8)),
     "euler-10": Method(FewerSteps("euler", 10)),
-    "sde-dpmsolver++-8+bac:S=5,n=3": Method(FewerSteps("sde-dpmsolver++", 8), Solved("bac", 5, 3)),
-    "ddim-40+bac:S=5,n=3": Method(FewerSteps("ddim", 40), Solved("bac", 5, 3)),
+    "sde-dpmsolver++-8+bac:S=5,n=3": Method(FewerSteps("sde-dpmsolver++", 8), BAC(5, 3)),
+    "ddim-40+bac:S=5,n=3": Method(FewerSteps("ddim", 40), BAC(5, 3)),
     "ddim-40+some/where+else:x.json": Method(FewerSteps("ddim", 40), ScheduleFile("some/where+else:x.json")),
     "ddpm-8:placed": Method(FewerSteps("ddpm", 8, placed=True)),
-    "sde-dpmsolver++-8:placed+bac:S=3,n=2": Method(FewerSteps("sde-dpmsolver++", 8, placed=True), Solved("bac", 3, 2)),
+    "sde-dpmsolver++-8:placed+bac:S=3,n=2": Method(FewerSteps("sde-dpmsolver++", 8, placed=True), BAC(3, 2)),
     "fitted-5": Method(FittedSteps(5, 0.7)),
     "fitted-5:spread=1": Method(FittedSteps(5, 1.0)),
-    "fitted-5:spread=0.85+bac:S=3,n=2": Method(FittedSteps(5, 0.85), Solved("bac", 3, 2)),
+    "fitted-5:spread=0.85+bac:S=3,n=2": Method(FittedSteps(5, 0.85), BAC(3, 2)),
     "sampler:some/where.json": Method(SamplerFile("some/where.json")),
     "sampler:a+b.json+mine.json": Method(SamplerFile("a+b.json"), ScheduleFile("mine.json")),
-    "sampler:fitted.json+bac:S=3,n=2": Method(SamplerFile("fitted.json"), Solved("bac", 3, 2)),
+    "sampler:fitted.json+bac:S=3,n=2": Method(SamplerFile("fitted.json"), BAC(3, 2)),
     "mine.json": Method(reuse=ScheduleFile("mine.json")),
 }
 
@@ -91,7 +84,7 @@ def test_a_name_says_what_was_left_out(text, name):
 
 
 def test_every_method_of_the_solver_has_a_name():
-    assert {parse_method(name).reuse for name in PAPER_METHODS} == {Solved(name) for name in PAPER_METHODS}
+    assert {name: parse_method(name).reuse.word for name in PAPER_METHODS} == {name: name for name in PAPER_METHODS}
     assert {*METHODS} - {*PAPER_METHODS} == {"action"}
 
 
@@ -167,13 +160,13 @@ def test_solved_methods_are_what_the_solver_gives(ready):
             method.updates,
             method.union,
             method.metric,
-            method.method,
+            method.word,
             method.objective,
         )
         found = ready.candidate(parse_method(text))
         assert found.strategy == expected
         assert (found.engine, found.sampler) == ("auto", None)
-        assert found.strategy.origin["method"] == method.method
+        assert found.strategy.origin["method"] == method.word
 
 
 def test_fewer_steps_keep_what_makes_it_the_same_diffusion():
@@ -312,3 +305,58 @@ def test_what_makes_no_sense_is_refused(ready):
         fewer_steps(ready.port.sampler, "ddim", 1000)
     with pytest.raises(ScheduleError, match="from 1 to the number of steps 6"):
         ready.candidate(parse_method("bac:S=7"))
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "kind"),
+    [
+        ("full", "full precision", "full precision"),
+        ("unified:S=7,last=1", "Unified ACS S=7 and the last step", "Unified ACS"),
+        ("action:S=3", "Action costs S=3", "Action costs"),
+        ("ddpm-8:placed", "DDPM-8 placed", "placed DDPM-N"),
+        ("fitted-5:spread=1", "fitted-5 spread=1", "fitted-N"),
+        ("sampler:a.json", "a.json", "sampler file"),
+        ("tuned:some/where", "tuned", "tuned"),
+        ("ddim-40+bac:S=5,n=3", "DDIM-40 + BAC S=5 n=3", "reuse on few steps"),
+        ("what:no=version", "what:no=version", "another method"),
+    ],
+)
+def test_a_method_has_words_for_people_even_where_its_name_is_unknown(name, label, kind):
+    method = method_named(name)
+    assert (method.name, method.label, method.kind) == (name, label, kind)
+
+
+def test_kinds_in_one_legend_differ_by_more_than_their_colour():
+    names = (
+        "full",
+        "bac",
+        "action",
+        "teacache",
+        "uniform",
+        "ddpm-8",
+        "ddim-8",
+        "sde-dpmsolver++-8",
+        "fitted-5",
+        "what",
+    )
+    methods = [method_named(name) for name in names]
+    assert len({method.look for method in methods}) == len(names)
+    assert [method.rank for method in methods] == sorted(method.rank for method in methods)
+
+
+def test_what_needs_a_calibration_or_a_file_is_not_off_the_shelf():
+    assert method_named("ddim-8").off_the_shelf
+    for name in ("full", "ddpm-8:placed", "fitted-5", "ddim-8+bac", "tuned:there", "sampler:a.json", "bac"):
+        assert not method_named(name).off_the_shelf
+    assert method_named("tuned:there+here").tuned_in == "there+here"
+    assert method_named("ddim-8").tuned_in is None
+
+
+def test_an_unknown_method_can_be_shown_and_not_run(ready):
+    with pytest.raises(MethodError, match="no method that this version knows"):
+        ready.candidate(method_named("what:no=version"))
+
+
+def test_methods_are_values_without_torch():
+    code = "import sys; sys.modules['torch'] = None; import blockcache.compare.methods as m; m.parse_method('bac')"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from blockcache.compare.methods import TunedFiles, parse_method
+from blockcache.compare.methods import method_named
 from blockcache.report.suites import Collection, SuiteResults, Timings
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.summary import MethodSummary
@@ -40,8 +40,8 @@ class OwnSuite:
     @property
     def tuned_option(self) -> str:
         """As one would type it behind a command; nothing where nothing tuned is compared."""
-        tuned = next((name for name in self.compared if isinstance(parse_method(name).sampler, TunedFiles)), None)
-        return "" if tuned is None else f" --tuned {tuned.removeprefix('tuned:')}"
+        tuned = next(filter(None, (method_named(name).tuned_in for name in self.compared)), None)
+        return "" if tuned is None else f" --tuned {tuned}"
 
     @property
     def commands(self) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockcache.compare.methods import FewerSteps, Solved, parse_method
+from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import plain
 from blockcache.report.methods import of_full
@@ -44,12 +44,8 @@ class Found(OwnSuite):
     @property
     def bacs(self) -> dict[int, str]:
         """The BAC schedules under the policy's own sampler, by S."""
-        found = {name: parse_method(name) for name in self.compared}
-        return {
-            method.reuse.updates: name
-            for name, method in found.items()
-            if method.sampler is None and isinstance(method.reuse, Solved) and method.reuse.method == "bac"
-        }
+        found = {name: method_named(name) for name in self.compared}
+        return {method.updates: name for name, method in found.items() if method.family == "BAC" and method.updates}
 
     @property
     def equal_pairs(self) -> list[tuple[str, str]]:
@@ -63,14 +59,10 @@ class Found(OwnSuite):
             return []
         flops, pairs = self.exact.flops, []
         for bac in self.bacs.values():
-            fitting = [name for name in self.compared if _fewer(name) and flops[name] <= flops[bac]]
+            plain_steps = [name for name in self.compared if method_named(name).off_the_shelf]
+            fitting = [name for name in plain_steps if flops[name] <= flops[bac]]
             pairs += [(bac, max(fitting, key=lambda name: flops[name]))] if fitting else []
         return pairs
-
-
-def _fewer(name: str) -> bool:
-    method = parse_method(name)
-    return isinstance(method.sampler, FewerSteps) and method.reuse is None
 
 
 def summary(found: Sequence[Found]) -> list[str]:

@@ -6,31 +6,31 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from blockcache.compare.methods import ActionBudget, FewerSteps, Solved, TeaCache, parse_method
+from blockcache.compare.methods import Method, method_named
 from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
+from blockcache.palette import drawn
 from blockcache.report.figures import log_ticks, new_figure, save_figure
-from blockcache.report.suites import Collection, family
+from blockcache.report.suites import Collection
 from blockcache.results.rollouts import BASELINE
 
-# kind -> colour, marker, and where the labels of its points stand, so that equal costs leave them readable
-_KINDS = {
-    "BAC": ("#e45756", "o", (6, 5)),
-    "Uniform": ("#8a8a8a", "s", (6, -11)),
-    "DDIM-N": ("#4c78a8", "^", (-6, 5)),
-    "DDPM-N": ("#b279a2", "v", (6, 5)),
-    "BAC on DDIM": ("#f58518", "D", (-6, -11)),
-    "TeaCache": ("#54a24b", "P", (-6, 5)),
-    "DPM-Solver++-N": ("#4c78a8", "^", (-6, 5)),
-    "Action costs": ("#54a24b", "D", (6, -11)),
-    "tuned": ("#000000", "X", (6, 5)),
+# family -> where the labels of its points stand, so that equal costs leave them readable; others are not in the picture
+_LABELS = {
+    "BAC": (6, 5),
+    "Uniform": (6, -11),
+    "DDIM-N": (-6, 5),
+    "DDPM-N": (6, 5),
+    "BAC on DDIM": (-6, -11),
+    "TeaCache": (-6, 5),
+    "DPM-Solver++-N": (-6, 5),
+    "Action costs": (6, -11),
+    "tuned": (6, 5),
 }
 
 
 @dataclass(frozen=True)
 class Point:
-    kind: str
-    name: str  # what sets it apart from others of its kind
+    method: Method
     gflop: float
     ms: float | None
     difference: Estimate
@@ -38,12 +38,18 @@ class Point:
 
 def points(collection: Collection) -> list[Point]:
     """What is in the picture: variants by metric, objective or n are left to the tables."""
-    found, union = [], _usual_union(collection)
-    for method, row in collection.rows.items():
-        placed = _place(method, union)
-        if placed is not None and row.difference is not None and math.isfinite(row.difference.low):
-            ms = collection.timings.ms(method) if collection.timings else None
-            found.append(Point(*placed, row.method.flops / 1e9, ms, row.difference))
+    methods = {name: method_named(name) for name in collection.rows}
+    variants = {
+        family: [method.variant for method in methods.values() if method.family == family] for family in _LABELS
+    }
+    found = []
+    for name, row in collection.rows.items():
+        method, difference = methods[name], row.difference
+        own = variants.get(method.family, ())
+        usual = method.variant == max(own, key=own.count, default=None)
+        if usual and difference is not None and math.isfinite(difference.low):
+            ms = collection.timings.ms(name) if collection.timings else None
+            found.append(Point(method, row.method.flops / 1e9, ms, difference))
     return sorted(found, key=lambda point: point.gflop)
 
 
@@ -80,10 +86,11 @@ def _draw(axes: Any, title: str, placed: list[tuple[Point, float]], reference: f
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhline(LOSSLESS, color="black", linewidth=0.8, linestyle=":")
     axes.plot([reference], [0], marker="*", markersize=13, color="black", linestyle="none", label="full precision")
-    for kind, (colour, marker, offset) in _KINDS.items():
-        own = sorted(((x, point) for point, x in placed if point.kind == kind), key=lambda pair: pair[0])
+    for family, offset in _LABELS.items():
+        own = sorted(((x, point) for point, x in placed if point.method.family == family), key=lambda pair: pair[0])
         if not own:
             continue
+        colour, marker = drawn(*own[0][1].method.look)
         x, y = [place for place, _ in own], [point.difference.mean for _, point in own]
         below = [point.difference.mean - point.difference.low for _, point in own]
         above = [point.difference.high - point.difference.mean for _, point in own]
@@ -98,7 +105,7 @@ def _draw(axes: Any, title: str, placed: list[tuple[Point, float]], reference: f
             linewidth=1.1,
             elinewidth=1,
             capsize=2.5,
-            label=kind,
+            label=family,
         )
         for place, point in own:
             if point.difference.n < most:
@@ -112,7 +119,7 @@ def _draw(axes: Any, title: str, placed: list[tuple[Point, float]], reference: f
                     zorder=9,
                 )
             axes.annotate(
-                point.name,
+                point.method.setting,
                 (place, point.difference.mean),
                 xytext=offset,
                 ha="left" if offset[0] > 0 else "right",
@@ -138,28 +145,3 @@ def _draw(axes: Any, title: str, placed: list[tuple[Point, float]], reference: f
     axes.grid(axis="y", color="#eeeeee")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _usual_union(collection: Collection) -> int:
-    """The n that most BAC schedules have under the policy's own sampler: where it varies, the others are variants."""
-    methods = map(parse_method, collection.rows)
-    found = [item.reuse for item in methods if item.sampler is None and isinstance(item.reuse, Solved)]
-    unions = [reuse.union for reuse in found if reuse.method == "bac"]
-    return max(unions, key=unions.count, default=Solved("bac").union)
-
-
-def _place(name: str, union: int) -> tuple[str, str] | None:
-    """The kind and the point's own name; None for what is not in the picture."""
-    method, kind = parse_method(name), family(name)
-    sampler, reuse = method.sampler, method.reuse
-    if kind not in _KINDS:
-        return None
-    if isinstance(reuse, Solved):
-        usual = Solved(reuse.method, reuse.updates, union=union if sampler is None else 3)
-        plain = reuse == usual or (reuse.method == "uniform" and not reuse.last)
-        return (kind, f"S={reuse.updates}") if plain else None
-    if isinstance(reuse, TeaCache):
-        return kind, f"{reuse.threshold:g}"
-    if isinstance(reuse, ActionBudget):
-        return kind, f"{reuse.updates if reuse.budget is None else reuse.budget:g}"
-    return kind, f"N={sampler.steps}" if isinstance(sampler, FewerSteps) else ""

@@ -17,7 +17,7 @@ from blockcache.compare.candidates import Calibrations, Candidate, engine_flops
 from blockcache.compare.equal_flops import equal_flops
 from blockcache.compare.evaluation import Evaluation, prepare
 from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
-from blockcache.compare.methods import FittedSteps, parse_method
+from blockcache.compare.methods import parse_method
 from blockcache.compare.paired import OpenLoop, one_thread
 from blockcache.errors import FitError
 from blockcache.files import PathLike, exists
@@ -184,7 +184,7 @@ def without_failed_fits(setting: SuiteSetting, suite: Suite) -> Suite:
 def _fitted(method: str) -> str | None:
     """The method's sampler by itself, if it is a fitted one."""
     sampler = parse_method(method).sampler
-    return str(sampler) if isinstance(sampler, FittedSteps) else None
+    return str(sampler) if sampler is not None and sampler.by_fit else None
 
 
 def as_run(setting: SuiteSetting, directory: PathLike, names: Sequence[str]) -> list[Suite]:

@@ -9,7 +9,7 @@ import click
 
 from blockcache.cli import arguments as arg
 from blockcache.cli.rollouts import chosen_backend, exit_if_failed, resumable, run_options
-from blockcache.compare.methods import NAMES, SamplerFile, ScheduleFile, parse_method
+from blockcache.compare.methods import NAMES, parse_method
 
 if TYPE_CHECKING:
     from blockcache.compare.evaluation import Evaluation
@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 
 def _method(text: str) -> str:
-    from blockcache.samplers import SamplerConfig
-    from blockcache.schedule import Schedule
-
-    method = parse_method(text)
-    if isinstance(method.reuse, ScheduleFile):
-        Schedule.load(method.reuse.path)
-    if isinstance(method.sampler, SamplerFile):
-        SamplerConfig.load(method.sampler.path)
+    parse_method(text).check_files()
     return text
 
 

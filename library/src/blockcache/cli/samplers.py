@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from blockcache.cli import arguments as arg
-from blockcache.compare.methods import SPREAD
+from blockcache.compare.parts import SPREAD
 from blockcache.samplers import sampler_names
 
 if TYPE_CHECKING:

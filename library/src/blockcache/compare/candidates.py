@@ -21,17 +21,8 @@ from torch import Tensor
 
 from blockcache._version import __version__
 from blockcache.attach.recorder import calibrate
-from blockcache.compare.methods import (
-    ActionBudget,
-    FewerSteps,
-    FittedSteps,
-    Method,
-    MethodError,
-    SamplerFile,
-    ScheduleFile,
-    TeaCache,
-    TunedFiles,
-)
+from blockcache.compare.methods import Method
+from blockcache.compare.parts import FewerSteps, FittedSteps, MethodError, Part, Resolved
 from blockcache.engines import Stats, accelerate
 from blockcache.files import PathLike, exists, make_directory
 from blockcache.fitting import Clouds, Effort, fit, place
@@ -44,7 +35,6 @@ from blockcache.results.rollouts import EAGER
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
 from blockcache.schedule import Schedule, Strategy
 from blockcache.schedule.strategy import generation_flops
-from blockcache.solvers import fit_teacache, solve
 from blockcache.solvers.recording import Recording
 
 
@@ -164,7 +154,7 @@ class Calibrations:
         self.port, self._block_costs = port, block_costs
         self._fitting, self._effort = fitting, effort or Effort()
         self._clouds: Clouds | None = None
-        self._chosen: dict[FewerSteps | FittedSteps, ChosenSampler] = {}
+        self._chosen: dict[Part, ChosenSampler] = {}
         self.observations = observations
         self.seed = seed
         self._keep = None if keep is None else Path(keep)
@@ -173,16 +163,8 @@ class Calibrations:
 
     def candidate(self, method: Method, engine: str | None = "auto") -> Candidate:
         """Solve or read what the method follows."""
-        sampler = None
-        if isinstance(method.sampler, TunedFiles):
-            return self._tuned(Path(method.sampler.directory), engine)
-        if isinstance(method.sampler, SamplerFile):
-            sampler = self._from_file(method.sampler.path)
-        elif isinstance(method.sampler, FittedSteps) or (method.sampler is not None and method.sampler.placed):
-            sampler = self.chosen(method.sampler).sampler
-        elif method.sampler is not None:
-            sampler = self.sampler(method.sampler.kind, method.sampler.steps)
-        return Candidate(self._strategy(method, sampler), engine, sampler)
+        sampler, strategy = method.resolve(self)
+        return Candidate(strategy, engine, sampler)
 
     def recording(self, sampler: SamplerConfig | None = None, action_costs: bool = False) -> Recording:
         """With that sampler, or the policy's own; with action costs, which take a while, if somebody needs them."""
@@ -200,18 +182,46 @@ class Calibrations:
             )
         return fewer_steps(self.port.sampler, kind, steps)
 
-    def chosen(self, wanted: FewerSteps | FittedSteps) -> ChosenSampler:
-        """A sampler that is placed or fitted for the policy, on the observations for that, with the evidence."""
-        if wanted not in self._chosen:
-            self._chosen[wanted] = self._choose(wanted)
-        return self._chosen[wanted]
+    def placed(self, kind: str, steps: int) -> ChosenSampler:
+        """A sampler of that kind whose steps are placed for the policy, with the evidence."""
+        return self._choose(FewerSteps(kind, steps, placed=True), lambda clouds: place(clouds, steps, kind))
+
+    def fitted(self, steps: int, spread: float) -> ChosenSampler:
+        """A sampler that is fitted to the policy, with the evidence; it starts from placed steps."""
+
+        def make(clouds: Clouds) -> ChosenSampler:
+            return fit(clouds, steps, spread, self.placed("ddpm", steps).sampler, effort=self._effort)
+
+        return self._choose(FittedSteps(steps, spread), make)
+
+    def sampler_from(self, path: PathLike) -> SamplerConfig:
+        """The sampler of a file, if it was chosen for this policy or for none."""
+        file = ChosenSampler.load(path)
+        file.check_fit(self.port.fingerprint)
+        return file.sampler
+
+    def tuned(self, directory: str) -> Resolved:
+        """What `tune` wrote into a directory, for this policy."""
+        place = Path(directory)
+        if not exists(place / TUNING):
+            raise MethodError(f"{place} has no {TUNING}; name a directory that 'blockcache tune' wrote")
+        return Resolved(
+            self.sampler_from(place / SAMPLER) if exists(place / SAMPLER) else None,
+            Schedule.load(place / SCHEDULE) if exists(place / SCHEDULE) else None,
+        )
+
+    def block_costs(self) -> Mapping[str, float] | None:
+        """What one update of each block costs, by its name; None counts in FLOPs."""
+        return None if self._block_costs is None else self._block_costs()
 
     def with_evidence(self, sampler: SamplerConfig) -> ChosenSampler:
         """A candidate's sampler bound to the policy, with what is known of it where it was placed or fitted here."""
         made = (chosen for chosen in self._chosen.values() if chosen.sampler == sampler)
         return next(made, ChosenSampler(sampler, self.port.fingerprint))
 
-    def _choose(self, wanted: FewerSteps | FittedSteps) -> ChosenSampler:
+    def _choose(self, wanted: Part, make: Callable[[Clouds], ChosenSampler]) -> ChosenSampler:
+        if wanted in self._chosen:
+            return self._chosen[wanted]
         if self._fitting is None:
             raise MethodError(
                 f"{wanted} needs observations besides those to calibrate and to compare on, and there are none; give more, "
@@ -223,56 +233,16 @@ class Calibrations:
                 {**self._origin(self.port, self._fitting), "sampler": str(wanted), "effort": asdict(self._effort)}
             )
             file = self._keep / f"sampler-{name[:16]}.json"
-            if file.exists():
-                return ChosenSampler.load(file)
-        self._clouds = self._clouds or Clouds(self.port, self._fitting, seed=self.seed, progress=self._progress)
-        if isinstance(wanted, FittedSteps):
-            start = self.chosen(FewerSteps("ddpm", wanted.steps, placed=True)).sampler
-            made = fit(self._clouds, wanted.steps, wanted.spread, start, effort=self._effort)
+        if file is not None and file.exists():
+            made = ChosenSampler.load(file)
         else:
-            made = place(self._clouds, wanted.steps, wanted.kind)
-        if file is not None:
-            make_directory(file.parent)
-            made.save(file)
+            self._clouds = self._clouds or Clouds(self.port, self._fitting, seed=self.seed, progress=self._progress)
+            made = make(self._clouds)
+            if file is not None:
+                make_directory(file.parent)
+                made.save(file)
+        self._chosen[wanted] = made
         return made
-
-    def _from_file(self, path: PathLike) -> SamplerConfig:
-        file = ChosenSampler.load(path)
-        file.check_fit(self.port.fingerprint)
-        return file.sampler
-
-    def _tuned(self, directory: Path, engine: str | None) -> Candidate:
-        files = directory / SAMPLER, directory / SCHEDULE
-        if not exists(directory / TUNING):
-            raise MethodError(f"{directory} has no {TUNING}; name a directory that 'blockcache tune' wrote")
-        sampler, schedule = (path if exists(path) else None for path in files)
-        return Candidate(
-            None if schedule is None else Schedule.load(schedule),
-            engine,
-            None if sampler is None else self._from_file(sampler),
-        )
-
-    def _strategy(self, method: Method, sampler: SamplerConfig | None) -> Strategy | None:
-        wanted = method.reuse
-        if wanted is None:
-            return None
-        if isinstance(wanted, ScheduleFile):
-            return Schedule.load(wanted.path)
-        if isinstance(wanted, TeaCache):
-            return fit_teacache(self.recording(sampler), wanted.threshold)
-        if isinstance(wanted, ActionBudget):
-            recording = self.recording(sampler, action_costs=True)
-            costs = None if self._block_costs is None or wanted.budget is None else self._block_costs()
-            return solve(recording, wanted.updates, method="action", budget=wanted.budget, costs=costs)
-        return solve(
-            self.recording(sampler),
-            wanted.updates,
-            wanted.union,
-            wanted.metric,
-            wanted.method,
-            wanted.objective,
-            last=wanted.last,
-        )
 
     def _recording(self, port: Port, action_costs: bool) -> Recording:
         name = digest(self._origin(port, self.observations))[:16]

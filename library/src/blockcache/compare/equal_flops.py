@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.compare.candidates import Calibrations
-from blockcache.compare.methods import ActionBudget, TeaCache, parse_method
+from blockcache.compare.methods import parse_method
 from blockcache.compare.paired import one_thread
+from blockcache.compare.reuse_parts import ActionBudget, TeaCache
 from blockcache.samplers import sampler_names, table
 from blockcache.solvers.teacache import TeaCacheRule
 from blockcache_lab.studies.suites import Equal

@@ -1,19 +1,19 @@
-"""Methods by name: what a user writes, parsed to a frozen value; `candidates` makes it ready for a policy.
+"""A method: a sampler, what is reused from step to step, or both. A frozen value whose text is what a user writes.
 
-`NAMES` lists them. Knows nothing of policies or of files: a schedule file is read when it is needed.
+`NAMES` lists the texts. Names of methods are strings on the command line and in files only. Knows nothing of policies or
+of torch.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import lru_cache
 
-from blockcache.errors import BlockcacheError
+from blockcache.compare.parts import SAMPLER_PARTS, Lender, MethodError, Part, Resolved, SamplerPart
+from blockcache.compare.reuse_parts import REUSE_PARTS, ReusePart, UnknownPart
+from blockcache.palette import Colour, Marker
 from blockcache.samplers import sampler_names
-from blockcache.solvers import OBJECTIVES
-from blockcache.solvers.metrics import METRICS
-from blockcache.solvers.solve import BUDGET
 
 NAMES = """\
   full                          everything computed; always among the methods
@@ -30,216 +30,145 @@ NAMES = """\
   ddim-40+bac:S=5,n=3           both, calibrated with that sampler; also ddpm-10+action:budget=0.6
   schedule.json                 a schedule file, also behind a sampler"""
 
-
-SPREAD = 0.7
-"""What is fitted for unless somebody says otherwise."""
-
-
-class MethodError(BlockcacheError):
-    """A method that is unknown or whose parameters make no sense."""
-
-
-@dataclass(frozen=True)
-class FewerSteps:
-    """Another sampler, with fewer steps; where they lie is the sampler's own way, or found for the policy."""
-
-    kind: str
-    steps: int
-    placed: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.kind}-{self.steps}{':placed' if self.placed else ''}"
-
-
-@dataclass(frozen=True)
-class FittedSteps:
-    """A sampler that is fitted to the policy; the fields are those of `fit_sampler`."""
-
-    steps: int
-    spread: float = SPREAD
-
-    def __str__(self) -> str:
-        return f"fitted-{self.steps}" + ("" if self.spread == SPREAD else f":spread={self.spread:g}")
-
-
-@dataclass(frozen=True)
-class SamplerFile:
-    path: str
-
-    def __str__(self) -> str:
-        return f"sampler:{self.path}"
-
-
-@dataclass(frozen=True)
-class TunedFiles:
-    """The sampler and the schedule in a directory that `tune` wrote, whichever are there."""
-
-    directory: str
-
-    def __str__(self) -> str:
-        return f"tuned:{self.directory}"
-
-
-@dataclass(frozen=True)
-class Solved:
-    """A schedule to be solved from a calibration; the fields are those of `solve`."""
-
-    method: str
-    updates: int = 10
-    union: int = 5
-    metric: str = "cosine"
-    objective: str = "anchor"
-    last: bool = False
-
-    def __str__(self) -> str:
-        parts = [f"S={self.updates}"]
-        parts += [f"n={self.union}"] if self.method == "bac" else []
-        parts += [f"metric={self.metric}"] if self.metric != "cosine" else []
-        parts += [f"objective={self.objective}"] if self.objective != "anchor" else []
-        parts += ["last=1"] if self.last else []
-        return f"{self.method}:{','.join(parts)}"
-
-
-@dataclass(frozen=True)
-class ActionBudget:
-    """A schedule to be solved from action costs: the share of the FLOPs, or updates per block on average."""
-
-    budget: float | None = None
-    updates: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.budget is None and self.updates is None:
-            object.__setattr__(self, "budget", BUDGET)
-
-    def __str__(self) -> str:
-        return f"action:S={self.updates}" if self.budget is None else f"action:budget={self.budget!r}"
-
-
-@dataclass(frozen=True)
-class TeaCache:
-    threshold: float = 0.1
-
-    def __str__(self) -> str:
-        return f"teacache:threshold={self.threshold!r}"
-
-
-@dataclass(frozen=True)
-class ScheduleFile:
-    path: str
-
-    def __str__(self) -> str:
-        return self.path
-
-
-Reused: TypeAlias = Solved | ActionBudget | TeaCache | ScheduleFile
+# kind -> colour and shape, in the order of legends; no two that stand beside one another differ by colour alone
+_LOOKS: dict[str, tuple[Colour, Marker]] = {
+    "full precision": ("ink", "star"),
+    "BAC": ("orange", "circle"),
+    "Action costs": ("green", "diamond"),
+    "TeaCache": ("green", "cross"),
+    "Uniform": ("grey", "square"),
+    "DDPM-N": ("blue", "down"),
+    "DDIM-N": ("sky", "up"),
+    "DPM-Solver++-N": ("blue", "up"),
+    "SDE-DPM-Solver++-N": ("grey", "cross"),
+    "placed DDPM-N": ("pink", "cross"),
+    "fitted-N": ("amber", "x"),
+    "reuse on few steps": ("ink", "diamond"),
+    "tuned": ("orange", "star"),
+}
+_OTHERS: tuple[Colour, Marker] = ("grey", "circle")
 
 
 @dataclass(frozen=True)
 class Method:
-    """`sampler` None is the policy's own; `reuse` None computes everything. Its `name` parses to the method again."""
+    """`sampler` None is the policy's own; `reuse` None computes every block at every step."""
 
-    sampler: FewerSteps | FittedSteps | SamplerFile | TunedFiles | None = None
-    reuse: Reused | None = None
+    sampler: SamplerPart | None = None
+    reuse: ReusePart | None = None
 
     @property
     def name(self) -> str:
-        return "+".join(str(part) for part in (self.sampler, self.reuse) if part is not None) or "full"
+        """The text that parses to this method."""
+        return "+".join(map(str, self._parts)) or "full"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def label(self) -> str:
+        """For people: "BAC S=10 n=5", "DDIM-40 + BAC S=5 n=3"."""
+        return " + ".join(part.label for part in self._parts) or "full precision"
+
+    @property
+    def family(self) -> str:
+        """What it is, without its settings: "BAC", "DDIM-N", "BAC on DDIM"."""
+        if self.sampler is not None and self.reuse is not None:
+            return f"{self.reuse.kind} on {self.sampler.solver}"
+        return next((part.kind for part in self._parts), "full precision")
+
+    @property
+    def kind(self) -> str:
+        """What legends tell apart: the family, or that two families are combined."""
+        return "reuse on few steps" if len(self._parts) > 1 else self.family
+
+    @property
+    def look(self) -> tuple[Colour, Marker]:
+        """The colour and the shape of its kind in every picture."""
+        return _LOOKS.get(self.kind, _OTHERS)
+
+    @property
+    def rank(self) -> int:
+        """Its kind's place in legends."""
+        return [*_LOOKS, self.kind].index(self.kind)
+
+    @property
+    def setting(self) -> str:
+        """What sets it apart from others of its family: "S=10", "N=16"."""
+        return self._parts[-1].setting if self._parts else ""
+
+    @property
+    def variant(self) -> str:
+        """What else its last part says: "n=5 MSE"."""
+        return self._parts[-1].variant if self._parts else ""
+
+    @property
+    def updates(self) -> int | None:
+        """S: how often each block is computed, where it says so."""
+        return None if self.reuse is None else self.reuse.updates
+
+    @property
+    def off_the_shelf(self) -> bool:
+        """Whether it needs neither a calibration nor a file: fewer steps, where the sampler puts them."""
+        return bool(self._parts) and all(part.off_the_shelf for part in self._parts)
+
+    @property
+    def tuned_in(self) -> str | None:
+        """The directory of `blockcache tune` that it stands for, if it does."""
+        return next((part.tuned_in for part in self._parts), None)
+
+    def resolve(self, lender: Lender) -> Resolved:
+        """The sampler and the schedule or rule that it comes to for one policy."""
+        found = Resolved()
+        for part in self._parts:
+            found = part.resolve(lender, found)
+        return found
+
+    def check_files(self) -> None:
+        """Refuse files that cannot be read."""
+        for part in self._parts:
+            part.check_files()
+
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        return tuple(part for part in (self.sampler, self.reuse) if part is not None)
 
 
 FULL = Method()
-_SOLVED = {  # method -> the parameters that it takes
-    "uniform": ("S", "last"),
-    "unified": ("S", "metric", "objective", "last"),
-    "blockwise": ("S", "metric", "objective", "last"),
-    "bac": ("S", "n", "metric", "objective", "last"),
-}
-_OTHERS = {"action": ("budget", "S"), "teacache": ("threshold",)}
-_FIELDS = {"S": "updates", "n": "union"}
 
 
 def parse_method(text: str) -> Method:
     """Strict: anything that is not exactly a method is refused with one sentence."""
-    if text.startswith("tuned:") and text != "tuned:":
-        return Method(TunedFiles(text.removeprefix("tuned:")))
-    names = "|".join(map(re.escape, sampler_names()))
-    found = re.fullmatch(
-        rf"(?:(?P<kind>{names})-(?P<steps>[1-9]\d{{0,5}})(?P<placed>:placed)?|fitted-(?P<fitted>[1-9]\d{{0,5}})(?::(?P<settings>[^+]*))?"
-        r"|sampler:(?P<file>.+?\.json))(?:\+(?P<reuse>.+))?",
-        text,
-    )
-    if found is None:
-        return FULL if text == "full" else Method(reuse=_parse_reuse(text, text))
-    sampler: FewerSteps | FittedSteps | SamplerFile
-    if found["file"] is not None:
-        sampler = SamplerFile(found["file"])
-    elif found["fitted"] is not None:
-        sampler = FittedSteps(int(found["fitted"]), **_parse_spread(found["settings"], text))
-    else:
-        sampler = FewerSteps(found["kind"], int(found["steps"]), found["placed"] is not None)
-    return Method(sampler) if found["reuse"] is None else Method(sampler, _parse_reuse(found["reuse"], text))
-
-
-def _parse_spread(settings: str | None, text: str) -> dict[str, float]:
-    if settings is None:
-        return {}
-    name, _, value = settings.partition("=")
-    if name != "spread" or not re.fullmatch(r"\d+(\.\d+)?", value, re.ASCII) or not 0 < float(value) <= 1:
-        raise MethodError(
-            f"method {text!r}: fitted-N takes spread=..., a number above 0 and up to 1, such as 0.7; got {settings!r}"
-        )
-    return {"spread": float(value)}
-
-
-def _parse_reuse(part: str, text: str) -> Reused:
-    if part.endswith(".json"):
-        return ScheduleFile(part)
-    kind, colon, rest = part.partition(":")
-    takes = _SOLVED | _OTHERS
-    if kind not in takes:
-        raise MethodError(
-            f"unknown method {text!r}; known are full, {', '.join(takes)}, "
-            f"{', '.join(f'{name}-N' for name in sampler_names())}, fitted-N, a schedule file (.json), and a sampler with "
-            "one of these such as ddim-40+bac:S=5,n=3"
-        )
-    known = takes[kind]
-    values: dict[str, Any] = {}
-    for item in rest.split(",") if colon else ():
-        name, equals, value = item.partition("=")
-        if name not in known or not equals or name in values:
-            raise MethodError(
-                f"method {text!r}: {kind} takes {', '.join(f'{known_name}=...' for known_name in known)}, each at most "
-                f"once and separated by commas, got {item!r}"
-            )
-        values[name] = _parse_value(name, value, text)
-    settings = {_FIELDS.get(name, name): value for name, value in values.items()}
-    if kind == "action":
-        if len(settings) > 1:
-            raise MethodError(f"method {text!r}: action takes budget=... or S=..., not both")
-        return ActionBudget(**settings)
-    return TeaCache(**settings) if kind == "teacache" else Solved(kind, **settings)
-
-
-def _parse_value(name: str, value: str, text: str) -> int | float | str:
-    choices = {"metric": tuple(METRICS), "objective": OBJECTIVES}
-    if name in choices:
-        if value in choices[name]:
-            return value
-        expected = f"one of {', '.join(choices[name])}"
-    elif name == "last":
-        if value in ("0", "1"):
-            return value == "1"
-        expected = "0 or 1"
-    elif name in ("threshold", "budget"):
-        if re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d\d?)?", value, re.ASCII) and (
-            name == "threshold" or 0 < float(value) <= 1
-        ):
-            return float(value)
-        expected = {"threshold": "a number of at least 0, such as 0.1", "budget": "a number above 0 and at most 1"}[
-            name
+    if text == "full":
+        return FULL
+    sampler, rest = None, text
+    try:
+        for part in SAMPLER_PARTS:
+            if found := re.fullmatch(rf"{part.pattern}(?:\+(?P<rest>.+))?", text):
+                groups = found.groupdict()
+                rest = groups.pop("rest")
+                sampler = part.from_groups(groups)
+                break
+        reuse = None if rest is None else next(filter(None, (part.parse(rest) for part in REUSE_PARTS)), None)
+    except MethodError as error:
+        raise MethodError(f"method {text!r}: {error}") from None
+    if rest is not None and reuse is None:
+        words = [
+            "full",
+            *(part.word for part in REUSE_PARTS),
+            *(f"{name}-N" for name in sorted(sampler_names())),
+            "fitted-N",
         ]
-    else:
-        least = 1 if name == "S" else 0
-        if re.fullmatch(r"\d{1,6}", value, re.ASCII) and int(value) >= least:
-            return int(value)
-        expected = f"a whole number from {least} to 999999"
-    raise MethodError(f"method {text!r}: {name} must be {expected}, got {value!r}")
+        raise MethodError(
+            f"unknown method {text!r}; known are {', '.join(filter(None, words))}, a schedule file (.json), and a sampler "
+            "with one of these such as ddim-40+bac:S=5,n=3"
+        )
+    return Method(sampler, reuse)
+
+
+@lru_cache(maxsize=10_000)
+def method_named(name: str) -> Method:
+    """The method that a file names. One that this version does not know can be shown all the same."""
+    try:
+        return parse_method(name)
+    except MethodError:
+        return Method(reuse=UnknownPart(name))

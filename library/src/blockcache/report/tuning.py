@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockcache.compare.methods import FewerSteps, parse_method
+from blockcache.compare.methods import method_named
 from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
@@ -73,10 +73,10 @@ def _proof(found: Tuning) -> str:
 
 
 def _sampler_note(chosen: Point) -> str:
-    method = parse_method(chosen.method)
+    method = method_named(chosen.method)
     if method.sampler is None:
         return "The sampler is the policy's own: only what its blocks reuse is changed."
-    if method.reuse is None and isinstance(method.sampler, FewerSteps) and not method.sampler.placed:
+    if method.off_the_shelf:
         return "Plain fewer steps won: no schedule does better here."
     return "This is another sampler than the policy's own."
 

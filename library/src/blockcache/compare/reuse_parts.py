@@ -1,0 +1,217 @@
+"""The parts of a method that reuse block outputs: schedules by BAC and others, action costs, TeaCache, files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from blockcache.compare.parts import Lender, MethodError, Part, Resolved
+from blockcache.schedule import Schedule
+from blockcache.solvers import OBJECTIVES, fit_teacache, solve
+from blockcache.solvers.metrics import METRICS
+from blockcache.solvers.solve import BUDGET, UNION, UPDATES
+
+_METRICS = {"mse": "MSE", "l1": "L1", "wasserstein": "Wasserstein"}
+
+
+class Setting(NamedTuple):
+    """A `name=value` of a part: the field that it sets; how it is read, None where that fails; and what it must be."""
+
+    field: str
+    read: Callable[[str], Any]
+    expected: str
+
+
+def _whole(least: int) -> tuple[Callable[[str], Any], str]:
+    def read(text: str) -> int | None:
+        return int(text) if re.fullmatch(r"\d{1,6}", text, re.ASCII) and int(text) >= least else None
+
+    return read, f"a whole number from {least} to 999999"
+
+
+def _number(fits: Callable[[float], bool]) -> Callable[[str], Any]:
+    def read(text: str) -> float | None:
+        known = re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d\d?)?", text, re.ASCII) is not None
+        return float(text) if known and fits(float(text)) else None
+
+    return read
+
+
+_SETTINGS = {
+    "S": Setting("updates", *_whole(1)),
+    "n": Setting("union", *_whole(0)),
+    "metric": Setting("metric", {name: name for name in METRICS}.get, f"one of {', '.join(METRICS)}"),
+    "objective": Setting("objective", {name: name for name in OBJECTIVES}.get, f"one of {', '.join(OBJECTIVES)}"),
+    "last": Setting("last", {"0": False, "1": True}.get, "0 or 1"),
+    "budget": Setting("budget", _number(lambda value: 0 < value <= 1), "a number above 0 and at most 1"),
+    "threshold": Setting("threshold", _number(lambda value: True), "a number of at least 0, such as 0.1"),
+}
+
+
+class ReusePart(Part):
+    """`word` is what its text begins with, `takes` the names of the settings behind it; `updates` is S."""
+
+    word: ClassVar[str] = ""
+    takes: ClassVar[tuple[str, ...]] = ()
+    updates: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ReusePart | None:
+        """None where the text is that of another part."""
+        word, colon, rest = text.partition(":")
+        if word != cls.word:
+            return None
+        values: dict[str, Any] = {}
+        for item in rest.split(",") if colon else ():
+            name, equals, value = item.partition("=")
+            if name not in cls.takes or not equals or _SETTINGS[name].field in values:
+                raise MethodError(
+                    f"{word} takes {', '.join(f'{known}=...' for known in cls.takes)}, each at most once and separated by "
+                    f"commas, got {item!r}"
+                )
+            found = _SETTINGS[name].read(value)
+            if found is None:
+                raise MethodError(f"{name} must be {_SETTINGS[name].expected}, got {value!r}")
+            values[_SETTINGS[name].field] = found
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Solved(ReusePart):
+    """A schedule by one of the paper's methods, solved from a calibration; the fields are those of `solve`."""
+
+    updates: int = UPDATES
+    union: int = UNION
+    metric: str = "cosine"
+    objective: str = "anchor"
+    last: bool = False
+    takes: ClassVar[tuple[str, ...]] = ("S", "metric", "objective", "last")
+
+    def __str__(self) -> str:
+        given = {"S": self.updates, "n": self.union, "metric": self.metric, "objective": self.objective, "last": 1}
+        left_out = {"metric": self.metric == "cosine", "objective": self.objective == "anchor", "last": not self.last}
+        return f"{self.word}:" + ",".join(f"{name}={given[name]}" for name in self.takes if not left_out.get(name))
+
+    @property
+    def setting(self) -> str:
+        return f"S={self.updates}"
+
+    @property
+    def variant(self) -> str:
+        words = [f"n={self.union}"] if "n" in self.takes else []
+        words += [_METRICS[self.metric]] if self.metric != "cosine" else []
+        words += [self.objective] if self.objective != "anchor" else []
+        return " ".join([*words, "and the last step"] if self.last else words)
+
+    def resolve(self, lender: Lender, before: Resolved) -> Resolved:
+        recording = lender.recording(before.sampler)
+        settings = self.updates, self.union, self.metric, self.word, self.objective, self.last
+        return before._replace(strategy=solve(recording, *settings))
+
+
+class Uniform(Solved):
+    word, kind, takes = "uniform", "Uniform", ("S", "last")
+
+
+class Unified(Solved):
+    word, kind = "unified", "Unified ACS"
+
+
+class BlockWise(Solved):
+    word, kind = "blockwise", "Block-wise ACS"
+
+
+class BAC(Solved):
+    word, kind, takes = "bac", "BAC", ("S", "n", "metric", "objective", "last")
+
+
+@dataclass(frozen=True)
+class ActionBudget(ReusePart):
+    """A schedule from action costs: the share of the FLOPs, or updates per block on average."""
+
+    budget: float | None = None
+    updates: int | None = None
+    word, kind, takes = "action", "Action costs", ("budget", "S")
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.updates is not None:
+            raise MethodError("action takes budget=... or S=..., not both")
+        if self.budget is None and self.updates is None:
+            object.__setattr__(self, "budget", BUDGET)
+
+    def __str__(self) -> str:
+        return f"action:S={self.updates}" if self.budget is None else f"action:budget={self.budget!r}"
+
+    @property
+    def setting(self) -> str:
+        return f"S={self.updates}" if self.budget is None else f"{self.budget:g}"
+
+    def resolve(self, lender: Lender, before: Resolved) -> Resolved:
+        recording = lender.recording(before.sampler, action_costs=True)
+        costs = None if self.budget is None else lender.block_costs()
+        schedule = solve(recording, self.updates, method="action", budget=self.budget, costs=costs)
+        return before._replace(strategy=schedule)
+
+
+@dataclass(frozen=True)
+class TeaCache(ReusePart):
+    """TeaCache's rule, which decides while it runs."""
+
+    threshold: float = 0.1
+    word, kind, takes = "teacache", "TeaCache", ("threshold",)
+
+    def __str__(self) -> str:
+        return f"teacache:threshold={self.threshold!r}"
+
+    @property
+    def setting(self) -> str:
+        return f"{self.threshold:g}"
+
+    def resolve(self, lender: Lender, before: Resolved) -> Resolved:
+        return before._replace(strategy=fit_teacache(lender.recording(before.sampler), self.threshold))
+
+
+@dataclass(frozen=True)
+class ScheduleFile(ReusePart):
+    path: str
+    kind = "schedule file"
+
+    def __str__(self) -> str:
+        return self.path
+
+    @property
+    def label(self) -> str:
+        return self.path
+
+    @classmethod
+    def parse(cls, text: str) -> ReusePart | None:
+        return cls(text) if text.endswith(".json") else None
+
+    def resolve(self, lender: Lender, before: Resolved) -> Resolved:
+        return before._replace(strategy=Schedule.load(self.path))
+
+    def check_files(self) -> None:
+        Schedule.load(self.path)
+
+
+@dataclass(frozen=True)
+class UnknownPart(ReusePart):
+    """What a file of another version names; it can be shown, and not run."""
+
+    name: str
+    kind = "another method"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    def resolve(self, lender: Lender, before: Resolved) -> Resolved:
+        raise MethodError(f"{self.name!r} is no method that this version knows")
+
+
+REUSE_PARTS: tuple[type[ReusePart], ...] = (ScheduleFile, Uniform, Unified, BlockWise, BAC, ActionBudget, TeaCache)

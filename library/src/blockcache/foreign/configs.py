@@ -12,7 +12,7 @@ from typing import Any
 
 from blockcache.errors import ContentError, short
 from blockcache.foreign.arithmetic import LARGEST, calculate
-from blockcache.foreign.inert import Made, as_mapping
+from blockcache.foreign.pickles import Call, as_mapping, kind_of
 
 DEPTH, VALUES, TEXT = 40, 100_000, 10_000
 """Levels within levels, values in all, and characters of one text: far beyond any config, and quickly looked through."""
@@ -54,13 +54,13 @@ class Config:
 
     def _plain(self, value: Any, depth: int) -> Any:
         self._count(depth)
-        if isinstance(value, Made):
+        if isinstance(value, Call):
             value = _content(value)
         if isinstance(value, Mapping):
             return {key: self._plain(item, depth + 1) for key, item in value.items() if isinstance(key, str)}
         if isinstance(value, list | tuple):
             return [self._plain(item, depth + 1) for item in value]
-        if isinstance(value, Made):  # a node within a node
+        if isinstance(value, Call):  # a node within a node
             return self._plain(value, depth + 1)
         if isinstance(value, int) and abs(value) > LARGEST:
             return Unknown("number far too large")
@@ -134,19 +134,19 @@ class Config:
             raise ContentError(f"it refers to {short(wanted)}, which the config lacks") from None
 
 
-def _content(made: Made) -> Any:
+def _content(call: Call) -> Any:
     """What an OmegaConf object holds; other objects stay what they are."""
-    state = made.state[0] if isinstance(made.state, tuple) and made.state else made.state
-    if made.kind.startswith("omegaconf.") and isinstance(state, dict):
+    state = call.state[0] if isinstance(call.state, tuple) and call.state else call.state
+    if call.kind.startswith("omegaconf.") and isinstance(state, dict):
         for name in ("_content", "_val"):
             if name in state:
                 return state[name]
-    found = as_mapping(made)
-    return Unknown(made.kind) if found is None else found
+    found = as_mapping(call)
+    return Unknown(call.kind) if found is None else found
 
 
 def _kind(value: Any) -> str:
-    return value.kind if isinstance(value, Made | Unknown) else type(value).__name__
+    return value.kind if isinstance(value, Unknown) else kind_of(value)
 
 
 def _closing(text: str, start: int) -> int:

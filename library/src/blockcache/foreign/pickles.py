@@ -1,32 +1,117 @@
 """Pickles of other projects, read without running anything that stands in them.
 
-A pickle is a program for a small stack machine, and Python's own machine imports and calls whatever the program names. This
-one has nothing to call: it builds plain values and containers; where Python would import a name there is a `Global`, and
-where it would call one, a `Made` that keeps what it would have been called with. Both are inert, and who knows what they
-stand for looks inside. Bytes stay bytes, pickled ones too. Knows nothing of torch, of OmegaConf or of what a pickle is for.
+A pickle is a program for a small stack machine, and Python's machine imports and calls whatever the program names. The one
+here has nothing to call: it builds plain values and containers; where Python would import a name there is a `Global`, and
+where it would call one, a `Call` that keeps the arguments. Both are inert; a reader that knows what they stand for looks
+inside. Bytes stay bytes, pickled ones too. Knows nothing of torch, of OmegaConf or of what a pickle is for.
+
+Why not `pickle.Unpickler` with a `find_class` that returns inert classes? It cannot be made as safe:
+- Its dicts and sets hash every key. A tuple nested 300,000 times as a key overflows the C stack and kills the process, and
+  integers that are multiples of 2**61 - 1 all collide, which takes hours. To refuse them beforehand one has to follow the
+  stack, the marks and the memo, that is, to write this machine. Here a key is kept only if it is a plain value (`put`).
+- BUILD sets attributes by name, on inert classes too; EXT takes objects from copyreg's cache without asking `find_class`;
+  PUT allocates a memo as long as its index. Each needs a guard of its own, and a new protocol may need more, while here an
+  operation that is not listed is refused.
 """
 
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from blockcache.errors import ContentError, FileError, in_one_line, shortened
 from blockcache.files import PathLike
-from blockcache.foreign.inert import Global, Made, Persistent
 
 MOST_BYTES = 64 * 2**20
 MOST_OPERATIONS = 1_000_000
 """A checkpoint of eight layers and its optimiser takes about 50,000."""
 
+_HARMFUL_MODULES = frozenset({
+    "os", "posix", "nt", "io", "_io", "subprocess", "commands", "popen2", "pty", "sys", "importlib", "imp", "runpy",
+    "code", "pickle", "_pickle", "marshal", "ctypes", "shutil", "tempfile", "socket", "urllib", "http", "ftplib",
+    "smtplib", "telnetlib", "webbrowser", "asyncio", "multiprocessing", "threading", "signal", "pdb", "profile",
+    "cProfile", "timeit", "trace", "pip", "distutils", "setuptools",
+})  # fmt: skip
+_HARMFUL_BUILTINS = frozenset({
+    "eval", "exec", "compile", "open", "__import__", "input", "breakpoint", "execfile", "help", "exit", "quit",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Global:
+    """A name that the pickle asks for. It was not imported."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    @property
+    def harmful(self) -> bool:
+        """Whether it runs code or opens files where a pickle is really run, so that no data needs it.
+
+        This is no protection, since nothing is imported anyway: it lets the message tell an attack from an unknown class.
+        """
+        package = self.module.partition(".")[0]
+        if package in ("builtins", "__builtin__"):
+            return self.name.partition(".")[0] in _HARMFUL_BUILTINS
+        return package in _HARMFUL_MODULES
+
+
+@dataclass(frozen=True, eq=False)
+class Persistent:
+    """Something that is kept outside of the pickle, by the name that the pickle gives it."""
+
+    name: Any
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Call:
+    """A call that Python would have made, and what would have been put into its result.
+
+    function   a Global, as a rule
+    arguments  those of the call
+    state      what the result's __setstate__ or __dict__ would have been given, or None
+    items      what was put under keys; only under plain ones, the others are left out
+    members    what was appended
+    """
+
+    function: Any
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+    items: dict[Any, Any] = field(default_factory=dict)
+    members: list[Any] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """The class that the result would be of, or the function that would have made it."""
+        function = self.function
+        if isinstance(function, Global) and function.name in ("_reconstructor", "__newobj__") and self.arguments:
+            function = self.arguments[0]
+        return str(function) if isinstance(function, Global) else type(function).__name__
+
+
+def kind_of(value: Any) -> str:
+    """What a value out of a pickle is, for messages: the class that a call would have made, or the plain type."""
+    return value.kind if isinstance(value, Call) else type(value).__name__
+
+
+def as_mapping(value: Any) -> dict[Any, Any] | None:
+    """What is under which key, where the pickle describes a dict or an ordered one; else None."""
+    if isinstance(value, Call) and value.kind in ("collections.OrderedDict", "collections.defaultdict"):
+        return value.items
+    return value if isinstance(value, dict) else None
+
 
 def load_pickle(data: bytes, what: str, path: PathLike) -> Any:
-    """What a pickle describes, in plain values, `Global`, `Made` and `Persistent`; a FileError where it describes nothing.
+    """What a pickle describes, in plain values, `Global`, `Call` and `Persistent`; a FileError where it describes nothing.
 
-    data  the pickle
-    what  the thing in messages, such as "checkpoint"
-    path  the file that it is from
+    Args:
+        data: The pickle.
+        what: The thing in messages, such as "checkpoint".
+        path: The file that it is from.
     """
     if len(data) > MOST_BYTES:
         raise FileError(f"the {what} {path} holds a pickle of {len(data):,} bytes, expected {MOST_BYTES:,} at most")
@@ -48,227 +133,153 @@ class _HarmError(Exception):
     """A name that no data needs."""
 
 
-class _Machine:
-    """One run over one pickle: a stack, marks on it, and a memo. Nothing here imports, calls or opens anything."""
-
-    def __init__(self) -> None:
-        self._stack: list[Any] = []
-        self._below: list[list[Any]] = []  # what lies under each mark
-        self._memo: dict[int, Any] = {}
-
-    def run(self, data: bytes) -> Any:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):  # reads, and runs nothing
-            if count == MOST_OPERATIONS:
-                raise ContentError(f"more than {MOST_OPERATIONS:,} operations")
-            name = opcode.name
-            if name == "STOP":
-                return self._stack.pop()
-            if name in _CONSTANTS:
-                self._stack.append(argument)
-            else:
-                step = _STEPS.get(name)
-                if step is None:
-                    raise ContentError(f"the operation {name}, which no checkpoint needs")
-                step(self, argument)
-        raise ContentError("it has no end")
-
-    # -- values
-
-    def _marked(self) -> list[Any]:
-        """What lies above the last mark, which goes."""
-        found, self._stack = self._stack, self._below.pop()
-        return found
-
-    def mark(self, _: Any) -> None:
-        self._below.append(self._stack)
-        self._stack = []
-
-    def pop(self, _: Any) -> None:
-        if self._stack:
-            self._stack.pop()
-        else:
-            self._stack = self._below.pop()
-
-    def pop_mark(self, _: Any) -> None:
-        self._marked()
-
-    def duplicate(self, _: Any) -> None:
-        self._stack.append(self._stack[-1])
-
-    def get(self, index: Any) -> None:
-        self._stack.append(self._memo[int(index)])
-
-    def put(self, index: Any) -> None:
-        self._memo[int(index)] = self._stack[-1]
-
-    def memoize(self, _: Any) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
-
-    def listed(self, _: Any) -> None:
-        found = self._marked()  # first: it is another stack afterwards
-        self._stack.append(found)
-
-    def tupled(self, _: Any) -> None:
-        found = tuple(self._marked())
-        self._stack.append(found)
-
-    def last(self, count: int) -> None:
-        if len(self._stack) < count:
-            raise ContentError("it takes more values than there are")
-        found = tuple(self._stack[-count:])
-        del self._stack[-count:]
-        self._stack.append(found)
-
-    def mapped(self, _: Any) -> None:
-        pairs = self._marked()
-        made: dict[Any, Any] = {}
-        _put_all(made, pairs)
-        self._stack.append(made)
-
-    def collected(self, kind: str) -> None:
-        """A set: its members need not be plain values, and only those may be hashed."""
-        made = Made(Global("builtins", kind), ())
-        if kind == "frozenset":
-            made.members = self._marked()
-        self._stack.append(made)
-
-    def append(self, _: Any) -> None:
-        value = self._stack.pop()
-        _members(self._stack[-1]).append(value)
-
-    def extend(self, _: Any) -> None:
-        values = self._marked()
-        _members(self._stack[-1]).extend(values)
-
-    def set_item(self, _: Any) -> None:
-        value, key = self._stack.pop(), self._stack.pop()
-        _put_all(_items(self._stack[-1]), [key, value])
-
-    def set_items(self, _: Any) -> None:
-        pairs = self._marked()
-        _put_all(_items(self._stack[-1]), pairs)
-
-    # -- what Python would import, call or look up
-
-    def named(self, argument: Any) -> None:
-        module, _, name = str(argument).partition(" ")
-        self._stack.append(_checked(Global(module, name)))
-
-    def stack_named(self, _: Any) -> None:
-        name, module = self._stack.pop(), self._stack.pop()
-        if not isinstance(name, str) or not isinstance(module, str):
-            raise ContentError("a name that is no text")
-        self._stack.append(_checked(Global(module, name)))
-
-    def call(self, _: Any) -> None:
-        arguments, function = self._stack.pop(), self._stack.pop()
-        if not isinstance(arguments, tuple):
-            raise ContentError(f"a call with {type(arguments).__name__} for its arguments")
-        self._stack.append(Made(function, arguments))
-
-    def call_named(self, _: Any) -> None:
-        named = self._stack.pop()
-        self.call(None)
-        if isinstance(named, dict):
-            self._stack[-1].items.update(named)
-
-    def object(self, _: Any) -> None:
-        function, *arguments = self._marked()
-        self._stack.append(Made(function, tuple(arguments)))
-
-    def instance(self, argument: Any) -> None:
-        arguments = tuple(self._marked())
-        self.named(argument)
-        self._stack.append(Made(self._stack.pop(), arguments))
-
-    def build(self, _: Any) -> None:
-        state = self._stack.pop()
-        made = self._stack[-1]
-        if not isinstance(made, Made):
-            raise ContentError(f"a state for {type(made).__name__}, which has none")
-        made.state = state
-
-    def persistent(self, argument: Any) -> None:
-        self._stack.append(Persistent(argument))
-
-    def stack_persistent(self, _: Any) -> None:
-        self._stack.append(Persistent(self._stack.pop()))
-
-
-def _checked(name: Global) -> Global:
-    if name.harmful:
-        raise _HarmError(name)
-    return name
-
-
-def _members(value: Any) -> list[Any]:
-    if isinstance(value, Made):
-        return value.members
-    if not isinstance(value, list):
-        raise ContentError(f"something is appended to {type(value).__name__}")
-    return value
-
-
-def _items(value: Any) -> dict[Any, Any]:
-    if isinstance(value, Made):
-        return value.items
-    if not isinstance(value, dict):
-        raise ContentError(f"something is put under a key of {type(value).__name__}")
-    return value
-
-
-def _put_all(holder: dict[Any, Any], pairs: list[Any]) -> None:
-    """Under plain keys only: to hash a tuple of tuples of tuples can take the whole stack of the process."""
-    if len(pairs) % 2:
-        raise ContentError("a key without a value")
-    for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-        if isinstance(key, str | int | float | bytes | None):
-            holder[key] = value
-
-
 _CONSTANTS = frozenset({
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "STRING", "BINSTRING", "SHORT_BINSTRING",
     "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE",
     "BINUNICODE8", "FLOAT", "BINFLOAT",
 })  # fmt: skip
-Step = Callable[[_Machine, Any], None]
-_STEPS: dict[str, Step] = {
-    "PROTO": lambda machine, _: None,
-    "FRAME": lambda machine, _: None,
-    "NONE": lambda machine, _: machine._stack.append(None),
-    "NEWTRUE": lambda machine, _: machine._stack.append(True),
-    "NEWFALSE": lambda machine, _: machine._stack.append(False),
-    "EMPTY_LIST": lambda machine, _: machine._stack.append([]),
-    "EMPTY_TUPLE": lambda machine, _: machine._stack.append(()),
-    "EMPTY_DICT": lambda machine, _: machine._stack.append({}),
-    "EMPTY_SET": lambda machine, _: machine.collected("set"),
-    "FROZENSET": lambda machine, _: machine.collected("frozenset"),
-    "TUPLE1": lambda machine, _: machine.last(1),
-    "TUPLE2": lambda machine, _: machine.last(2),
-    "TUPLE3": lambda machine, _: machine.last(3),
-    "LIST": _Machine.listed,
-    "TUPLE": _Machine.tupled,
-    "DICT": _Machine.mapped,
-    "APPEND": _Machine.append,
-    "APPENDS": _Machine.extend,
-    "ADDITEMS": _Machine.extend,
-    "SETITEM": _Machine.set_item,
-    "SETITEMS": _Machine.set_items,
-    "MARK": _Machine.mark,
-    "POP": _Machine.pop,
-    "POP_MARK": _Machine.pop_mark,
-    "DUP": _Machine.duplicate,
-    "MEMOIZE": _Machine.memoize,
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _Machine.put),
-    "GLOBAL": _Machine.named,
-    "STACK_GLOBAL": _Machine.stack_named,
-    "REDUCE": _Machine.call,
-    "NEWOBJ": _Machine.call,
-    "NEWOBJ_EX": _Machine.call_named,
-    "OBJ": _Machine.object,
-    "INST": _Machine.instance,
-    "BUILD": _Machine.build,
-    "PERSID": _Machine.persistent,
-    "BINPERSID": _Machine.stack_persistent,
-}
+
+
+class _Machine:
+    """One run over one pickle: a stack, marks on it, and a memo. Nothing here imports, calls or opens anything."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.below: list[list[Any]] = []  # what lies under each mark
+        self.memo: dict[int, Any] = {}
+
+    def run(self, data: bytes) -> Any:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):  # reads, and runs nothing
+            if count == MOST_OPERATIONS:
+                raise ContentError(f"more than {MOST_OPERATIONS:,} operations")
+            if opcode.name == "STOP":
+                return self.stack.pop()
+            self.step(opcode.name, argument)
+        raise ContentError("it has no end")
+
+    def step(self, name: str, argument: Any) -> None:
+        """One operation, by the name that pickletools gives it; one that is not listed is refused."""
+        push, pop = self.stack.append, self.stack.pop  # of the stack as it is before a mark is taken
+        match name:
+            case _ if name in _CONSTANTS:
+                push(argument)
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                self.memo[int(argument)] = self.stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                push(self.memo[int(argument)])
+            case "MEMOIZE":
+                self.memo[len(self.memo)] = self.stack[-1]
+            case "PROTO" | "FRAME":
+                pass
+            case "NONE":
+                push(None)
+            case "NEWTRUE" | "NEWFALSE":
+                push(name == "NEWTRUE")
+            case "DUP":
+                push(self.stack[-1])
+            case "MARK":
+                self.below.append(self.stack)
+                self.stack = []
+            case "POP" if self.stack:
+                pop()
+            case "POP" | "POP_MARK":
+                self.marked()
+            case "EMPTY_LIST":
+                push([])
+            case "EMPTY_TUPLE":
+                push(())
+            case "EMPTY_DICT":
+                push({})
+            case "EMPTY_SET":  # of a set, as of what a call makes, the members are kept beside it and never hashed
+                push(Call(Global("builtins", "set")))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                count = int(name[-1])
+                if len(self.stack) < count:
+                    raise ContentError("it takes more values than there are")
+                self.stack[-count:] = [tuple(self.stack[-count:])]
+            case "LIST" | "TUPLE" | "DICT" | "FROZENSET":
+                self.collect(name, self.marked())
+            case "APPEND":
+                self.extend([pop()])
+            case "APPENDS" | "ADDITEMS":
+                self.extend(self.marked())
+            case "SETITEM":
+                value, key = pop(), pop()
+                self.put([key, value])
+            case "SETITEMS":
+                self.put(self.marked())
+            case "GLOBAL":
+                push(_named(*str(argument).split(" ", 1)))
+            case "STACK_GLOBAL":
+                attribute, module = pop(), pop()
+                push(_named(module, attribute))
+            case "REDUCE" | "NEWOBJ":
+                arguments, function = pop(), pop()
+                if not isinstance(arguments, tuple):
+                    raise ContentError(f"a call with {type(arguments).__name__} for its arguments")
+                push(Call(function, arguments))
+            case "NEWOBJ_EX":
+                keywords = pop()
+                self.step("NEWOBJ", None)
+                if isinstance(keywords, dict):
+                    self.stack[-1].items.update(keywords)
+            case "OBJ":
+                function, *members = self.marked()
+                self.stack.append(Call(function, tuple(members)))
+            case "INST":
+                members = self.marked()
+                self.stack.append(Call(_named(*str(argument).split(" ", 1)), tuple(members)))
+            case "BUILD":
+                state = pop()
+                if not isinstance(self.stack[-1], Call):
+                    raise ContentError(f"a state for {type(self.stack[-1]).__name__}, which has none")
+                self.stack[-1].state = state
+            case "PERSID":
+                push(Persistent(argument))
+            case "BINPERSID":
+                push(Persistent(pop()))
+            case _:
+                raise ContentError(f"the operation {name}, which no checkpoint needs")
+
+    def marked(self) -> list[Any]:
+        """What lies above the last mark, which goes."""
+        found, self.stack = self.stack, self.below.pop()
+        return found
+
+    def collect(self, name: str, values: list[Any]) -> None:
+        if name == "DICT":
+            self.stack.append({})
+            self.put(values)
+        elif name == "FROZENSET":
+            self.stack.append(Call(Global("builtins", "frozenset"), members=values))
+        else:
+            self.stack.append(tuple(values) if name == "TUPLE" else values)
+
+    def extend(self, values: list[Any]) -> None:
+        """Append to what is on top of the stack."""
+        holder = self.stack[-1]
+        members = holder.members if isinstance(holder, Call) else holder
+        if not isinstance(members, list):
+            raise ContentError(f"something is appended to {type(holder).__name__}")
+        members.extend(values)
+
+    def put(self, pairs: list[Any]) -> None:
+        """Put under keys of what is on top of the stack: under plain keys only, see the head of this module."""
+        holder = self.stack[-1]
+        items = holder.items if isinstance(holder, Call) else holder
+        if not isinstance(items, dict):
+            raise ContentError(f"something is put under a key of {type(holder).__name__}")
+        if len(pairs) % 2:
+            raise ContentError("a key without a value")
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if isinstance(key, str | float | bytes | None) or (isinstance(key, int) and -(2**63) <= key < 2**63):
+                items[key] = value
+
+
+def _named(module: Any, name: Any = "") -> Global:
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise ContentError("a name that is no text")
+    found = Global(module, name)
+    if found.harmful:
+        raise _HarmError(found)
+    return found

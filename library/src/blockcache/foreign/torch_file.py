@@ -18,8 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from blockcache.errors import BlockcacheError, ContentError, FileError, in_one_line, short, shortened
 from blockcache.files import PathLike, opened
-from blockcache.foreign.inert import Global, Made, Persistent
-from blockcache.foreign.pickles import MOST_BYTES, load_pickle
+from blockcache.foreign.pickles import MOST_BYTES, Call, Global, Persistent, kind_of, load_pickle
 
 DIRECTORY_BYTES = 4 * 2**20
 """Of the list of all entries; that of a checkpoint with a thousand tensors takes a tenth of a megabyte."""
@@ -101,11 +100,10 @@ class TorchFile:
     def tensor(self, value: Any) -> StoredTensor:
         """The tensor that `value`, out of the pickle, describes; a ContentError if it describes none."""
         for _ in range(4):  # a parameter is a tensor in a wrapper
-            if isinstance(value, Made) and _torch_function(value) in _WRAPPED and value.arguments:
+            if isinstance(value, Call) and _torch_function(value) in _WRAPPED and value.arguments:
                 value = value.arguments[0]
-        if not isinstance(value, Made) or _torch_function(value) not in _REBUILT or len(value.arguments) < 4:
-            kind = value.kind if isinstance(value, Made) else type(value).__name__
-            raise ContentError(f"expected a tensor, got {shortened(kind, 80)}")
+        if not isinstance(value, Call) or _torch_function(value) not in _REBUILT or len(value.arguments) < 4:
+            raise ContentError(f"expected a tensor, got {shortened(kind_of(value), 80)}")
         kept, offset, shape, stride = value.arguments[:4]
         storage = self._storage(kept)
         plain = _counts([offset]) and _counts(shape) and _counts(stride) and len(shape) == len(stride) <= 16
@@ -215,8 +213,8 @@ def _oddities(entry: zipfile.ZipInfo, parts: list[str]) -> dict[str, bool]:
     }
 
 
-def _torch_function(made: Made) -> str:
-    function = made.function
+def _torch_function(call: Call) -> str:
+    function = call.function
     return function.name if isinstance(function, Global) and function.module == "torch._utils" else ""
 
 

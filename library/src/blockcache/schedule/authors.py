@@ -16,8 +16,7 @@ from typing import Any
 from blockcache.block import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION
 from blockcache.errors import FileError, ScheduleError, short, shortened
 from blockcache.files import PathLike, read_bytes
-from blockcache.foreign.inert import Global, Made
-from blockcache.foreign.pickles import load_pickle
+from blockcache.foreign.pickles import Call, Global, load_pickle
 from blockcache.schedule.schedule import Schedule
 from blockcache_runtime.fingerprint import Fingerprint
 
@@ -33,11 +32,12 @@ def read_authors_schedule(
 ) -> Schedule:
     """One schedule from a folder of the authors' files, without the bubbling union.
 
-    folder   where they are
-    steps    the denoising steps of one generation, which the files do not say
-    updates  S, where the folder has files for several
-    metric   likewise
-    last     every block at the last step too, as the authors' code runs them
+    Args:
+        folder: Where they are.
+        steps: The denoising steps of one generation, which the files do not say.
+        updates: S, where the folder has files for several.
+        metric: The metric of the solver, where the folder has files for several.
+        last: Whether every block is computed at the last step too, as the authors' code runs them.
     """
     places = _files(Path(folder), updates, metric)
     ((found_updates, found_metric),) = places
@@ -70,7 +70,7 @@ def _files(folder: Path, updates: int | None, metric: str | None) -> dict[tuple[
     found: dict[tuple[int, str], dict[str, Path]] = {}
     for path in sorted([*folder.glob("optimal_steps_*.pkl"), *folder.glob("*/optimal_steps_*.pkl")]):
         named = _FILE.fullmatch(path.name)
-        if named is None or not _BLOCK.fullmatch(named["module"]):  # they have files for other modules too
+        if named is None or not _BLOCK.fullmatch(named["module"]):  # there are files for other modules too
             continue
         if updates not in (None, int(named["updates"])) or metric not in (None, named["metric"]):
             continue
@@ -92,36 +92,43 @@ def _files(folder: Path, updates: int | None, metric: str | None) -> dict[tuple[
 def _steps(path: Path, steps: int, last: bool) -> list[int]:
     value = load_pickle(read_bytes(path, WHAT, _BYTES), WHAT, path)
     if not isinstance(value, list):
-        raise FileError(f"the {WHAT} {path} holds {_kind(value)}, expected a list of steps")
+        raise FileError(f"the {WHAT} {path} holds {_shown(value)}, expected a list of steps")
     found = {_whole(item, path) for item in value}
-    if not found:  # their code computes such a block at every step
+    if not found:  # the authors' code computes such a block at every step
         return list(range(steps))
     return sorted(found | {steps - 1} if last else found)
 
 
 def _whole(item: Any, path: Path) -> int:
-    """A step: a whole number of Python's or, as their solver leaves it, of numpy's."""
+    """A step: a whole number of Python or, as the authors' solver leaves it, of numpy."""
     if type(item) is int and 0 <= item < 2**31:
         return item
-    if isinstance(item, Made) and _is(item.function, "scalar") and len(item.arguments) == 2:
-        kind, data = item.arguments
-        code = kind.arguments[0] if isinstance(kind, Made) and _is(kind.function, "dtype") and kind.arguments else None
-        if isinstance(data, Made) and data.kind == "_codecs.encode" and data.arguments:  # as old pickles write bytes
+    if _is_numpy(item, "scalar") and len(item.arguments) == 2:
+        dtype, data = item.arguments
+        code = dtype.arguments[0] if _is_numpy(dtype, "dtype") and dtype.arguments else None
+        if isinstance(data, Call) and data.kind == "_codecs.encode" and data.arguments:  # as old pickles write bytes
             text = data.arguments[0]
             data = text.encode("latin-1", "replace") if isinstance(text, str) else text
         sizes: Mapping[Any, int] = {"i8": 8, "i4": 4, "u8": 8, "u4": 4}
-        if isinstance(code, str) and isinstance(data, bytes) and len(data) == sizes.get(code) and not _big_endian(kind):
+        if (
+            isinstance(code, str)
+            and isinstance(data, bytes)
+            and len(data) == sizes.get(code)
+            and not _big_endian(dtype)
+        ):
             return _whole(int.from_bytes(data, "little", signed=code[0] == "i"), path)
-    raise FileError(f"the {WHAT} {path} holds {_kind(item)} for a step, expected a whole number")
+    raise FileError(f"the {WHAT} {path} holds {_shown(item)} for a step, expected a whole number")
 
 
-def _is(function: Any, name: str) -> bool:
+def _is_numpy(call: Any, name: str) -> bool:
+    """Whether a value out of a pickle is a call of numpy's function of this name."""
+    function = call.function if isinstance(call, Call) else None
     return isinstance(function, Global) and function.name == name and function.module.partition(".")[0] == "numpy"
 
 
-def _big_endian(kind: Made) -> bool:
-    return isinstance(kind.state, tuple) and len(kind.state) > 1 and kind.state[1] == ">"
+def _big_endian(dtype: Call) -> bool:
+    return isinstance(dtype.state, tuple) and len(dtype.state) > 1 and dtype.state[1] == ">"
 
 
-def _kind(value: Any) -> str:
-    return shortened(value.kind, 80) if isinstance(value, Made) else short(value)
+def _shown(value: Any) -> str:
+    return shortened(value.kind, 80) if isinstance(value, Call) else short(value)

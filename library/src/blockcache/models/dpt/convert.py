@@ -21,7 +21,7 @@ from blockcache.cache import cache_directory, prune, source_hash
 from blockcache.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
 from blockcache.files import PathLike, opened
 from blockcache.foreign.configs import Config
-from blockcache.foreign.inert import as_mapping
+from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import StoredTensor, TorchFile, open_torch_file
 from blockcache.models.dpt.checkpoint import check_sizes, load_policy, load_tensors, save_policy
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from blockcache.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
 from blockcache.files import PathLike, read_tensors
-from blockcache.foreign.inert import as_mapping
+from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import open_torch_file
 from blockcache.models.policy_files import check_new
 from blockcache.models.rdt.checkpoint import check_sizes, made_of, save_policy

@@ -18,14 +18,16 @@ from blockcache.measure.action_error import ActionError
 from blockcache.measure.statistics import Estimate
 from blockcache.report.evaluation import evaluation_blocks
 from blockcache.report.markdown import render
-from blockcache.report.methods import DIFFERENCE, REFERENCE, SCORE, suite_tables
-from blockcache.report.stored import Stored, shipped, summarise_suite
-from blockcache.report.suites import Collection, SuiteResults, family, label
+from blockcache.report.methods import DIFFERENCE, SCORE
+from blockcache.report.suites import family, label
 from blockcache.results.rollouts import MethodRun, Record, Results
+from blockcache.results.stored import Stored, shipped
 from blockcache_lab.pages.other_policies import load_other_policies
 from blockcache_lab.pages.published import printed_table
 from blockcache_lab.pages.results import page as document
+from blockcache_lab.pages.suite_tables import REFERENCE, suite_tables
 from blockcache_lab.pages.tradeoff import plot_tradeoff, points
+from blockcache_lab.studies.suite_results import Collection, SuiteResults, summarise_suite
 from blockcache_lab.studies.suites import FRONTIER, SUITES, TIMINGS, Cell, suite_by_name, suite_of
 from repository import DOCS
 

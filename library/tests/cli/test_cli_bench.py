@@ -1,7 +1,6 @@
 """The verbs bench and performance: what is measured, and the page made from it."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
-from blockcache.compare.bench import FORMAT
 from blockcache.engines.build import build
 from blockcache.engines.loop import Loop
 from blockcache.models.dpt.shape import Shape
 from blockcache.models.registry import port_of
+from blockcache.results.bench import FORMAT
 from cli_inputs import SMALL, STEPS, synthetic
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
@@ -78,7 +77,7 @@ def test_bench_quick(blockcache, monkeypatch):
     out = blockcache("bench", *SMALL, "--quick", "--sampler", "dpmsolver++", "--json", "b.json", "--plot", "b.png")
     summary = json.loads(out.splitlines()[-1])
     assert json.loads(Path("b.json").read_text())["made_by"].startswith("blockcache ")
-    rows = [asdict(row) for row in FORMAT.load("b.json")["rows"]]
+    rows = FORMAT.load("b.json")["rows"]
     assert list(summary) == [row["name"] for row in rows]
     assert len(rows) == 8
     assert all(set(row) == COLUMNS for row in rows)

@@ -14,8 +14,8 @@ from blockcache.measure.statistics import Estimate
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.registry import port_of
 from blockcache.report import stored
-from blockcache.report.stored import Stored, StoredMethod
 from blockcache.results.rollouts import Results
+from blockcache.results.stored import Stored, StoredMethod
 from blockcache.samplers import DDPM, ChosenSampler
 from toy_task import Toy, observations
 

@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 
 from blockcache import load_policy
-from blockcache.report import performance
-from blockcache.report.stored import Stored
-from blockcache.report.suites import Timings
+from blockcache.results.distances import FrontierDistances
 from blockcache.results.rollouts import Results
+from blockcache.results.stored import Stored
+from blockcache.results.timings import Timings
 from blockcache.results.tuning import Tuning
 from blockcache.samplers import ChosenSampler
 from blockcache.schedule import Schedule
-from blockcache_lab.pages import caching, rdt_size
-from blockcache_lab.studies.frontier import FrontierDistances
+from blockcache_lab.pages import caching, performance, rdt_size
 from repository import ROOT
 
-PLACES = (ROOT / "docs", Path(str(resources.files("blockcache") / "assets")))
+PLACES = (ROOT / "docs", *(Path(str(resources.files(name) / "assets")) for name in ("blockcache", "blockcache_lab")))
 LOADERS = {
     "blockcache.caching": caching.FORMAT.load,
     "blockcache.frontier-distances": FrontierDistances.load,

@@ -8,10 +8,11 @@ from typing import Any
 
 from blockcache.compare.methods import parse_method
 from blockcache.measure.action_error import ActionError
-from blockcache.report.methods import suite_tables
-from blockcache.report.suites import Collection
-from blockcache.results.rollouts import TIMINGS_FORMAT, MethodRun, Record, Results, check_alike
+from blockcache.results import timings
+from blockcache.results.rollouts import MethodRun, Record, Results, check_alike
 from blockcache.results.summary import summarise
+from blockcache_lab.pages.suite_tables import suite_tables
+from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import Cell, Suite
 from blockcache_runtime.fingerprint import Fingerprint
 from toy_evaluation import ready
@@ -65,7 +66,7 @@ def make_suites(place: Path) -> list[Path]:
         "setting": "seconds per chunk",
         "methods": {method.name: seconds for method in _results().methods},
     }  # fmt: skip
-    TIMINGS_FORMAT.save(place / "timings.json", content)
+    timings.FORMAT.save(place / "timings.json", content)
     return [place / "metrics.json", place / "timings.json"]
 
 

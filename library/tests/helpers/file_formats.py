@@ -19,7 +19,6 @@ import torch
 import blockcache as bc
 from blockcache import Block, Fingerprint, Recording, Schedule
 from blockcache.cli.arguments import PolicySource
-from blockcache.compare import bench
 from blockcache.compare.candidates import Candidate
 from blockcache.compare.jobs import FORMAT as JOB
 from blockcache.compare.jobs import Store
@@ -35,22 +34,21 @@ from blockcache.models.rdt import RDTConfig, RDTPolicy
 from blockcache.models.rdt.convert import read_weights
 from blockcache.models.rdt.shape import random_policy
 from blockcache.models.registry import port_of
-from blockcache.report import performance
-from blockcache.report.stored import Stored, StoredMethod
-from blockcache.report.suites import Timings
+from blockcache.results import bench, timings
 from blockcache.results.analysis import Analysis
 from blockcache.results.check import Check, Roughness
-from blockcache.results.rollouts import TIMINGS_FORMAT, ActionError, MethodRun, Record, Results
+from blockcache.results.distances import FrontierDistances, MethodDistances, Modes
+from blockcache.results.rollouts import ActionError, MethodRun, Record, Results
+from blockcache.results.stored import Stored, StoredMethod
 from blockcache.results.summary import summarise
+from blockcache.results.timings import Timings
 from blockcache.results.tuning import Goal, Point, Tuning
 from blockcache.samplers import DDPM, SamplerConfig
 from blockcache.samplers import table as sampler_table
 from blockcache.solvers.metrics import METRICS
 from blockcache.tasks import task_spec
 from blockcache_lab.analysis.claims import claims
-from blockcache_lab.pages import caching, rdt_size
-from blockcache_lab.studies.frontier import FrontierDistances, MethodDistances
-from blockcache_lab.studies.modes import Modes
+from blockcache_lab.pages import caching, performance, rdt_size
 from blockcache_lab.studies.suites import Cell, Suite, suite_of
 from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.state import Progress, read_state, write_state
@@ -183,13 +181,13 @@ def load_results(path: Path) -> Any:
 def write_timings(directory: Path) -> Path:
     timed = {"p50": 0.1, "p95": 0.2, "p99": 0.2, "seconds": [0.1, 0.2]}
     about = {"policy": FINGERPRINT.to_dict(), "machine": MACHINE, "setting": "seconds per chunk"}
-    TIMINGS_FORMAT.save(directory / "timings.json", {**about, "methods": {"full": timed, "x": timed}})
+    timings.FORMAT.save(directory / "timings.json", {**about, "methods": {"full": timed, "x": timed}})
     return directory / "timings.json"
 
 
 def load_timings(path: Path) -> Any:
-    timings = Timings.load(path)
-    return [(timings.ms(name), timings.over(name, "full")) for name in timings.seconds]
+    found = Timings.load(path)
+    return [(found.ms(name), found.over(name, "full")) for name in found.seconds]
 
 
 def write_check(directory: Path) -> Path:

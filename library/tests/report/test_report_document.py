@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockcache.report import performance
 from blockcache.report.document import (
     Bullets,
     Column,
@@ -25,7 +24,7 @@ from blockcache.report.document import (
 )
 from blockcache.report.markdown import render
 from blockcache.report.terminal import display
-from blockcache_lab.pages import caching
+from blockcache_lab.pages import caching, performance
 from repository import DOCS
 
 SMALL = Document(

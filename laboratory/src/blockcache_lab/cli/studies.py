@@ -33,10 +33,12 @@ def performance(output: Path, render_only: bool, repeats: int) -> None:
       blockcache paper performance
       blockcache paper performance -o docs --render-only
     """
-    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.bench import bench_chart
+    from blockcache.report.drawing import draw
+    from blockcache.report.figures import require_matplotlib, save_figure
     from blockcache.report.markdown import render
-    from blockcache.report.performance import FORMAT, page
-    from blockcache_lab.pages.performance_pictures import BENCH_PICTURE, GROWTH_PICTURE, plot_bench, plot_growth
+    from blockcache_lab.pages.performance import FORMAT, page
+    from blockcache_lab.pages.performance_pictures import BENCH_PICTURE, GROWTH_PICTURE, plot_growth
 
     require_matplotlib()
     source = output / "performance.json"
@@ -47,7 +49,7 @@ def performance(output: Path, render_only: bool, repeats: int) -> None:
     results = FORMAT.load(source)
     with FORMAT.reading(source):
         found = page(results)
-        plot_bench(results["bench"], output / BENCH_PICTURE)
+        save_figure(draw(bench_chart(results["bench"])), output / BENCH_PICTURE)
         plot_growth(results["growth"], output / GROWTH_PICTURE)
     write_bytes(output / "performance.md", render(found).encode())
     click.echo(f"{output / 'performance.md'}")
@@ -170,9 +172,9 @@ def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: in
     loaded = {name: arg.load_schedule(name) for name in schedules}
 
     from blockcache.models.dpt.flops import DPTShape
-    from blockcache.report.performance import flops_table
     from blockcache.report.terminal import display
     from blockcache.schedule.strategy import generation_flops
+    from blockcache_lab.pages.performance import flops_table
 
     if policy is not None:
         port = policy.port

@@ -34,11 +34,10 @@ def results(directory: str, others: tuple[str, ...], output: Path, stored: str |
     """
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
-    from blockcache.report.stored import summarise_suite
-    from blockcache.report.suites import Collection
     from blockcache_lab.pages.other_policies import load_other_policies
     from blockcache_lab.pages.results import PICTURE, page
     from blockcache_lab.pages.tradeoff import plot_tradeoff
+    from blockcache_lab.studies.suite_results import Collection, summarise_suite
 
     require_matplotlib()
     collection, further = Collection.load(directory), load_other_policies(others)
@@ -71,8 +70,8 @@ def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> 
     """
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
-    from blockcache.report.stored import summarise_suite
     from blockcache_lab.pages.frontier import Found, draw, page
+    from blockcache_lab.studies.suite_results import summarise_suite
 
     require_matplotlib()
     found = [Found.load(directory) for directory in directories]

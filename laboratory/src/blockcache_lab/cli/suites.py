@@ -13,7 +13,7 @@ from blockcache.files import make_directory
 from blockcache_lab.studies.suites import ALONE, DISTANCES, FRONTIER, KINDS, SUITES, TIMINGS
 
 if TYPE_CHECKING:
-    from blockcache.report.suites import SuiteResults
+    from blockcache_lab.studies.suite_results import SuiteResults
 
 output_option = click.option(
     "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out/suites", help="Directory, shared by all suites."
@@ -86,7 +86,7 @@ def suite(
     backend = chosen_backend(workers, ray)
     chosen, seen = policy.task(task), policy.observations(observations)
 
-    from blockcache.report.suites import SuiteResults
+    from blockcache_lab.studies.suite_results import SuiteResults
     from blockcache_lab.studies.suite_runs import QUICK, RolloutCounts, SuiteSetting, prepare_suite
 
     rollouts = rollouts if arg.given(["rollouts"]) else KINDS[name].rollouts
@@ -197,8 +197,9 @@ def _check_tuned(tuned: str | None, name: str | None) -> None:
 
 def _print(found: SuiteResults) -> None:
     from blockcache.report.document import Paragraph
-    from blockcache.report.methods import DIFFERENCE, REFERENCE, SCORE, suite_tables
+    from blockcache.report.methods import DIFFERENCE, SCORE
     from blockcache.report.terminal import display
+    from blockcache_lab.pages.suite_tables import REFERENCE, suite_tables
 
     columns = ("method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", REFERENCE)
     notes = (

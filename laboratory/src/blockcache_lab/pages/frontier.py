@@ -14,14 +14,17 @@ from blockcache.files import PathLike, exists
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.figures import Label, new_figure, save_figure, write_labels
-from blockcache.report.methods import DIFFERENCE, SCORE, suite_tables
-from blockcache.report.suites import Collection, Timings, kind_of, label
+from blockcache.report.methods import DIFFERENCE, SCORE
+from blockcache.report.suites import kind_of, label
 from blockcache.results.check import predicted_loss
+from blockcache.results.distances import FrontierDistances, MethodDistances
 from blockcache.results.rollouts import BASELINE, PLAIN
+from blockcache.results.timings import Timings
 from blockcache_lab.pages.own_suite import OwnSuite
 from blockcache_lab.pages.ranks import rank_correlation, split_half
+from blockcache_lab.pages.suite_tables import suite_tables
 from blockcache_lab.pages.verdicts import who_wins
-from blockcache_lab.studies.frontier import FrontierDistances, MethodDistances
+from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER
 from blockcache_runtime.fingerprint import Fingerprint
 

@@ -18,9 +18,10 @@ from blockcache.files import PathLike
 from blockcache.measure.statistics import Estimate, difference_interval
 from blockcache.report.document import Paragraph, Section, Table, plain, table
 from blockcache.report.methods import DIFFERENCE, SCORE, estimate, lossless, of_full
-from blockcache.report.suites import SuiteResults, label
+from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE, Results
 from blockcache_lab.pages.verdicts import verdict
+from blockcache_lab.studies.suite_results import SuiteResults
 from blockcache_lab.studies.suites import Cell, suite_of
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from blockcache.compare.methods import method_named
-from blockcache.report.suites import Collection, SuiteResults, Timings
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.summary import MethodSummary
+from blockcache.results.timings import Timings
+from blockcache_lab.studies.suite_results import Collection, SuiteResults
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,11 @@ import numpy as np
 
 from blockcache.measure.statistics import difference_interval
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
-from blockcache.report.methods import DIFFERENCE, SUCCESS, estimate, shown_ms, suite_tables
+from blockcache.report.methods import DIFFERENCE, SUCCESS, estimate, shown_ms
 from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE, PLAIN, Record
 from blockcache_lab.pages.rdt_findings import Found, is_success, shared, summary
+from blockcache_lab.pages.suite_tables import suite_tables
 from blockcache_lab.pages.tradeoff import plot_tradeoff
 from blockcache_lab.pages.verdicts import rivals, who_wins
 

@@ -13,11 +13,12 @@ from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import plain
 from blockcache.report.methods import of_full
-from blockcache.report.suites import Collection, label
+from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.own_suite import OwnSuite
 from blockcache_lab.pages.published import printed_rdt
 from blockcache_lab.pages.verdicts import counted
+from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import RDT, ExactSavings, exact_of
 
 EXACT = 1e-5

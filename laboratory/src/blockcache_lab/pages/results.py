@@ -8,14 +8,16 @@ from typing import Any
 
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import Block, Bullets, Document, Figure, Folded, Paragraph, Section, Table, plain, table
-from blockcache.report.methods import DIFFERENCE, REFERENCE, SCORE, estimate, suite_tables
-from blockcache.report.suites import Collection, SuiteResults, label
+from blockcache.report.methods import DIFFERENCE, SCORE, estimate
+from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.samplers import SamplerConfig
 from blockcache.samplers import table as sampler_table
 from blockcache_lab.pages.other_policies import TaskPolicies, other_policies
 from blockcache_lab.pages.published import Printed, full_gflops, printed_table
+from blockcache_lab.pages.suite_tables import REFERENCE, suite_tables
 from blockcache_lab.pages.verdicts import verdict, who_wins
+from blockcache_lab.studies.suite_results import Collection, SuiteResults
 
 PICTURE = "results-tradeoff.png"
 _COLUMNS = ["method", "n", SCORE, DIFFERENCE, "lossless", "success", "won/lost (p)", "GFLOP", "of full", REFERENCE]

@@ -11,8 +11,8 @@ from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
 from blockcache.palette import drawn
 from blockcache.report.figures import log_ticks, new_figure, save_figure
-from blockcache.report.suites import Collection
 from blockcache.results.rollouts import BASELINE
+from blockcache_lab.studies.suite_results import Collection
 
 # family -> where the labels of its points stand, so that equal costs leave them readable; others are not in the picture
 _LABELS = {

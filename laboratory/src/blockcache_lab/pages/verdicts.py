@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Bullets, Paragraph, Section, Table, table
 from blockcache.report.methods import estimate, of_full, shown_ms
-from blockcache.report.suites import Collection, family, label
+from blockcache.report.suites import family, label
 from blockcache.results.summary import MethodSummary
+from blockcache_lab.studies.suite_results import Collection
 
 
 def who_wins(collection: Collection) -> Section:

@@ -5,10 +5,7 @@ No simulator; at observations that nothing was calibrated, fitted or compared on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,64 +13,18 @@ from blockcache.compare.candidates import running
 from blockcache.compare.clouds import draw_chunks, flattened
 from blockcache.compare.evaluation import FITTING, OPEN_LOOP
 from blockcache.errors import ObservationError
-from blockcache.files import Count, Format, PathLike, dict_of
-from blockcache.measure.distance import Cloud, Distances, distances
+from blockcache.files import PathLike
+from blockcache.measure.distance import Cloud, distances
 from blockcache.observations import batch_size, hash_observations, rows
 from blockcache.progress import progress_bar
+from blockcache.results.distances import FrontierDistances, MethodDistances
 from blockcache.results.rollouts import BASELINE
-from blockcache_lab.studies.modes import Modes, modes
+from blockcache_lab.studies.modes import modes
 from blockcache_lab.studies.suite_runs import SuiteSetting, as_run
 from blockcache_lab.studies.suites import FRONTIER
-from blockcache_runtime.fingerprint import Fingerprint
 
 LEAST = 8
 """Observations that distances are measured at."""
-
-
-@dataclass(frozen=True)
-class MethodDistances:
-    """How far a method's cloud of actions is from the policy's own, and whether it takes the same modes at forks."""
-
-    distances: Distances
-    modes: Modes | None
-
-
-FORMAT = Format(
-    "blockcache.frontier-distances",
-    "distances",
-    {
-        "policy": Fingerprint,
-        "setting": dict,
-        "features": Count,
-        "floor": Distances,
-        "methods": dict_of(MethodDistances),
-    },
-    again="run 'blockcache paper distances' again",
-)
-
-
-@dataclass(frozen=True)
-class FrontierDistances:
-    """Distances of all methods of a suite, at the same observations and with the same noise.
-
-    setting   observations, samples and seed
-    features  values in an executed chunk
-    floor     of one half of the policy's own cloud from the other
-    methods   by name; the policy as it is is not among them
-    """
-
-    policy: Fingerprint
-    setting: Mapping[str, Any]
-    features: int
-    floor: Distances
-    methods: Mapping[str, MethodDistances]
-
-    def save(self, path: PathLike) -> None:
-        FORMAT.save(path, {**asdict(self), "policy": self.policy.to_dict()})
-
-    @classmethod
-    def load(cls, path: PathLike) -> FrontierDistances:
-        return cls(**FORMAT.load(path))
 
 
 def measure_distances(

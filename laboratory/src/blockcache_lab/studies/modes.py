@@ -7,36 +7,17 @@ method's samples are counted by the nearer part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2
 
 from blockcache.measure.distance import Cloud
+from blockcache.results.distances import Modes
 
 APART = 4.0
 """A fork: the parts' means lie this many times a part's own width (root mean square, along the line between them) apart."""
 LEAST_SHARE = 0.1
 """Of the samples in the smaller part; fewer are outliers."""
-
-
-@dataclass(frozen=True)
-class Modes:
-    """Over the observations at which the reference has two modes.
-
-    forks      how many of all observations are forks
-    reference  mean share of the samples in the smaller mode, by the reference
-    found      the same by the method, counted in the reference's modes
-    apart      mean absolute difference of the two shares, observation by observation
-    dropped    forks at which the method never takes the smaller mode
-    """
-
-    forks: int
-    reference: float
-    found: float
-    apart: float
-    dropped: int
 
 
 def modes(found: Cloud, reference: Cloud) -> Modes | None:

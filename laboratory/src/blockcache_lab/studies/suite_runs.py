@@ -16,7 +16,7 @@ import numpy as np
 from blockcache.compare.candidates import Calibrations, Candidate, engine_flops
 from blockcache.compare.equal_flops import equal_flops
 from blockcache.compare.evaluation import Evaluation, prepare
-from blockcache.compare.jobs import Backend, EvaluationError, one_by_one
+from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.methods import parse_method
 from blockcache.compare.paired import OpenLoop, one_thread
 from blockcache.errors import FitError
@@ -24,7 +24,15 @@ from blockcache.files import PathLike, exists
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
 from blockcache.observations import rows
-from blockcache.results.rollouts import BASELINE, FRESH_SEEDS, GENERATIONS, GROUP, Results, check_nothing_lost
+from blockcache.results.rollouts import (
+    BASELINE,
+    FRESH_SEEDS,
+    GENERATIONS,
+    GROUP,
+    EvaluationError,
+    Results,
+    check_nothing_lost,
+)
 from blockcache.tasks import Task, make_task, task_spec
 from blockcache.tasks.base import Array, Tree
 from blockcache_lab.studies.suites import KINDS, SUITES, Cell, ExactSavings, Suite, suite_by_name, suite_of, with_tuned

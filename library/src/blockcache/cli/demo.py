@@ -114,7 +114,7 @@ def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: Sho
     from blockcache.report.html import render
     from blockcache.report.overview.page import page
     from blockcache.report.overview.sources import Source, Sources
-    from blockcache.report.suites import Timings
+    from blockcache.results.timings import Timings
     from blockcache.results.tuning import Tuning
     from blockcache.solvers import solve
 
@@ -143,8 +143,8 @@ def _closed_loop(
     from blockcache.compare.jobs import local_workers
     from blockcache.compare.showcase import METHODS, showcase
     from blockcache.report.evaluation import closed_loop_blocks
-    from blockcache.report.stored import shipped
     from blockcache.report.terminal import display
+    from blockcache.results.stored import shipped
     from blockcache.tasks import make_task
 
     try:

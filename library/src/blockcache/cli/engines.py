@@ -105,13 +105,15 @@ def bench(
 
     import torch
 
-    from blockcache.compare.bench import FORMAT, run_bench
+    from blockcache.compare.bench import run_bench
     from blockcache.models.dpt.shape import FEATURES, Shape
     from blockcache.models.registry import port_of
-    from blockcache.report.performance import bench_table, encoder_ceilings, not_available
+    from blockcache.report.bench import bench_chart, bench_table, encoder_ceilings, not_available
+    from blockcache.report.drawing import draw
+    from blockcache.report.figures import save_figure
     from blockcache.report.terminal import display
+    from blockcache.results.bench import FORMAT
     from blockcache.solvers.presets import stretched_schedule
-    from blockcache_lab.pages.performance_pictures import plot_bench
 
     shape = Shape(**sizes, obs_dim=max(Shape.obs_dim, FEATURES * sizes["cameras"] + 2))
     port = policy.port if policy else port_of(shape.policy())
@@ -134,7 +136,7 @@ def bench(
     if json_path:
         FORMAT.save(json_path, figures)
     if plot:
-        plot_bench(figures, plot)
+        save_figure(draw(bench_chart(figures)), plot)
     click.echo(
         json.dumps(
             {row.name: {"p50_ms": round(row.p50_ms, 3), "speedup": round(row.speedup, 2)} for row in result.rows}

@@ -6,78 +6,19 @@ Measures whatever policy is behind a port. Knows nothing of tasks or families.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from blockcache.compare.bench_candidates import CandidateMaker, Timed
-from blockcache.compare.bench_encoder import EncoderTime, encoder_calls, encoder_times
-from blockcache.files import Format
+from blockcache.compare.bench_encoder import encoder_calls, encoder_times
 from blockcache.measure import machine
 from blockcache.measure.latency import Latency, measure
 from blockcache.models.port import Port
 from blockcache.observations import batch_size
+from blockcache.results.bench import Bench, Measurement
 from blockcache.schedule import Schedule
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One candidate. Milliseconds of whole generations; `max_difference` in normalised units, None across samplers."""
-
-    name: str
-    engine: str
-    threads: int
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    chunk_hz: float
-    action_hz: float
-    speedup: float
-    over_full: float | None  # over the fastest full precision in the same engine and with the same threads
-    gflop: float
-    gflops: float
-    of_peak: float
-    max_difference: float | None
-    saving: str | None  # which exact saving it adds to the candidate before it
-    limit: bool  # whether the page says how far it is from the machine's peak
-    samples_ms: list[float] = field(repr=False)
-
-
-FORMAT = Format(
-    "blockcache.bench",
-    "benchmark",
-    {
-        **dict.fromkeys(("shape", "schedule", "machine"), dict),
-        "peak_gflops": dict[str, float],
-        "unavailable": dict[str, str],
-        "repeats": int,
-        "eager": str,
-        "rows": list[Measurement],
-        "encoder": list[EncoderTime],
-    },
-    optional=("made_by", "encoder"),
-)
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A whole run; its fields are the keys of the file."""
-
-    shape: dict[str, Any]
-    schedule: dict[str, Any]
-    machine: dict[str, Any]
-    peak_gflops: dict[str, float]
-    repeats: int
-    eager: str
-    rows: list[Measurement]
-    unavailable: dict[str, str]
-    encoder: list[EncoderTime]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Without an encoder where the policy has none."""
-        return {name: value for name, value in asdict(self).items() if name != "encoder" or value}
 
 
 def run_bench(

@@ -26,21 +26,9 @@ from blockcache.errors import EngineError, FileError
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
 from blockcache.observations import batch_size
+from blockcache.results.bench import EncoderTime
 from blockcache.results.rollouts import EAGER
 from blockcache.schedule import Schedule
-
-
-@dataclass(frozen=True)
-class EncoderTime:
-    """The encoder alone. `ceiling` is how much faster than eager a generation would be if the denoiser took no time at all;
-    `shares` are the encoder's of each candidate that runs it so, by name."""
-
-    engine: str
-    threads: int
-    p50_ms: float
-    gflop: float
-    ceiling: float
-    shares: dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import numpy as np
 
 from blockcache._version import __version__
 from blockcache.compare.candidates import Calibrations, Candidate, digest, running
-from blockcache.compare.jobs import Backend, EvaluationError, Outcome, Store, one_by_one, run_jobs
+from blockcache.compare.jobs import Backend, Outcome, Store, one_by_one, run_jobs
 from blockcache.compare.methods import FULL, parse_method
 from blockcache.compare.paired import Group, OpenLoop, Setting, one_thread, play, work
 from blockcache.errors import TaskError
@@ -32,13 +32,14 @@ from blockcache.results.rollouts import (
     GENERATIONS,
     GROUP,
     PLAIN,
-    TIMINGS_FORMAT,
+    EvaluationError,
     MethodRun,
     Record,
     Results,
     check_alike,
     check_nothing_lost,
 )
+from blockcache.results.timings import Timings
 from blockcache.tasks import Rollout, Task, TaskSpec, make_task
 from blockcache_runtime.fingerprint import Fingerprint
 
@@ -290,11 +291,5 @@ def _gives(spec: TaskSpec) -> str:
 
 def save_timings(path: PathLike, speed: Mapping[str, Latency], policy: Fingerprint) -> None:
     """What was timed, apart from the results: two runs never agree on it."""
-    seconds = {
-        name: {f"p{percent}": latency.percentile(percent) for percent in (50, 95, 99)}
-        | {"seconds": latency.seconds.tolist()}
-        for name, latency in speed.items()
-    }
     setting = "seconds per chunk, batch 1, one torch thread, methods interleaved"
-    about = {"policy": policy.to_dict(), "machine": describe(), "setting": setting}
-    TIMINGS_FORMAT.save(path, {**about, "methods": seconds})
+    Timings(policy, describe(), setting, speed).save(path)

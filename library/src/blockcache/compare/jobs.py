@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from blockcache.errors import BlockcacheError, FileError
+from blockcache.errors import FileError
 from blockcache.files import Format, Name, PathLike, exists, make_directory
 from blockcache.progress import progress_bar
+from blockcache.results.rollouts import EvaluationError
 from blockcache_runtime.cores import cores
 from blockcache_runtime.extras import installed, require
 
@@ -23,10 +24,6 @@ Outcome: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Any], Outcome]
 # (work, jobs) -> (the job's place, its outcome), in the order in which they are finished
 Backend: TypeAlias = Callable[[Work, Sequence[Any]], Iterator[tuple[int, Outcome]]]
-
-
-class EvaluationError(BlockcacheError):
-    """An evaluation that cannot be run as asked, or that was cut short."""
 
 
 class Store:

@@ -121,17 +121,20 @@ class Series:
 
 @dataclass(frozen=True)
 class Bars:
-    """One bar for each name of the panel's y axis, from the top; `colours` and `notes` one for each."""
+    """One bar for each name of the panel's y axis, from the top; `colours` and `notes` one for each. Beside a bar stands its
+    value in that `form`, or what is `shown` instead."""
 
     name: str
     values: tuple[float, ...]
     colours: tuple[Colour, ...]
     notes: tuple[str, ...]
     form: str = "{:.1f}"
+    shown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not len(self.values) == len(self.colours) == len(self.notes):
-            raise ValueError(f"{self.name}: values, colours and notes must be equally many")
+        object.__setattr__(self, "shown", self.shown or tuple(map(self.form.format, self.values)))
+        if not len(self.values) == len(self.colours) == len(self.notes) == len(self.shown):
+            raise ValueError(f"{self.name}: values, colours, notes and words must be equally many")
         if not all(map(math.isfinite, self.values)):
             raise ValueError(f"{self.name}: every bar needs a finite number")
 
@@ -204,9 +207,8 @@ def _layer(layer: Layer) -> dict[str, Any]:
             names = ("name", "colour", "marker", "line", "points", "notes", "labels", "hollow", "large")
             return {"kind": "series", **numbers, **{name: getattr(layer, name) for name in names}}
         case Bars():
-            shown = [layer.form.format(value) for value in layer.values]
-            same = {name: getattr(layer, name) for name in ("name", "colours", "notes")}
-            return {"kind": "bars", "values": _numbers(layer.values), "shown": shown, **same}
+            same = {name: getattr(layer, name) for name in ("name", "colours", "notes", "shown")}
+            return {"kind": "bars", "values": _numbers(layer.values), **same}
 
 
 def _numbers(values: Sequence[float] | NDArray[np.float64]) -> list[float | None]:

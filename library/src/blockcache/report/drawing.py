@@ -156,8 +156,6 @@ def _draw_bars(axes: Any, bars: Bars) -> None:
     places = range(len(bars.values))
     axes.barh(places, bars.values, color=[COLOURS[colour] or _INK for colour in bars.colours], height=0.7)
     axes.invert_yaxis()
-    for place, value in zip(places, bars.values, strict=True):
-        axes.annotate(
-            bars.form.format(value), (value, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7
-        )
+    for place, value, word in zip(places, bars.values, bars.shown, strict=True):
+        axes.annotate(word, (value, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
     axes.margins(x=0.12)

@@ -9,9 +9,9 @@ from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
 from blockcache.report.methods import DIFFERENCE, SCORE, cells, chosen, estimate
-from blockcache.report.stored import Stored
 from blockcache.report.suites import label
 from blockcache.results.rollouts import PLAIN, Results
+from blockcache.results.stored import Stored
 from blockcache.results.summary import summarise
 
 if TYPE_CHECKING:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from blockcache.measure.statistics import Estimate
-from blockcache.report.document import Section, Table, plain, table
-from blockcache.report.suites import SuiteResults, Timings, label
-from blockcache.results.rollouts import BASELINE
+from blockcache.report.document import Table, plain, table
+from blockcache.report.suites import label
 from blockcache.results.summary import MethodSummary
+from blockcache.results.timings import Timings
 
 SCORE, SUCCESS, DIFFERENCE = "score, 95 %", "success, 95 %", "difference to full, 95 %"
-REFERENCE = "difference to the reference"  # stands for what the suite says
 
 
 def cells(row: MethodSummary) -> dict[str, str]:
@@ -39,43 +38,6 @@ def cells(row: MethodSummary) -> dict[str, str]:
 def chosen(columns: Sequence[str], rows: Iterable[Mapping[str, str]], left: int = 1) -> Table:
     """A table of some of the cells, in that order; the first `left` columns are names."""
     return table(columns, [[row[name] for name in columns] for row in rows], left=left)
-
-
-def suite_tables(
-    item: SuiteResults,
-    columns: Sequence[str],
-    timings: Timings | None = None,
-    more: Callable[[str], Mapping[str, str]] = lambda method: {},
-) -> tuple[Section, ...]:
-    """A suite's methods, one table for each of its sections.
-
-    Args:
-        item: The suite and its results.
-        columns: Which of the methods' figures to show; REFERENCE is left out where the suite has none.
-        timings: How long the methods take, if that is known.
-        more: Further figures of a method by the name of their column.
-    """
-    reference = item.suite.reference
-    against = f"difference to {label(reference)}, 95 %" if reference else ""
-    names = [against if name == REFERENCE else name for name in columns if reference or name != REFERENCE]
-    full = item.rows[BASELINE].method.flops
-
-    def figures(method: str) -> dict[str, str]:
-        difference = item.compare(method, reference) if reference and method != reference else None
-        over = timings.over(method, BASELINE) if timings else None
-        return {
-            **cells(item.rows[method]),
-            "of full": of_full(item.rows[method].method.flops, full),
-            against: estimate(difference, "{:+.3f}"),
-            "ms": shown_ms(timings, method),
-            "over full": "" if over is None else f"{over:.1f}x",
-            **more(method),
-        }
-
-    return tuple(
-        Section(title, (chosen(names, [figures(cell.method) for cell in group]),))
-        for title, group in item.suite.sections.items()
-    )
 
 
 def of_full(flops: float, full: float) -> str:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from blockcache.compare.jobs import EvaluationError
-from blockcache.files import Count, Fields, Format, Limit, PathLike, dict_of, exists
+from blockcache.errors import BlockcacheError
+from blockcache.files import Count, Fields, Format, PathLike, exists
 from blockcache.measure.action_error import ActionError
 from blockcache_runtime.fingerprint import Fingerprint
 
@@ -28,6 +28,10 @@ EAGER = "eager"  # among engines: torch itself, which runs the policy as it come
 GROUP, GENERATIONS = 10, 16  # rollouts run as one batch, observations to calibrate on; unless somebody asks otherwise
 FRESH_SEEDS = 50_000  # from a task's first test seed: for what was chosen on others
 OBSERVATIONS, SAMPLES = 48, 16  # of a check, unless somebody asks otherwise: observations are worth more than samples
+
+
+class EvaluationError(BlockcacheError):
+    """An evaluation that cannot be run as asked, or that was cut short."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,6 @@ class Record:
                 raise ValueError(f"seed {self.seed} of {self.method} must have either a score and success or an error")
 
 
-MACHINE = Fields({"processor": str, "cores": Count}, {"load_average": list[float] | None}, others=True)
 CALIBRATION = Fields({"generations": Count}, {"seed": Count, "observations": str})
 _COUNTS = dict.fromkeys(("first_seed", "rollouts", "group", "open_loop_observations"), Count)
 FORMAT = Format(
@@ -82,14 +85,6 @@ FORMAT = Format(
         "records": tuple[Record, ...],
     },
     again="run the evaluation again",
-)
-_SECONDS = Annotated[float, Limit(1e-9)]
-_TIMED = Fields({"seconds": Annotated[list[_SECONDS], Limit(1)]}, dict.fromkeys(("p50", "p95", "p99"), _SECONDS))
-TIMINGS_FORMAT = Format(
-    "blockcache.timings",
-    "timings file",
-    {"policy": Fingerprint, "machine": MACHINE, "setting": str, "methods": dict_of(_TIMED)},
-    again="time the methods again",
 )
 
 

@@ -5,6 +5,7 @@ Rollouts that failed, here or in their pair, are left out and counted. Knows not
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,10 +27,24 @@ class MethodSummary:
     jerk: float | None
     jump: float | None
 
+    @property
+    def count(self) -> int:
+        """How many rollouts the score is of."""
+        return 0 if self.score is None else self.score.n
+
 
 def summarise(results: Results) -> tuple[MethodSummary, ...]:
     baseline = results.of(BASELINE)
     return tuple(_row(method, results.of(method.name), baseline) for method in results.methods)
+
+
+def most_rollouts(rows: Iterable[MethodSummary]) -> dict[str, MethodSummary]:
+    """Each method's row by name; of several of one name, the first with the most rollouts."""
+    found: dict[str, MethodSummary] = {}
+    for row in rows:
+        if row.method.name not in found or row.count > found[row.method.name].count:
+            found[row.method.name] = row
+    return found
 
 
 def _row(method: MethodRun, records: dict[int, Record], baseline: dict[int, Record]) -> MethodSummary:

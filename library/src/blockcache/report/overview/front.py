@@ -13,8 +13,8 @@ from blockcache.report.methods import estimate, lossless
 from blockcache.report.overview.answer import Answer
 from blockcache.report.overview.sources import Source, Sources
 from blockcache.report.overview.words import KINDS, OTHERS, code, method_kind, method_label, missing
-from blockcache.report.suites import Timings
 from blockcache.results.rollouts import BASELINE, PLAIN
+from blockcache.results.timings import Timings
 from blockcache.results.tuning import Point, Tuning
 
 LOWEST = -0.25

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -16,12 +16,17 @@ from typing import Any, Generic, TypeVar
 
 from blockcache.errors import FileError, short
 from blockcache.files import JSON_BYTES, PathLike, opened, parse_json, read_bytes
-from blockcache.report.suites import Timings
 from blockcache.results.analysis import FORMAT as ANALYSIS
 from blockcache.results.analysis import Analysis
+from blockcache.results.bench import FORMAT as BENCH
+from blockcache.results.bench import PERFORMANCE
+from blockcache.results.distances import FORMAT as DISTANCES
+from blockcache.results.distances import FrontierDistances
 from blockcache.results.rollouts import FORMAT as RESULTS
-from blockcache.results.rollouts import TIMINGS_FORMAT, Results
-from blockcache.results.summary import MethodSummary, summarise
+from blockcache.results.rollouts import Results
+from blockcache.results.summary import MethodSummary, most_rollouts, summarise
+from blockcache.results.timings import FORMAT as TIMINGS
+from blockcache.results.timings import Timings
 from blockcache.results.tuning import FORMAT as TUNING
 from blockcache.results.tuning import Tuning
 from blockcache.schedule.schedule import FORMAT as SCHEDULE
@@ -53,7 +58,7 @@ class Sources:
     schedules: tuple[Source[Schedule], ...] = ()
     results: tuple[Source[Results], ...] = ()
     timings: tuple[Source[Timings], ...] = ()
-    distances: tuple[Source[Any], ...] = ()  # FrontierDistances
+    distances: tuple[Source[FrontierDistances], ...] = ()
     tunings: tuple[Source[Tuning], ...] = ()
     analyses: tuple[Source[Analysis], ...] = ()
     benches: tuple[Source[Mapping[str, Any]], ...] = ()  # of no policy but of a shape
@@ -82,13 +87,7 @@ class Sources:
     @cached_property
     def rows(self) -> dict[str, MethodSummary]:
         """Each method's row, from the results in which it has the most rollouts."""
-        rows: dict[str, MethodSummary] = {}
-        for source in self.results:
-            for row in summarise(source.value):
-                before = rows.get(row.method.name)
-                if before is None or _count(row) > _count(before):
-                    rows[row.method.name] = row
-        return rows
+        return most_rollouts(row for source in self.results for row in summarise(source.value))
 
     @property
     def name(self) -> str:
@@ -117,27 +116,8 @@ class Sources:
 _KINDS = tuple(item.name for item in fields(Sources) if item.name != "command")
 
 
-def _count(row: MethodSummary) -> int:
-    return 0 if row.score is None else row.score.n
-
-
-def _distances(path: str) -> Any:
-    from blockcache_lab.studies.frontier import FrontierDistances
-
-    return FrontierDistances.load(path)
-
-
-def _bench(path: str) -> Any:
-    from blockcache.compare.bench import FORMAT
-
-    found = FORMAT.load(path)
-    return {**found, "rows": [asdict(row) for row in found["rows"]]}  # as performance files have them
-
-
 def _performance(path: str) -> Any:
-    from blockcache.report.performance import FORMAT
-
-    return FORMAT.load(path)["bench"]
+    return PERFORMANCE.load(path)["bench"]
 
 
 def _policy(path: str) -> Any:
@@ -150,12 +130,12 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     RECORDING.name: ("recordings", Recording.load),
     SCHEDULE.name: ("schedules", Schedule.load),
     RESULTS.name: ("results", Results.load),
-    TIMINGS_FORMAT.name: ("timings", Timings.load),
-    "blockcache.frontier-distances": ("distances", _distances),
+    TIMINGS.name: ("timings", Timings.load),
+    DISTANCES.name: ("distances", FrontierDistances.load),
     TUNING.name: ("tunings", Tuning.load),
     ANALYSIS.name: ("analyses", Analysis.load),
-    "blockcache.bench": ("benches", _bench),
-    "blockcache.performance": ("benches", _performance),
+    BENCH.name: ("benches", BENCH.load),
+    PERFORMANCE.name: ("benches", _performance),
     POLICY: ("policies", _policy),
 }
 _SUFFIXES = (".json", ".safetensors")

@@ -1,31 +1,19 @@
-"""docs/performance.md, from the JSON that `blockcache paper performance` wrote; also what `bench` and `paper flops` print."""
+"""docs/performance.md, from the JSON that `blockcache paper performance` wrote; also what `paper flops` prints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from blockcache.files import Count, Fields, Format, Limit, dict_of, list_of
+from blockcache.report.bench import BENCH_COLUMNS, bench_table, not_available
 from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table, table_of
+from blockcache.results.bench import PERFORMANCE
 from blockcache_lab.pages.performance_pictures import BENCH_PICTURE, GROWTH_PICTURE
 
-_BENCH = {
-    "candidate": ("name", "{}"),
-    "p50 ms": ("p50_ms", "{:.1f}"),
-    "p95": ("p95_ms", "{:.1f}"),
-    "p99": ("p99_ms", "{:.1f}"),
-    "chunk Hz": ("chunk_hz", "{:.1f}"),
-    "action Hz": ("action_hz", "{:.0f}"),
-    "over eager": ("speedup", "{:.1f}x"),
-    "over full": ("over_full", "{:.1f}x"),
-    "GFLOP": ("gflop", "{:.2f}"),
-    "GFLOP/s": ("gflops", "{:.1f}"),
-    "of peak": ("of_peak", "{:.0%}"),
-    "difference": ("max_difference", "{:.0e}"),
-}
+FORMAT = PERFORMANCE
 _SAVINGS = {
     "saving": ("saving", "{}"),
-    **{name: _BENCH[name] for name in ("p50 ms", "over eager", "GFLOP", "difference")},
+    **{name: BENCH_COLUMNS[name] for name in ("p50 ms", "over eager", "GFLOP", "difference")},
     "over eager": ("speedup", "{:.2f}x"),
 }
 _FOOTPRINT = {
@@ -43,64 +31,6 @@ _FOOTPRINT = {
 _LARGE_PAGES = (
     "\nWith *large pages* the process was started with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, which has Linux keep the weights\n"
     "in pages of 2 MB."
-)
-
-_TIME = Annotated[float, Limit(1e-9)]
-_ROW = Fields(
-    {
-        **dict.fromkeys(("name", "engine"), str),
-        "threads": Count,
-        **dict.fromkeys(("p50_ms", "p95_ms", "p99_ms"), _TIME),
-        **dict.fromkeys(("chunk_hz", "action_hz", "speedup", "gflop", "gflops", "of_peak"), float),
-        **dict.fromkeys(("over_full", "max_difference"), float | None),
-        "saving": str | None,
-        "limit": bool,
-    },
-    others=True,
-)
-_WIDTHS = dict.fromkeys(("layers", "width", "horizon", "steps"), Count)
-_LIBRARIES = dict.fromkeys(("torch", "onnxruntime", "diffusers"), str | None)
-_RUN = Fields(
-    {
-        "shape": Fields({**_WIDTHS, "sampler": str}, others=True),
-        "schedule": Fields({"reused_share": float}, others=True),
-        "machine": Fields({"processor": str, "cores": Count, **_LIBRARIES}, others=True),
-        "peak_gflops": dict[str, _TIME],
-        "repeats": Count,
-        "eager": str,
-        "rows": list_of(_ROW),
-        "unavailable": dict[str, str],
-    },
-    others=True,
-)
-_KIND = Fields({"kind": str, "nodes": Count, "ms": _TIME, "gflops": float | None})
-_LIMIT = Fields({"threads": Count, "peak_gflops": _TIME, "kinds": list_of(_KIND)})
-_ENGINES = ("patched", "loop", "onnx_1", "onnx_n")
-_SHAPE = Fields({"name": str, **dict.fromkeys(("ms", "difference"), Fields(dict.fromkeys(_ENGINES, float)))})
-_POINTS = list_of(Fields({"x": Count, "computed": Count, "ms": float}))
-_SIZES = ("weights_mb", "file_mb", "export_s", "load_s", "peak_over_weights", "peak_mb", "growth_mb")
-_CALIBRATION = Fields(
-    {
-        "observations": Count,
-        "blocks": Count,
-        "steps": Count,
-        **dict.fromkeys(("plain_s", "costs_s", "plain_mb", "costs_mb"), float),
-        "solve_s": float,
-    }
-)
-_FEET = Fields({**dict.fromkeys(_SIZES, float), "p50_ms": _TIME, "p99_ms": _TIME, "calls": Count, "generations": Count})
-FORMAT = Format(
-    "blockcache.performance",
-    "performance file",
-    {
-        "bench": _RUN,
-        "limits": list_of(_LIMIT),
-        "shapes": list_of(_SHAPE),
-        "growth": Fields(dict.fromkeys(("steps", "updates"), _POINTS)),
-        "footprint": dict_of(_FEET),
-        "calibration": _CALIBRATION,
-    },
-    optional=("made_by", "limits", "calibration"),
 )
 
 
@@ -189,30 +119,6 @@ def _calibration(found: Mapping[str, Any] | None) -> tuple[Section, ...]:
         f"action costs takes {found['solve_s']:.2f} s."
     )
     return (Section("Calibration", (Paragraph(text), table(["recorded", "seconds", "peak MB"], rows))),)
-
-
-def bench_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Candidates of a benchmark, from the `rows` of its JSON."""
-    return table_of(_BENCH, rows)
-
-
-def not_available(bench: Mapping[str, Any]) -> Paragraph:
-    """Which candidates could not be measured, and why."""
-    missing = [f"Not available: {name} ({plain(reason)})." for name, reason in bench["unavailable"].items()]
-    return Paragraph("\n".join(missing))
-
-
-def encoder_ceilings(bench: Mapping[str, Any]) -> Paragraph:
-    """For each way to run a camera policy's encoder: its time, its share, and the speed-up that it leaves room for."""
-    lines = []
-    for item in bench.get("encoder", ()):
-        threads = f"{item['threads']} thread{'s' if item['threads'] > 1 else ''}"
-        shares = ", ".join(f"{share:.0%} of {name}" for name, share in item["shares"].items())
-        lines.append(
-            f"The encoder in {item['engine']}, {threads}: {item['p50_ms']:.1f} ms{f' ({shares})' if shares else ''}; however fast "
-            f"the denoiser, a generation is at most {item['ceiling']:.1f}x as fast as {bench['eager']}."
-        )
-    return Paragraph("\n".join(lines))
 
 
 def flops_table(full: int, schedules: Mapping[str, tuple[int, float]]) -> Table:

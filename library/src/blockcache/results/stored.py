@@ -9,12 +9,9 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
-from blockcache.errors import FileError
 from blockcache.files import Count, Format, PathLike
 from blockcache.measure.statistics import Estimate
-from blockcache.report.suites import Collection
 from blockcache.results.rollouts import CALIBRATION
-from blockcache_lab.studies.suites import FRONTIER
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,8 @@ class Stored:
     methods: tuple[StoredMethod, ...]
 
     def of(self, name: str) -> StoredMethod | None:
-        return next((method for method in self.methods if method.name == _kept(name)), None)
+        """What is stored of a method, if anything is."""
+        return next((method for method in self.methods if method.name == stored_name(name)), None)
 
     def save(self, path: PathLike) -> None:
         FORMAT.save(path, asdict(self))
@@ -52,29 +50,7 @@ class Stored:
         return cls(**FORMAT.load(path))
 
 
-def summarise_suite(collection: Collection, suite: str = FRONTIER) -> Stored:
-    """Only of real results: a quick run stores nothing."""
-    if suite not in collection.suites:
-        raise FileError(
-            f"a stored result needs the suite {suite}, which is not there; run 'blockcache paper suite {suite} POLICY'"
-        )
-    found = collection.suites[suite]
-    if found.suite.quick:
-        raise FileError(
-            f"a quick run is no result to store; run 'blockcache paper suite {suite} POLICY' without --quick"
-        )
-    timings = collection.timings
-    methods = [
-        StoredMethod(_kept(name), row.method.flops, timings.ms(name) if timings else None, row.score, row.difference)
-        for name, row in found.rows.items()
-        if row.score is not None and row.score.n > 1  # a single rollout has no interval to write down
-    ]
-    results = found.results
-    weights, calibration = results.policy["fingerprint"]["weights"], dict(results.setting["calibration"])
-    return Stored(results.task["name"], weights, calibration, tuple(methods))
-
-
-def _kept(name: str) -> str:
+def stored_name(name: str) -> str:
     """What was tuned lies in another place on every machine."""
     return "tuned" if name.startswith("tuned:") else name
 

@@ -1,0 +1,167 @@
+"""All suites of a directory, as one value: the methods' rows, any two of them compared, and how long each takes.
+
+From the files of `blockcache paper suite` only. Knows nothing of torch or of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from blockcache.errors import FileError
+from blockcache.files import PathLike, exists
+from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
+from blockcache.results.rollouts import BASELINE, GENERATIONS, GROUP, Results
+from blockcache.results.stored import Stored, StoredMethod, stored_name
+from blockcache.results.summary import MethodSummary, most_rollouts, summarise
+from blockcache.results.timings import Timings
+from blockcache_lab.studies.suites import FRONTIER, SUITES, TIMINGS, Cell, Suite, suite_of
+from blockcache_runtime.fingerprint import Fingerprint
+
+
+@dataclass(frozen=True, eq=False)
+class SuiteResults:
+    suite: Suite
+    results: Results
+
+    @cached_property
+    def rows(self) -> dict[str, MethodSummary]:
+        return {row.method.name: row for row in summarise(self.results)}
+
+    @property
+    def rollouts(self) -> list[int]:
+        """How many a method has, failed ones included; not all have equally many."""
+        return sorted({len(self.results.of(method.name)) for method in self.results.methods})
+
+    def command(self, directory: str) -> str:
+        """What made the suite's file in that directory."""
+        least, *_, most = [self.rollouts[0], *self.rollouts]
+        main = f" --main-rollouts {most}" if any(cell.main for cell in self.suite.cells) else ""
+        amount = " --quick" if self.suite.quick else f" --rollouts {least}{main}{self._unusual}"
+        return f"blockcache paper suite {self.suite.name} {self.results.policy['source']} -o {directory}{amount}"
+
+    @property
+    def _unusual(self) -> str:
+        """The options, as one would type them, that were not left at their defaults."""
+        group, generations = self.results.setting["group"], self.results.setting["calibration"]["generations"]
+        grouped = "" if group == GROUP else f" --group {group}"
+        return grouped + ("" if generations == GENERATIONS else f" --generations {generations}")
+
+    def mean(self, method: str, seeds: Container[int]) -> Estimate | None:
+        """A method's mean score over some seeds; None where it finished none of them."""
+        found = self.results.of(method).items()
+        scores = [record.score for seed, record in found if seed in seeds and record.score is not None]
+        return mean_interval(scores) if scores else None
+
+    def compare(self, found: str, baseline: str, seeds: Container[int] | None = None) -> Estimate | None:
+        """The paired difference of two methods' scores, of some seeds or all; None where they share no finished one."""
+        one, other = self.results.of(found), self.results.of(baseline)
+        chosen = {seed: record for seed, record in one.items() if seeds is None or seed in seeds}
+        pairs = [(a.score, b.score) for seed, a in chosen.items() if (b := other.get(seed)) is not None]
+        both = [(a, b) for a, b in pairs if a is not None and b is not None]
+        return paired_difference([a for a, _ in both], [b for _, b in both]) if both else None
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """At least one suite, all of one policy and task, and the same schedule wherever a method has the same name."""
+
+    suites: Mapping[str, SuiteResults]
+    timings: Timings | None
+
+    @classmethod
+    def load(cls, directory: PathLike, names: Sequence[str] = SUITES) -> Collection:
+        paths = {name: Path(directory) / f"{name}.json" for name in names}
+        results = {name: Results.load(path) for name, path in paths.items() if exists(path)}
+        if not results:
+            raise FileError(
+                f"no suite's results in {directory}; run 'blockcache paper suite {names[0]} POLICY -o {directory}' first"
+            )
+        suites = {name: SuiteResults(suite_of(found, paths[name]), found) for name, found in results.items()}
+        _check_alike(suites)
+        timed = Path(directory) / TIMINGS
+        timings = Timings.load(timed) if exists(timed) else None
+        run = Fingerprint.from_dict(next(iter(results.values())).policy["fingerprint"])
+        if timings is not None and (differences := run.differences(timings.policy)):
+            raise FileError(f"{timed} is of another policy than the suites ({'; '.join(differences)}); time them again")
+        return cls(suites, timings)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(name for name in SUITES if name not in self.suites)
+
+    @property
+    def quick(self) -> bool:
+        return any(item.suite.quick for item in self.suites.values())
+
+    @property
+    def first(self) -> Results:
+        return next(iter(self.suites.values())).results
+
+    @cached_property
+    def rows(self) -> dict[str, MethodSummary]:
+        """Each method's row, from the suite in which it has the most rollouts."""
+        return most_rollouts(row for item in self.suites.values() for row in item.rows.values())
+
+    @property
+    def full(self) -> MethodSummary:
+        return self.rows[BASELINE]
+
+    def compare(self, found: str, baseline: str) -> Estimate | None:
+        """The paired difference of two methods, over as many rollouts as some suite has of both."""
+        known = [item.compare(found, baseline) for item in self.suites.values()]
+        return max((value for value in known if value is not None), key=lambda value: value.n, default=None)
+
+    @cached_property
+    def equals(self) -> list[Cell]:
+        """Cells that were chosen to have another method's FLOPs, each pair once."""
+        cells = [cell for item in self.suites.values() for cell in item.suite.cells if cell.equals]
+        return list({(cell.equals, cell.method): cell for cell in cells}.values())
+
+
+def _check_alike(suites: Mapping[str, SuiteResults]) -> None:
+    """Refuse to put side by side what was not run on the same thing."""
+    (first, one), *others = suites.items()
+    known = {method.name: (first, method) for method in one.results.methods}
+    for name, item in others:
+        a, b = one.results, item.results
+        policies = [Fingerprint.from_dict(found.policy["fingerprint"]) for found in (a, b)]
+        differences = policies[0].differences(policies[1])
+        if a.task != b.task:
+            differences = (*differences, f"task {b.task} instead of {a.task}")
+        if a.setting["calibration"] != b.setting["calibration"]:
+            differences = (*differences, "another calibration")
+        for method in b.methods:
+            where, before = known.setdefault(method.name, (name, method))
+            if (before.engine, before.sampler, before.reuse) != (method.engine, method.sampler, method.reuse):
+                differences = (*differences, f"another schedule or engine under the name {method.name} than {where}")
+        if differences:
+            raise FileError(
+                f"the suites {first} and {name} do not belong together: {name} has {'; '.join(differences)}; run one again"
+            )
+
+
+def summarise_suite(collection: Collection, suite: str = FRONTIER) -> Stored:
+    """Only of real results: a quick run stores nothing."""
+    if suite not in collection.suites:
+        raise FileError(
+            f"a stored result needs the suite {suite}, which is not there; run 'blockcache paper suite {suite} POLICY'"
+        )
+    found = collection.suites[suite]
+    if found.suite.quick:
+        raise FileError(
+            f"a quick run is no result to store; run 'blockcache paper suite {suite} POLICY' without --quick"
+        )
+    timings = collection.timings
+    methods = [
+        StoredMethod(
+            stored_name(name), row.method.flops, timings.ms(name) if timings else None, row.score, row.difference
+        )
+        for name, row in found.rows.items()
+        if row.score is not None and row.score.n > 1  # a single rollout has no interval to write down
+    ]
+    results = found.results
+    weights, calibration = results.policy["fingerprint"]["weights"], dict(results.setting["calibration"])
+    return Stored(results.task["name"], weights, calibration, tuple(methods))

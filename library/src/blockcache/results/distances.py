@@ -1,0 +1,82 @@
+"""How far each method's actions are from the policy's own. A frozen value with a JSON file format.
+
+Knows nothing of torch or of how actions are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from blockcache.files import Count, Format, PathLike, dict_of
+from blockcache.measure.distance import Distances
+from blockcache_runtime.fingerprint import Fingerprint
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Over the observations at which the reference has two modes.
+
+    forks      how many of all observations are forks
+    reference  mean share of the samples in the smaller mode, by the reference
+    found      the same by the method, counted in the reference's modes
+    apart      mean absolute difference of the two shares, observation by observation
+    dropped    forks at which the method never takes the smaller mode
+    """
+
+    forks: int
+    reference: float
+    found: float
+    apart: float
+    dropped: int
+
+
+@dataclass(frozen=True)
+class MethodDistances:
+    """How far a method's cloud of actions is from the policy's own, and whether it takes the same modes at forks."""
+
+    distances: Distances
+    modes: Modes | None
+
+
+FORMAT = Format(
+    "blockcache.frontier-distances",
+    "distances",
+    {
+        "policy": Fingerprint,
+        "setting": dict,
+        "features": Count,
+        "floor": Distances,
+        "methods": dict_of(MethodDistances),
+    },
+    again="run 'blockcache paper distances' again",
+)
+
+
+@dataclass(frozen=True)
+class FrontierDistances:
+    """Distances of all methods of a suite, at the same observations and with the same noise.
+
+    Args:
+        policy: Whose methods they are.
+        setting: Observations, samples and seed.
+        features: Values in an executed chunk.
+        floor: Of one half of the policy's own cloud from the other.
+        methods: By name; the policy as it comes is not among them.
+    """
+
+    policy: Fingerprint
+    setting: Mapping[str, Any]
+    features: int
+    floor: Distances
+    methods: Mapping[str, MethodDistances]
+
+    def save(self, path: PathLike) -> None:
+        """Write the JSON file, atomically."""
+        FORMAT.save(path, {**asdict(self), "policy": self.policy.to_dict()})
+
+    @classmethod
+    def load(cls, path: PathLike) -> FrontierDistances:
+        """Read a file that `save` wrote."""
+        return cls(**FORMAT.load(path))

@@ -216,7 +216,7 @@ def test_a_page_needs_a_suite(tmp_path):
 
 
 def test_the_published_page_is_what_the_code_makes_of_the_published_records(monkeypatch):
-    text = (ROOT / "docs/frontier.md").read_text()
-    (directories,) = re.findall(r"`blockcache paper frontier (.*) -o docs`", text)
+    text = (ROOT / "docs/generated/frontier.md").read_text()
+    (directories,) = re.findall(r"`blockcache paper frontier (.*) -o docs/generated`", text)
     monkeypatch.chdir(ROOT)  # the page names its directories as they were given
     assert render(page([Found.load(directory) for directory in directories.split()])) == text

@@ -11,7 +11,7 @@ import pytest
 import blockcache
 from blockcache.errors import FileError, SamplerError
 from blockcache.samplers import DDIM, DDPM, SAMPLERS, DPMSolver, Euler, SamplerConfig, SDEDPMSolver, fewer_steps, table
-from repository import DOCS
+from repository import RECORDS
 
 
 def test_tables_and_configs_are_frozen():
@@ -226,7 +226,7 @@ def stored_samplers():
     package = Path(blockcache.__file__).parent
     files = [
         *package.glob("assets/policies/*/config.json"),
-        *DOCS.glob("results/*/*.json"),
+        *RECORDS.glob("*/*.json"),
     ]
     return [(file, sampler) for file in files for sampler in found(json.loads(file.read_text()))]
 

@@ -26,12 +26,12 @@ render_option = click.option("--render-only", is_flag=True, help="The page anew 
 @render_option
 @click.option("--repeats", type=click.IntRange(2, arg.MOST), default=30, help="Interleaved rounds.")
 def performance(output: Path, render_only: bool, repeats: int) -> None:
-    """Measure everything that docs/performance.md shows, and write the page. About ten minutes on two idle cores.
+    """Measure everything that the page on performance shows, and write the page. About ten minutes on two idle cores.
 
     \b
     Examples:
       blockcache paper performance
-      blockcache paper performance -o docs --render-only
+      blockcache paper performance -o docs/generated --render-only
     """
     from blockcache.report.bench import bench_chart
     from blockcache.report.drawing import draw
@@ -117,7 +117,7 @@ def errors(
     \b
     Examples:
       blockcache paper errors pusht
-      blockcache paper errors -o docs --render-only
+      blockcache paper errors -o docs/generated --render-only
     """
     from blockcache.report.markdown import render
     from blockcache.report.terminal import display

@@ -1,7 +1,7 @@
 """The Schedule: at which denoising steps each block is computed. A frozen value with a JSON file format.
 
 Steps count in execution order, 0 is the first denoising step (most noise). Between its update steps a block's last
-output is used again. The format is specified in docs/schedule-format.md. Knows nothing of torch or of solvers.
+output is used again. The format is specified in docs/file-formats.md. Knows nothing of torch or of solvers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The Recording: what calibration saw. How alike each block's outputs are between steps, and how much they change.
 
-A frozen value with a safetensors file format (docs/recording-format.md). Knows nothing of torch.
+A frozen value with a safetensors file format (docs/file-formats.md). Knows nothing of torch.
 """
 
 from __future__ import annotations

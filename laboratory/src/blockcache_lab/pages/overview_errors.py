@@ -88,7 +88,7 @@ def _sublayers(section: SubLayers) -> Chart:
     panels = []
     for step, row in zip(section.at, section.errors, strict=True):
         notes = tuple(f"behind the {stage} at step {step}" for stage in stages)
-        bars = Bars("relative error", _floats(row), ("blue",) * len(stages), notes, "{:.3f}")
+        bars = Bars("relative error", _floats(row), tuple("blue" for _ in stages), notes, "{:.3f}")
         panels.append(Panel(Axis("relative error"), Axis("", names=stages), (bars,), f"step {step}"))
     rows = [[stage, *(f"{value:.4f}" for value in section.errors[:, place])] for place, stage in enumerate(stages)]
     return Chart(

@@ -44,7 +44,7 @@ def main() -> None:
         for action in actions:
             robot.execute(action)
             seen = history.push(robot.observe())
-            policy.look(seen)  # encodes a camera's new frame meanwhile; without cameras it does nothing
+            policy.encode_frames(seen)  # encodes a camera's new frame meanwhile; without cameras it does nothing
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def test_every_module_imports_only_what_the_table_allows():
         ("schedule/plan.py", "from blockcache.solvers import solve", "schedule/plan.py:1 imports blockcache.solvers"),
         ("schedule/plan.py", "import torch", "schedule/plan.py:1 imports torch"),
         ("fingerprint.py", "from blockcache.schedule import Schedule", "which is not above fingerprint"),
-        ("files.py", "from blockcache_runtime.extras import require", "which is not above files"),
+        ("files.py", "from blockcache.extras import require", "which is not above files"),
         ("solvers/acs.py", "def f():\n    import torch.nn", "solvers/acs.py:2 imports torch.nn"),
         ("solvers/acs.py", "from pymunk import Space", "of which solvers knows nothing"),
         ("models/dpt/policy.py", "from blockcache import attach", "models/dpt/policy.py:1 imports blockcache.attach"),

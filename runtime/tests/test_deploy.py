@@ -1,5 +1,6 @@
 """An export without torch: what a robot program gets from `blockcache_runtime`, against the policy it was made from."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -143,7 +144,7 @@ def test_noise_comes_from_a_seed_a_generator_the_caller_or_anew(exported):
         ({"noise": np.full((6, 1, 6, 3), np.nan)}, "noise holds NaN or infinity; draw_noise makes it"),
         ({"noise": "a"}, "noise is not an array of numbers: its type is <U1"),
     ],
-    ids=str,
+    ids=itertools.count(),
 )
 def test_noise_that_is_refused(exported, how, sentence):
     with pytest.raises(ObservationError, match=sentence):
@@ -186,7 +187,7 @@ def test_observations_of_any_numeric_kind(exported):
         ({"state": np.zeros((1, 2, 5))}, r"the observation has no key 'obs', got \['state'\]"),
         ({"obs": {"obs": np.zeros((1, 2, 5))}}, "the observation is not an array of numbers: its type is object"),
     ],
-    ids=str,
+    ids=itertools.count(),
 )
 def test_observations_that_are_refused(exported, wrong, sentence):
     with pytest.raises(ObservationError, match=sentence) as caught:

@@ -13,7 +13,7 @@ import blockcache as bc
 from blockcache.errors import EngineError, FileError
 from blockcache_runtime import graph
 from blockcache_runtime.graph import OPERATORS
-from blockcache_runtime.integrity import with_hash
+from blockcache_runtime.session import with_hash
 from image_policies import image_policy
 from onnx_files import hashed, nodes, opened, two_inputs
 from rdt_policies import rdt_policy
@@ -210,7 +210,7 @@ REFUSED = {
     texts: "its constant 'shape' is not as large as its type and shape say",
     other_attribute: "its Split has the attribute 'scales'",
     doubled_attribute: "its Split has an attribute twice",
-    graph_as_attribute: "its attribute or declared value has field 6 of ONNX",
+    graph_as_attribute: "its attribute has field 6 of ONNX",
     fewer_outputs: "its Split has 2 outputs and says that it has others",
 }
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from blockcache.errors import ContentError, EngineError, FileError
 from blockcache_runtime import graph, protobuf
 from blockcache_runtime.graph import check_model, read_metadata
-from blockcache_runtime.integrity import KEY, is_intact
+from blockcache_runtime.session import HASH, is_intact
 from onnx_files import hashed, metadata, opened, two_inputs
 
 TOY = hashed(two_inputs())
@@ -60,9 +60,9 @@ def test_the_hash_is_an_entry_of_the_metadata(exports, tmp_path):
     for data in exports.values():
         model = onnx.load_model_from_string(data)
         onnx.checker.check_model(model)
-        assert list(metadata(model)) == ["blockcache", KEY]
+        assert list(metadata(model)) == ["blockcache", HASH]
         assert read_metadata(data) == metadata(model)
-        assert len(metadata(model)[KEY]) == 64
+        assert len(metadata(model)[HASH]) == 64
         assert model.SerializeToString() == data
 
 

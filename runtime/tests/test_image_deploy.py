@@ -123,22 +123,22 @@ def test_frames_can_be_looked_at_before_an_action_is_asked_for(files, one_camera
     """While the robot executes a chunk: the newest frame is all that is left to look at, or none at all."""
     history, moments = History(2), film(5)
     for moment in moments[:4]:
-        one_camera.look(history.push(moment))
+        one_camera.encode_frames(history.push(moment))
     assert looks == [(0, 2), (1, 1), (1, 1), (1, 1)]
     last = history.push(moments[4])
     found = one_camera.predict_action(last, seed=0)["action"]
     assert looks[-1] == (1, 1)
-    one_camera.look(last)
+    one_camera.encode_frames(last)
     assert len(looks) == 5
     np.testing.assert_array_equal(one_camera.predict_action(last, seed=0)["action"], found)
     assert looks[-1] == (2, 0)
     newly = open_export(files / "one camera.onnx", threads=1)
     np.testing.assert_array_equal(newly.predict_action(last, seed=0)["action"], found)
     with pytest.raises(ObservationError, match="has no key 'image'"):
-        one_camera.look({"hand": last["hand"]})
+        one_camera.encode_frames({"hand": last["hand"]})
     # what looks is the encoder alone
-    assert {item.name for item in one_camera._encoding.get_inputs()} == {"image", "kept_features"}
-    assert [item.name for item in one_camera._encoding.get_outputs()] == ["features"]
+    assert {item.name for item in one_camera._encoder_session.get_inputs()} == {"image", "kept_features"}
+    assert [item.name for item in one_camera._encoder_session.get_outputs()] == ["features"]
 
 
 def test_who_looks_needs_the_file_that_was_opened(files, tmp_path):
@@ -147,16 +147,16 @@ def test_who_looks_needs_the_file_that_was_opened(files, tmp_path):
     policy = open_export(path, threads=1)
     path.write_bytes((files / "two cameras shared.onnx").read_bytes())
     with pytest.raises(FileError, match="is another one than it was when it was opened"):
-        policy.look(frames)
+        policy.encode_frames(frames)
     path.unlink()
     with pytest.raises(FileError, match="the file does not exist"):
-        policy.look(frames)
+        policy.encode_frames(frames)
     assert policy.predict_action(frames, seed=0)["action"].shape == (1, 4, 3)
 
 
 def test_a_policy_without_cameras_has_nothing_to_look_at(make_policy, tmp_path):
     bc.export_policy(make_policy(), None, tmp_path / "policy.onnx")
-    open_export(tmp_path / "policy.onnx", threads=1).look(np.zeros((1, 2, 5)))
+    open_export(tmp_path / "policy.onnx", threads=1).encode_frames(np.zeros((1, 2, 5)))
 
 
 def test_who_writes_into_a_frame_afterwards_does_no_harm(files, one_camera):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from blockcache.compare.tune import Tuned, save_tuned, tune
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, handle_of, open_export
     from blockcache.errors import BlockcacheError
+    from blockcache.fingerprint import Fingerprint
     from blockcache.fitting import Effort, fit_sampler, place_steps
     from blockcache.models.loading import load_policy, save_policy
     from blockcache.results.check import Check
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from blockcache.schedule import Schedule
     from blockcache.solvers import Recording, TeaCacheRule, fit_teacache, solve
     from blockcache.solvers.presets import published_names, published_schedule
-    from blockcache_runtime.fingerprint import Fingerprint
 
 __all__ = [
     "Acceleration",
@@ -78,7 +78,7 @@ _HOMES = {
     "blockcache.solvers.presets": ("published_names", "published_schedule"),
     "blockcache.solvers": ("Recording", "TeaCacheRule", "fit_teacache", "solve"),
     "blockcache.errors": ("BlockcacheError",),
-    "blockcache_runtime.fingerprint": ("Fingerprint",),
+    "blockcache.fingerprint": ("Fingerprint",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = ("samplers", "schedule", "solvers", "tasks")  # as in bc.solvers.adaptive

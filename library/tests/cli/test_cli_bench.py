@@ -147,7 +147,7 @@ def test_the_performance_page_from_wrong_figures(refused, measured):
 
 
 def test_pictures_without_matplotlib_are_refused_before_anything_is_measured(refused, monkeypatch):
-    monkeypatch.setattr("blockcache_runtime.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("blockcache.extras.find_spec", lambda name: None)
     monkeypatch.setattr("blockcache.compare.bench.run_bench", lambda *args, **settings: pytest.fail("measured"))
     for words in (["bench", *SMALL, "--plot", "b.png"], ["paper", "performance", "-o", "docs"]):
         assert 'pip install "blockcache[plots]"' in refused(*words)

@@ -13,7 +13,7 @@ from blockcache.compare.showcase import showcase
 from blockcache.measure.statistics import Estimate
 from blockcache.models.dpt import load_policy, save_policy
 from blockcache.models.registry import port_of
-from blockcache.report import stored
+from blockcache.results import stored
 from blockcache.results.rollouts import Results
 from blockcache.results.stored import Stored, StoredMethod
 from blockcache.samplers import DDPM, ChosenSampler

@@ -229,7 +229,7 @@ def test_refused_before_any_work(make_policy, tmp_path):
 
 
 def test_missing_libraries_are_named_with_their_extra(monkeypatch):
-    monkeypatch.setattr("blockcache_runtime.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("blockcache.extras.find_spec", lambda name: None)
     with pytest.raises(EvaluationError, match=r"blockcache\[ray\]"):
         ray_cluster("auto")
     with pytest.raises(EvaluationError, match=r"blockcache\[eval\]"):

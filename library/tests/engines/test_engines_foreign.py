@@ -203,9 +203,9 @@ def test_other_observations_are_refused(engine, obs):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (Moving, "its actions differ from ours by up to"),
-        (Eager, "its actions differ from ours by up to"),
-        (Timid, "its actions differ from ours by up to"),
+        (Moving, "its actions differ from the engine's by up to"),
+        (Eager, "its actions differ from the engine's by up to"),
+        (Timid, "its actions differ from the engine's by up to"),
         (Wordy, "it fails with an observation under 'obs': KeyError: 'state'"),
     ],
 )

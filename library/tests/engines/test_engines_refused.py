@@ -156,7 +156,7 @@ def test_auto_takes_the_fastest_that_can(policy, monkeypatch, random_updates):
         assert difference(policy, act(policy)["action_pred"], expected) < CLOSE
     with bc.accelerate(policy, output="action") as fast:
         assert fast.engine == "onnx"
-    monkeypatch.setattr("blockcache_runtime.extras.installed_version", lambda package: None)
+    monkeypatch.setattr("blockcache.extras.installed_version", lambda package: None)
     with bc.accelerate(policy, schedule_for(policy, random_updates)) as fast:
         assert fast.engine == "loop"
         act(policy)

@@ -15,6 +15,7 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.errors import EngineError, ObservationError, PolicyError, StepError
+from blockcache.fingerprint import fingerprint_differences
 from blockcache.models.registry import port_of
 from stranger_policy import STEPS, Bare, Policy, act, observe
 
@@ -68,7 +69,7 @@ def test_samplers_that_we_have_no_words_for(policy, tmp_path):
     ],
 )
 def test_two_samplers_differ(one, other, named):
-    (difference,) = port_of(one()).fingerprint.differences(port_of(other()).fingerprint)
+    (difference,) = fingerprint_differences(port_of(one()).fingerprint, port_of(other()).fingerprint)
     assert named in difference
 
 

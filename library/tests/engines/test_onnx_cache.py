@@ -19,7 +19,7 @@ from blockcache.engines.build import build
 from blockcache.errors import EngineError, FileError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
-from blockcache_runtime.session import MINIMUM, require_onnxruntime
+from blockcache_runtime.session import MINIMUM
 from onnx_files import BLOCKS, hashed, header, with_header
 from repository import ROOT
 
@@ -313,11 +313,11 @@ def only(package, found):
     ],
 )
 def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatch, package, found, sentence):
-    monkeypatch.setattr("blockcache_runtime.extras.installed_version", only(package, found))
+    monkeypatch.setattr("blockcache.extras.installed_version", only(package, found))
     with pytest.raises(EngineError) as caught:
         bc.accelerate(policy, engine="onnx", threads=1)
     assert sentence in str(caught.value)
-    assert 'pip install "blockcache[onnx]"' in str(caught.value)
+    assert str(caught.value).endswith("comes with: pip install blockcache")
     with pytest.raises(EngineError, match="the onnx engine needs"):
         bc.export_policy(policy, None, tmp_path / "policy.onnx")
     assert not (tmp_path / "policy.onnx").exists()
@@ -328,8 +328,8 @@ def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("found", ["1.23", "1.23.0rc1", "1.24.dev20250901", "2.0.0", "1.100"])
 def test_new_enough_libraries(monkeypatch, found):
-    monkeypatch.setattr("blockcache_runtime.extras.installed_version", lambda name: found)
-    require_onnxruntime(also_onnx=True)
+    monkeypatch.setattr("blockcache.extras.installed_version", lambda name: found)
+    engine.require_onnxruntime(also_onnx=True)
 
 
 @pytest.mark.parametrize("package", ["onnxruntime", "onnx"])
@@ -337,22 +337,24 @@ def test_new_enough_libraries(monkeypatch, found):
 def test_a_library_that_cannot_be_imported_counts_as_missing(monkeypatch, package, found):
     monkeypatch.setitem(sys.modules, package, found)
     with pytest.raises(EngineError, match=f"needs {package}, which is not installed"):
-        require_onnxruntime(also_onnx=True)
+        engine.require_onnxruntime(also_onnx=True)
 
 
 def test_onnx_is_not_needed_where_the_export_is_there_already(policy, schedule, observe, monkeypatch):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         expected = act(policy, observe)
-    monkeypatch.setattr("blockcache_runtime.extras.installed_version", only("onnx", None))
+    monkeypatch.setattr("blockcache.extras.installed_version", only("onnx", None))
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         assert torch.equal(act(policy, observe), expected)
 
 
-def test_the_extra_brings_new_enough_libraries():
+@pytest.mark.parametrize(
+    ("house", "library", "minimum"), [("runtime", "onnxruntime", MINIMUM), ("library", "onnx", engine.ONNX_MINIMUM)]
+)
+def test_installing_brings_new_enough_libraries(house, library, minimum):
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
-    project = tomllib.loads((ROOT / "library/pyproject.toml").read_text())
-    wanted = {f"{name}>={'.'.join(map(str, version))}" for name, version in MINIMUM.items()}
-    assert set(project["project"]["optional-dependencies"]["onnx"]) == wanted
+    project = tomllib.loads((ROOT / house / "pyproject.toml").read_text())
+    assert f"{library}>={'.'.join(map(str, minimum))}" in project["project"]["dependencies"]
 
 
 @pytest.mark.parametrize(("seconds", "taken"), [({1: 1.0, 4: 2.0}, 1), ({1: 2.0, 4: 1.0}, 4)])

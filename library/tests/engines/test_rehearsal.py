@@ -122,7 +122,7 @@ def test_a_setting_that_changes_the_actions_is_found_out(engine):
     policy = Shifting()
     enable(policy, engine)
     policy.relative = True
-    with pytest.raises(EngineError, match="its actions differ from ours"):
+    with pytest.raises(EngineError, match="its actions differ from the engine's"):
         enable(policy, engine)
     policy.relative = False
     enable(policy, engine)
@@ -153,7 +153,7 @@ def test_a_hook_that_changes_the_output_is_found_out(engine):
     policy = Policy()
     enable(policy, engine)
     policy.model.register_forward_hook(lambda module, args, output: output + 1)
-    with pytest.raises(EngineError, match="its actions differ from ours"):
+    with pytest.raises(EngineError, match="its actions differ from the engine's"):
         enable(policy, engine)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockcache as bc
-from blockcache.engines.guard import PARTS, WeightsGuard
+from blockcache.engines.staleness import PARTS, WeightsGuard
 from blockcache.errors import StaleError, StaleWeightsError
 from blockcache.models.registry import port_of
 from blockcache.models.weights import checksum, memory, tensors_of

@@ -15,15 +15,15 @@ import foreign_policy
 from blockcache.block import Block
 from blockcache.engines.build import Build
 from blockcache.engines.loop import Loop
+from blockcache.engines.norms import LargestNorm
 from blockcache.engines.onnx import export
 from blockcache.engines.onnx_graph import build_graph
-from blockcache.engines.watch import Watch
 from blockcache.errors import NonFiniteError
+from blockcache.fingerprint import Fingerprint
 from blockcache.models.program import Program, Table
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM, table
 from blockcache.schedule import Schedule
-from blockcache_runtime.fingerprint import Fingerprint
 from onnx_files import nodes
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
@@ -78,7 +78,7 @@ def struck(place, step, value):
 
 def plainly(opened, feed):
     """All that the graph gives back, unchecked."""
-    return dict(zip(opened._outputs, opened._session.run([*opened._outputs], feed), strict=True))
+    return dict(zip(opened._outputs, opened._loaded.session.run([*opened._outputs], feed), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_few_nodes_watch(make_policy, steps):
 
 
 def test_a_watch_holds_little_and_forgets_nothing(monkeypatch):
-    monkeypatch.setattr("blockcache.engines.watch.HELD_BYTES", 100)
+    monkeypatch.setattr("blockcache.engines.norms.HELD_BYTES", 100)
     for value in (math.nan, math.inf, 3.0):
-        watch = Watch()
+        watch = LargestNorm()
         watch.see(torch.full((2, 4), value))
         for _ in range(40):
             watch.see(torch.ones(3, 2, 5))
@@ -175,6 +175,6 @@ def test_a_watch_holds_little_and_forgets_nothing(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions_are_measured_without_an_overflow_of_our_own(dtype):
-    watch = Watch()
+    watch = LargestNorm()
     watch.see(torch.full((1, 4), 6e4, dtype=dtype))  # its square is infinite in half precision
     assert float(watch.largest()) == pytest.approx(1.2e5, rel=1e-2)

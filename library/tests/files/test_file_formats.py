@@ -14,7 +14,7 @@ import blockcache
 import blockcache_lab
 import blockcache_runtime
 from blockcache.errors import BlockcacheError
-from blockcache.files import Format
+from blockcache_runtime.files import Format
 from file_formats import EXAMPLES, safetensors_with
 
 ODD = [

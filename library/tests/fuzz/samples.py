@@ -33,7 +33,7 @@ from blockcache.tasks import TaskSpec
 from blockcache_lab.training.data import read_demonstrations, split, window_indices
 from blockcache_lab.training.state import Progress, read_state, write_state
 from blockcache_runtime import open_export
-from blockcache_runtime.integrity import with_hash
+from blockcache_runtime.session import with_hash
 from file_formats import EXAMPLES
 from public_policy import DDIM, config, write_checkpoint
 

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import blockcache as bc
 from blockcache_runtime import ExportedPolicy
-from blockcache_runtime.integrity import KEY, with_hash
+from blockcache_runtime.session import HASH, with_hash
 
 BLOCKS = tuple(f"layers.{index}.{kind}" for index in (0, 1) for kind in ("SA", "CA", "FFN"))
 
@@ -31,7 +31,7 @@ def header(model):
 
 def hashed(model):
     """The bytes of a model with a hash that fits, whatever was done to it."""
-    kept = {key: value for key, value in metadata(model).items() if key != KEY}
+    kept = {key: value for key, value in metadata(model).items() if key != HASH}
     helper.set_model_props(model, kept)
     return with_hash(model.SerializeToString())
 

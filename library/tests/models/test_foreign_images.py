@@ -8,6 +8,7 @@ import blockcache as bc
 import foreign_policy
 from blockcache.compare.evaluation import prepare
 from blockcache.errors import EngineError, ObservationError, PolicyError
+from blockcache.fingerprint import fingerprint_differences
 from blockcache.models.registry import port_of
 from blockcache.testing import PolicyContract
 from foreign_policy import ACTION, BLOCKS, EXECUTED, OBS, SEEN, STEPS, TOKENS, Denoiser
@@ -143,7 +144,7 @@ def test_its_encoder_s_weights_and_mode_count():
     before = port_of(policy).fingerprint
     with torch.no_grad():
         policy.obs_encoder.feel.bias.add_(1)
-    (difference,) = before.differences(port_of(policy).fingerprint)
+    (difference,) = fingerprint_differences(before, port_of(policy).fingerprint)
     assert difference.startswith("weights")
     policy.obs_encoder.see[1] = nn.BatchNorm2d(4)
     with pytest.raises(PolicyError, match=r"train mode, as obs_encoder\.see\.1 \(BatchNorm2d\) shows"):

@@ -206,7 +206,7 @@ def test_observations_that_do_not_fit_are_refused(directory):
 
 
 def test_without_transformers_the_extra_is_named(directory, monkeypatch):
-    monkeypatch.setattr("blockcache_runtime.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("blockcache.extras.find_spec", lambda name: None)
     with pytest.raises(PolicyError, match=r"transformers, which is not installed; .*blockcache\[lerobot\]"):
         bc.load_policy(directory)
 

@@ -275,12 +275,12 @@ def test_an_old_page_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch,
 
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, refused):
     path = WRITE["schedule"](tmp_path)
-    monkeypatch.setattr("blockcache_runtime.extras.installed_version", lambda module: None)
+    monkeypatch.setattr("blockcache.extras.installed_version", lambda module: None)
     said = refused("report", path, "-o", tmp_path / "out.html")
     assert said.startswith("a page with figures needs plotly, which is not installed")
     assert 'pip install "blockcache[report]"' in said
     monkeypatch.undo()
-    monkeypatch.setattr("blockcache_runtime.extras.installed", lambda module: False)
+    monkeypatch.setattr("blockcache.extras.installed", lambda module: False)
     said = refused("report", path, "-o", tmp_path / "out.html", "--figures", tmp_path / "figures")
     assert "a picture needs matplotlib" in said
     assert 'pip install "blockcache[plots]"' in said

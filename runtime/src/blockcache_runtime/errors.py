@@ -1,4 +1,4 @@
-"""Everything that blockcache refuses, it refuses with one of these.
+"""Everything that blockcache refuses, it refuses with one of these; the library adds errors of its own.
 
 A message says what is wrong, what was expected, what was found and what to do next, in one sentence or two. However long the
 thing that it speaks of, it is never longer than a few lines.
@@ -19,15 +19,20 @@ def shortened(text: str, most: int) -> str:
 
 
 def short(value: object) -> str:
-    """A value as Python writes it, for a sentence of ours, however large the value is."""
+    """A value as Python writes it, for a message, however large the value is."""
     try:
         return shortened(_VALUES.repr(value), 100)
     except (ValueError, RecursionError):  # Python does not write down a whole number of more than 4300 digits
         return f"one {type(value).__name__} too large to be shown"
 
 
+def in_one_line(error: BaseException) -> str:
+    """What foreign code raised, for a message: its kind and the first line of what it says."""
+    return shortened(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
+
+
 class BlockcacheError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that blockcache raises on purpose."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(_few_lines(item) if isinstance(item, str) else item for item in args))
@@ -38,11 +43,6 @@ def _few_lines(message: str) -> str:
     if len(lines) > _LINES:
         message = "\n".join([*lines[: _LINES - 2], "...", lines[-1]])
     return shortened(message, _LONGEST)
-
-
-def in_one_line(error: BaseException) -> str:
-    """What foreign code raised, for a sentence of ours: its kind and the first line of what it says."""
-    return shortened(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
 
 
 class FileError(BlockcacheError):

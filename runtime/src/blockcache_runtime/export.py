@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from blockcache_runtime.arrays import Array, largest, read_array, read_frames
+from blockcache_runtime.checks import Array, check_generation, largest, read_array, read_frames, shape_text
 from blockcache_runtime.errors import ObservationError
 from blockcache_runtime.files import PathLike
-from blockcache_runtime.finite import check_generation
-from blockcache_runtime.session import KEPT, Encoder, open_file, open_part, run_session
-from blockcache_runtime.sight import Sight
+from blockcache_runtime.session import EARLIER_FEATURES, Encoder, load_export, load_output, run_session
 
 
 def open_export(path: PathLike, threads: int | None = None) -> ExportedPolicy:
     """Open a file that `blockcache export` wrote.
 
-    `threads`: how many cores one generation may use; without it one and all of them are tried, and the faster is taken.
+    Args:
+        path: The file.
+        threads: How many cores one generation may use; without it one and all of them are tried, and the faster is taken.
     """
     return ExportedPolicy(path, threads)
 
@@ -35,44 +35,36 @@ class ExportedPolicy:
     def __init__(
         self, path: PathLike, threads: int | None = None, data: bytes | None = None, remember: bool = True
     ) -> None:
-        """The arguments of `open_export`; `data`, the file's content, if that is at hand and need not be read; and whether
-        to `remember` what frames showed."""
+        """Open an export.
+
+        Args:
+            path: The file.
+            threads: See `open_export`.
+            data: The file's content, if that is at hand and need not be read.
+            remember: Whether the features of frames are kept for the next call.
+        """
         self.path = Path(path)
-        self._opened = opened = open_file(self.path, threads, data)
-        self._session = opened.session
-        self.threads = opened.threads
-        self.header: Mapping[str, Any] = opened.header
+        self._loaded = loaded = load_export(self.path, threads, data)
+        self.threads = loaded.threads
+        self.header: Mapping[str, Any] = loaded.header
         """What the file says of itself: schedule, origin, output, executed, fingerprint, what made it."""
-        self.fingerprint = opened.fingerprint
-        self.executed = opened.executed
+        self.fingerprint = loaded.fingerprint
+        self.executed = loaded.executed
         """Of a whole chunk, the actions from the first number to before the second are those in `action`."""
-        self._encoder = opened.encoder
-        self.cameras: tuple[str, ...] = () if opened.encoder is None else opened.encoder.cameras
+        self._encoder = loaded.encoder
+        self.cameras: tuple[str, ...] = () if loaded.encoder is None else loaded.encoder.cameras
         """Which of the inputs are frames: uint8, or floats from 0 to 1."""
-        self.sizes: dict[str, list[Any]] = _sizes(self._session.get_inputs(), opened.encoder)
+        self.sizes: dict[str, list[Any]] = _sizes(loaded.session.get_inputs(), loaded.encoder)
         """The shape of each input; the batch is the word "batch"."""
-        self._outputs = {item.name: item.shape for item in self._session.get_outputs()}
+        self._outputs = {item.name: item.shape for item in loaded.session.get_outputs()}
         self._observed = [name for name in self.sizes if name != "noise"]
-        self._sight = Sight(opened.encoder.features) if opened.encoder is not None and remember else None
-
-    @property
-    def n_obs_steps(self) -> int:
+        self.n_obs_steps: int = self.sizes[self._observed[0]][1]
         """How many observations it looks at; see `History`."""
-        return int(self.sizes[self._observed[0]][1])
-
-    @property
-    def n_action_steps(self) -> int:
-        """How many actions of a chunk are to be executed before the next one is asked for."""
-        return int(self._outputs["action"][1])
-
-    @property
-    def action_dim(self) -> int:
-        return int(self._outputs["action"][2])
-
-    @property
-    def horizon(self) -> int:
+        _, self.n_action_steps, self.action_dim = self._outputs["action"]
+        """How many actions are to be executed before the next chunk is asked for, and how many numbers each of them has."""
+        self.horizon: int = self.sizes["noise"][2]
         """The length of a whole chunk."""
-        return int(self.sizes["noise"][2])
+        self._memory = _FeatureMemory(loaded.encoder.features) if loaded.encoder is not None and remember else None
 
     def predict_action(
         self,
@@ -84,37 +76,47 @@ class ExportedPolicy:
     ) -> dict[str, Array]:
         """One generation: action (B, n_action_steps, A) and, from an export of whole chunks, action_pred (B, horizon, A).
 
-        `obs`: (B, n_obs_steps, ...) in robot units, bare or by the input's name; a policy with several inputs needs the
-        names. Frames that were part of the last call are not encoded again. Noise is `noise` if given, else it is drawn
-        from `generator`, else from a new one: always the same with `seed`, another one each time without.
+        Frames that were part of the last call are not encoded again.
+
+        Args:
+            obs: (B, n_obs_steps, ...) in robot units, bare or by the input's name; several inputs need the names.
+            seed: Noise is drawn from a new generator: always the same with a seed, another one each time without.
+            generator: Noise is drawn from this one, which goes on from call to call.
+            noise: The noise itself, as `draw_noise` gives it.
         """
         observed = self.check_observation(obs)
         if noise is None:
             noise = self.draw_noise(_batch(observed), _generator(seed, generator))
         return self.run(observed, noise)
 
-    def look(self, obs: Any) -> None:
-        """Encode an observation's frames now, while the robot executes its actions: the next `predict_action` that is given
-        them need not. `obs` is as `predict_action` takes it, such as a `History` gives it; without cameras nothing is done.
+    def encode_frames(self, obs: Any) -> None:
+        """Encode an observation's frames now, while the robot executes its actions: the next `predict_action` need not.
+
+        Args:
+            obs: As `predict_action` takes it, such as a `History` gives it; without cameras nothing is done.
         """
         observed = self.check_observation(obs)
-        if self._sight is not None:
+        if self._memory is not None:
             frames = self._by_moment(observed)
-            if len(known := self._sight.known(frames)) < self.n_obs_steps:
-                self._sight.keep(frames, self.features(observed, known))
+            if len(earlier := self._memory.recall(frames)) < self.n_obs_steps:
+                self._memory.store(frames, self.features(observed, earlier))
 
-    def features(self, observed: Mapping[str, Array], known: Array | None = None) -> Array:
-        """What all moments of what `check_observation` returned show, (n_obs_steps, B, features), and nothing else is
-        computed. `known` are those of the first moments, which are not looked at again."""
-        feed = self._unseen(self._by_moment(observed), known)
-        (features,) = run_session(self._encoding, ["features"], feed)
+    def features(self, observed: Mapping[str, Array], earlier: Array | None = None) -> Array:
+        """What the encoder makes of all moments, (n_obs_steps, B, features), and nothing else is computed.
+
+        Args:
+            observed: What `check_observation` returned.
+            earlier: Features of the first moments, which are not encoded again.
+        """
+        feed = self._frames_to_encode(self._by_moment(observed), earlier)
+        (features,) = run_session(self._encoder_session, ["features"], feed)
         check_generation(largest(features), lambda: max(map(largest, observed.values())))
         return features  # type: ignore[no-any-return]
 
     @cached_property
-    def _encoding(self) -> Any:
+    def _encoder_session(self) -> Any:
         """The encoder alone; made of the file when it is first needed."""
-        return open_part(self.path, self._opened, "features")
+        return load_output(self.path, self._loaded, "features")
 
     def draw_noise(self, batch: int, generator: np.random.Generator | None = None) -> Array:
         """The noise of one generation, (1 + draws, B, horizon, D); from a new generator if none is given."""
@@ -125,28 +127,23 @@ class ExportedPolicy:
         alone = len(self._observed) == 1
         if not isinstance(obs, Mapping):
             if not alone:
-                raise ObservationError(
-                    f"the observation must be a mapping with the keys {', '.join(self._observed)}, "
-                    f"got {type(obs).__name__}"
-                )
+                names, got = ", ".join(self._observed), type(obs).__name__
+                raise ObservationError(f"the observation must be a mapping with the keys {names}, got {got}")
             obs = {self._observed[0]: obs}
         observed = {}
         for name in self._observed:
             if name not in obs:
                 raise ObservationError(f"the observation has no key {name!r}, got {sorted(map(str, obs))}")
             what = "the observation" if alone else f"the observation {name!r}"
-            inner = self.sizes[name][1:]
+            inner = tuple(self.sizes[name][1:])
             if name in self.cameras:
-                observed[name] = read_frames(obs[name], what, tuple(inner))
+                observed[name] = read_frames(obs[name], what, inner)
                 continue
-            array = read_array(obs[name], what)
-            if array.ndim < 1 or len(array) < 1 or list(array.shape[1:]) != inner:
-                raise ObservationError(
-                    f"{what} has shape {array.shape}, expected ({', '.join(map(str, ['batch', *inner]))})"
-                )
-            observed[name] = array
-        if len({len(array) for array in observed.values()}) > 1:
-            found = {name: len(array) for name, array in observed.items()}
+            observed[name] = array = read_array(obs[name], what)
+            if array.ndim < 1 or len(array) < 1 or array.shape[1:] != inner:
+                raise ObservationError(f"{what} has shape {array.shape}, expected {shape_text(inner)}")
+        found = {name: len(array) for name, array in observed.items()}
+        if len({*found.values()}) > 1:
             raise ObservationError(f"the observation needs one batch size for all its keys, got {found}")
         return observed
 
@@ -161,44 +158,77 @@ class ExportedPolicy:
     def run_checked(self, observed: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         """The same for noise that was checked too."""
         frames = self._by_moment(observed)
-        known = None if self._sight is None else self._sight.known(frames)
-        feed = {**observed, **self._unseen(frames, known), "noise": noise}
-        found = dict(zip(self._outputs, run_session(self._session, [*self._outputs], feed), strict=True))
-        # of the actions, and of rows on their way: no clip hides an overflow from us
+        earlier = None if self._memory is None else self._memory.recall(frames)
+        feed = {**observed, **self._frames_to_encode(frames, earlier), "noise": noise}
+        outputs = [*self._outputs]
+        found = dict(zip(outputs, run_session(self._loaded.session, outputs, feed), strict=True))
+        # of the actions, and of rows on their way: no clip hides an overflow
         reached, features = float(found.pop("norms")[0]), found.pop("features", None)
         if features is not None:
             reached = float(np.maximum(reached, largest(features)))
         check_generation(reached, lambda: max(map(largest, observed.values())))
-        if self._sight is not None and features is not None:
-            self._sight.keep(frames, features)
+        if self._memory is not None and features is not None:
+            self._memory.store(frames, features)
         return found
 
     def _by_moment(self, observed: Mapping[str, Array]) -> dict[str, Array]:
         """By camera, the moments before the batch."""
         return {name: np.ascontiguousarray(observed[name].swapaxes(0, 1)) for name in self.cameras}
 
-    def _unseen(self, frames: Mapping[str, Array], known: Array | None) -> dict[str, Array]:
-        """Frames by moment as the graph takes them: features of the first moments, where these are known, and the others."""
+    def _frames_to_encode(self, frames: Mapping[str, Array], earlier: Array | None) -> dict[str, Array]:
+        """As the graph takes them: features of the first moments, where these are known, and frames of the others."""
         if self._encoder is None:
             return {}
-        if known is None:
-            known = np.zeros((0, _batch(frames, 1), self._encoder.features), dtype=np.float32)
-        return {**{name: array[len(known) :] for name, array in frames.items()}, KEPT: known}
+        if earlier is None:
+            earlier = np.zeros((0, _batch(frames, 1), self._encoder.features), dtype=np.float32)
+        return {**{name: array[len(earlier) :] for name, array in frames.items()}, EARLIER_FEATURES: earlier}
 
     def _noise_shape(self, batch: int) -> tuple[int, ...]:
         return tuple(batch if size == "batch" else size for size in self.sizes["noise"])
 
 
+class _FeatureMemory:
+    """Features of the frames of the last call, so that no frame is encoded twice.
+
+    Features of a moment depend on its frames alone, and frames are recognised by their every number; so the action is the
+    same to the last bit as if all had been encoded anew. Several threads may ask at once; each call's are stored as a whole.
+    """
+
+    def __init__(self, features: int) -> None:
+        self._size = features
+        self._moments: tuple[tuple[dict[str, Array], Array], ...] = ()  # frames of one moment, and their features
+
+    def recall(self, frames: Mapping[str, Array]) -> Array:
+        """Features (recalled, batch, features) of the first moments, as many in a row as were in the last call.
+
+        Args:
+            frames: By camera, (moments, batch, channels, height, width).
+        """
+        first, moments = next(iter(frames.values())), self._moments
+        found: list[Array] = []
+        for moment in range(len(first)):
+            for stored, features in moments:
+                if all(np.array_equal(stored[name], array[moment]) for name, array in frames.items()):
+                    found.append(features)
+                    break
+            else:
+                break
+        return np.stack(found) if found else np.zeros((0, first.shape[1], self._size), dtype=np.float32)
+
+    def store(self, frames: Mapping[str, Array], features: Array) -> None:
+        """Remember a call: its frames, which are copied, and the features of all of its moments."""
+        self._moments = tuple(
+            ({name: array[moment].copy() for name, array in frames.items()}, one) for moment, one in enumerate(features)
+        )
+
+
 def _sizes(inputs: Any, encoder: Encoder | None) -> dict[str, list[Any]]:
     """What `predict_action` takes: of frames all moments, behind the batch, and no features."""
     sizes = {item.name: item.shape for item in inputs}
-    if encoder is None:
-        return sizes
-    del sizes[KEPT]
-    return {
-        name: ["batch", encoder.n_obs_steps, *shape[2:]] if name in encoder.cameras else shape
-        for name, shape in sizes.items()
-    }
+    if encoder is not None:
+        del sizes[EARLIER_FEATURES]
+        sizes |= {name: ["batch", encoder.n_obs_steps, *sizes[name][2:]] for name in encoder.cameras}
+    return sizes
 
 
 def _batch(observed: Mapping[str, Array], axis: int = 0) -> int:

@@ -1,6 +1,6 @@
 """What an export may consist of, checked before anything is made of it. Knows nothing of ONNX Runtime and of policies.
 
-A graph of ours is a plain list of a few operators, in order. So all else is refused: other operators (a Loop need not
+An exported graph is a plain list of a few operators, in order. So all else is refused: other operators (a Loop need not
 end), operators of other domains, functions, data outside the file, inputs that are missing (ONNX Runtime does not look
 whether they are there), names that nothing defines or that two things do. `OPERATORS` is the one list; whoever has the ONNX
 backend write something new adds it here, and `check_model` runs on everything that is exported.
@@ -9,19 +9,22 @@ backend write something new adds it here, and `check_model` runs on everything t
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Container
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 from blockcache_runtime.errors import ContentError
-from blockcache_runtime.protobuf import BYTES, FLOAT, MOST_FIELDS, WHOLE, Field, read_fields, tag
+from blockcache_runtime.protobuf import BYTES, FLOAT, MOST_FIELDS, WHOLE, Field, encode_number, read_fields, tag
+
+Span: TypeAlias = tuple[int, int]
 
 MANY = 2**31
 _MOST_AXES = 8
 _MOST_ITEMS = 2**24
 """Along an axis, wherever a size or a place is written: ONNX Runtime takes seconds to load 2**31, and hours for more."""
 _MOST_PADDED = 1024
-"""In front of an axis or behind it: we pad by one token, and padding is the operator that makes much out of nothing."""
+"""In front of an axis or behind it: exports pad by one token, and padding is the operator that makes much out of nothing."""
 _FLOAT32, _INT64 = 1, 7
 _ITEM_BYTES = {_FLOAT32: 4, _INT64: 8}
 
@@ -35,36 +38,24 @@ class Operator:
     outputs: tuple[int, int] = (1, 1)
 
 
+_UNARY = ("Cos", "Identity", "Mish", "ReduceL2", "Relu", "Sigmoid", "Sin", "Sqrt")
+_BINARY = ("Add", "Div", "MatMul", "Mul", "Pad", "ReduceMean", "Reshape", "Sub")
 OPERATORS = {
-    "Add": Operator((2, 2)),
+    **dict.fromkeys(_UNARY, Operator((1, 1))),
+    **dict.fromkeys(_BINARY, Operator((2, 2))),
     "Attention": Operator((3, 4), ("q_num_heads", "kv_num_heads", "is_causal", "scale")),
     "Clip": Operator((3, 3)),
     "Concat": Operator((1, MANY), ("axis",)),
     "Conv": Operator((2, 2), ("kernel_shape", "strides", "pads")),
-    "Cos": Operator((1, 1)),
-    "Div": Operator((2, 2)),
     "Gelu": Operator((1, 1), ("approximate",)),
     "Gemm": Operator((3, 3), ("alpha", "beta")),
-    "Identity": Operator((1, 1)),
     "InstanceNormalization": Operator((3, 3), ("epsilon",)),
     "LayerNormalization": Operator((2, 2), ("axis", "epsilon")),
-    "MatMul": Operator((2, 2)),
     "MaxPool": Operator((1, 1), ("kernel_shape", "strides", "pads")),
-    "Mish": Operator((1, 1)),
-    "Mul": Operator((2, 2)),
-    "Pad": Operator((2, 2)),
-    "ReduceL2": Operator((1, 1)),
-    "ReduceMean": Operator((2, 2)),
-    "Relu": Operator((1, 1)),
-    "Reshape": Operator((2, 2)),
     "Scan": Operator((3, MANY), ("body", "num_scan_inputs"), (2, MANY)),  # ends with the rows of its inputs
-    "Sigmoid": Operator((1, 1)),
-    "Sin": Operator((1, 1)),
     "Slice": Operator((4, 4)),
     "Softmax": Operator((1, 1), ("axis",)),
     "Split": Operator((1, 1), ("axis", "num_outputs"), (2, MANY)),
-    "Sqrt": Operator((1, 1)),
-    "Sub": Operator((2, 2)),
     "Sum": Operator((3, MANY)),
     "Transpose": Operator((1, 1), ("perm",)),
 }
@@ -74,16 +65,17 @@ _WINDOWS = {"kernel_shape": 1, "strides": 1, "pads": 0}
 _MOST_WINDOW = 64
 _OPERATORS = {name.encode(): operator for name, operator in OPERATORS.items()}
 
-# fields of ONNX's messages, as far as we write them
-_IR_VERSION, GRAPH, _OPSET, METADATA = tag(1, WHOLE), tag(7, BYTES), tag(8, BYTES), tag(14, BYTES)
-NODE, _GRAPH_NAME, CONSTANT, GIVEN, RESULT = (tag(number, BYTES) for number in (1, 2, 5, 11, 12))
-_INPUT, _OUTPUT, _KIND, _ATTRIBUTE = (tag(number, BYTES) for number in (1, 2, 4, 5))
-_DIM, _TYPE, TENSOR_NAME, _RAW = tag(1, WHOLE), tag(2, WHOLE), tag(8, BYTES), tag(9, BYTES)
-DECLARED_NAME, _DECLARED = tag(1, BYTES), tag(2, BYTES)
-_NAME = DECLARED_NAME
-_WHOLE_NUMBER, _BODY, _LISTED, _KIND_OF_VALUE = tag(3, WHOLE), tag(6, BYTES), tag(8, WHOLE), tag(20, WHOLE)
-_VALUES = {_WHOLE_NUMBER, _KIND_OF_VALUE, tag(2, FLOAT), tag(4, BYTES), _LISTED}  # float and text among them
-_TO_A_SIZE = (tag(2, BYTES), tag(1, BYTES), tag(2, BYTES), tag(1, BYTES))  # type, tensor_type, shape, dim
+# fields of ONNX's messages, as far as exports have them
+_IR_VERSION, _GRAPH, _OPSET, _METADATA = tag(1, WHOLE), tag(7, BYTES), tag(8, BYTES), tag(14, BYTES)
+_NODE, _GRAPH_NAME, _CONSTANT, _GRAPH_INPUT, _GRAPH_OUTPUT = (tag(number, BYTES) for number in (1, 2, 5, 11, 12))
+_NODE_INPUT, _NODE_OUTPUT, _OPERATOR, _ATTRIBUTE = (tag(number, BYTES) for number in (1, 2, 4, 5))
+_DIM, _ITEM_TYPE, _CONSTANT_NAME, _RAW = tag(1, WHOLE), tag(2, WHOLE), tag(8, BYTES), tag(9, BYTES)
+_NAME, _TYPE = tag(1, BYTES), tag(2, BYTES)  # of a graph's input or output; an attribute's name too
+_FLOAT, _INT, _TEXT, _BODY, _INTS, _VALUE_TYPE = (
+    *(tag(2, FLOAT), tag(3, WHOLE), tag(4, BYTES)),
+    *(tag(6, BYTES), tag(8, WHOLE), tag(20, WHOLE)),
+)
+_TYPE_TO_SIZE = (tag(1, BYTES), tag(2, BYTES), tag(1, BYTES))  # tensor_type, shape, dim
 _KEY, _VALUE = tag(1, BYTES), tag(2, BYTES)
 
 
@@ -91,7 +83,7 @@ def read_metadata(data: bytes) -> dict[str, str]:
     """The metadata of a serialised model; ContentError if the bytes are none."""
     found = {}
     for key, begin, end in read_fields(data, 0, len(data)):
-        if key == METADATA:
+        if key == _METADATA:
             entry = {which: data[start:stop] for which, start, stop in read_fields(data, begin, end)}
             try:
                 found[entry[_KEY].decode()] = entry[_VALUE].decode()
@@ -100,27 +92,53 @@ def read_metadata(data: bytes) -> dict[str, str]:
     return found
 
 
-def wires(data: bytes, begin: int, end: int) -> tuple[list[bytes], list[bytes]]:
-    """What a node of a checked graph takes and what it gives, by name."""
-    fields = read_fields(data, begin, end)
-    taken, given = ([data[start:stop] for key, start, stop in fields if key == kind] for kind in (_INPUT, _OUTPUT))
-    return taken, given
-
-
 def check_model(data: bytes) -> None:
-    """Refuse a serialised model that holds anything that we do not write, with a ContentError that names it."""
-    graphs = []
-    for key, begin, end in read_fields(data, 0, len(data)):
-        if key == GRAPH:
-            graphs.append((begin, end))
-        elif key not in (_IR_VERSION, _OPSET, METADATA):
-            raise _unknown("model", key)
+    """Refuse a serialised model that holds anything that blockcache does not write, with a ContentError that names it."""
+    checker = _Checker(data)
+    graphs = checker.fields("model", 0, len(data), (_GRAPH, _IR_VERSION, _OPSET, _METADATA))[_GRAPH]
     if len(graphs) != 1:
         raise ContentError(f"it has {len(graphs)} graphs, expected one")
-    _Walk(data).graph(*graphs[0], known=set())
+    checker.graph(*graphs[0], known=set())
 
 
-class _Walk:
+def model_for_output(data: bytes, output: str) -> bytes:
+    """The part of a checked model that one output needs, as a model of its own: ONNX Runtime would compute everything."""
+    parts, start = [], 0
+    for key, begin, end in read_fields(data, 0, len(data)):
+        if key == _GRAPH:
+            graph = _graph_for_output(data, begin, end, output.encode())
+            parts.append(encode_number(_GRAPH) + encode_number(len(graph)) + graph)
+        elif key != _METADATA:
+            parts.append(data[start:end])  # fields follow each other without a gap
+        start = end
+    return b"".join(parts)
+
+
+def _graph_for_output(data: bytes, begin: int, end: int, output: bytes) -> bytes:
+    fields = read_fields(data, begin, end)
+    needed, nodes = {output}, set[Field]()
+    for field in reversed([item for item in fields if item[0] == _NODE]):  # nodes stand behind those that they need
+        if not needed.isdisjoint(_texts(data, field, _NODE_OUTPUT)):
+            nodes.add(field)
+            needed.update(_texts(data, field, _NODE_INPUT))
+
+    def wanted(field: Field) -> bool:
+        if field[0] == _GRAPH_OUTPUT:
+            return _texts(data, field, _NAME) == [output]
+        if field[0] in (_CONSTANT, _GRAPH_INPUT):
+            return not needed.isdisjoint(_texts(data, field, _CONSTANT_NAME if field[0] == _CONSTANT else _NAME))
+        return field[0] != _NODE or field in nodes
+
+    starts = [begin, *(stop for _, _, stop in fields)]
+    return b"".join(data[start : field[2]] for start, field in zip(starts, fields, strict=False) if wanted(field))
+
+
+def _texts(data: bytes, field: Field, key: int) -> list[bytes]:
+    """The contents of all fields of one kind within a message."""
+    return [data[start:stop] for found, start, stop in read_fields(data, *field[1:]) if found == key]
+
+
+class _Checker:
     """Goes through a model once. Names are compared as bytes."""
 
     def __init__(self, data: bytes) -> None:
@@ -129,46 +147,43 @@ class _Walk:
         self._attributes: dict[tuple[bytes, bytes], tuple[str, int]] = {}  # few of them are different
         self._largest: dict[bytes, int] = {}  # by the name of a constant of whole numbers
 
-    def _fields(self, begin: int, end: int) -> list[Field]:
+    def fields(self, what: str, begin: int, end: int, known: Iterable[int]) -> dict[int, list[Span]]:
+        """Where the contents of a message lie, for each of the fields that it may have."""
+        found: dict[int, list[Span]] = {key: [] for key in known}
+        for key, start, stop in self._read(begin, end):
+            if key not in found:
+                raise ContentError(f"its {what} has field {key >> 3} of ONNX, which blockcache does not write")
+            found[key].append((start, stop))
+        return found
+
+    def _read(self, begin: int, end: int) -> list[Field]:
         fields = read_fields(self._data, begin, end, self._left)
         self._left -= len(fields)
         return fields
 
+    def _last(self, spans: list[Span]) -> bytes:
+        """The content of a field that a message has once; of several protobuf takes the last."""
+        return self._data[slice(*spans[-1])] if spans else b""
+
     def graph(self, begin: int, end: int, known: set[bytes]) -> int:
         """Check a graph inside which `known` is defined, and return how many inputs it has."""
-        nodes, results, inputs = [], [], 0
-        for key, start, stop in self._fields(begin, end):
-            if key == NODE:
-                nodes.append((start, stop))
-            elif key == CONSTANT:
-                _define(known, self._constant(start, stop))
-            elif key == GIVEN:
-                _define(known, self._declared(start, stop))
-                inputs += 1
-            elif key == RESULT:
-                results.append(self._declared(start, stop))
-            elif key != _GRAPH_NAME:
-                raise _unknown("graph", key)
-        for start, stop in nodes:
-            self._node(start, stop, known)
+        found = self.fields("graph", begin, end, (_NODE, _GRAPH_NAME, _CONSTANT, _GRAPH_INPUT, _GRAPH_OUTPUT))
+        for span in found[_CONSTANT]:
+            _define(known, self._constant(*span))
+        for span in found[_GRAPH_INPUT]:
+            _define(known, self._declared(*span))
+        results = [self._declared(*span) for span in found[_GRAPH_OUTPUT]]
+        for span in found[_NODE]:
+            self._node(*span, known)
         if missing := [name for name in results if name not in known]:
             raise ContentError(f"nothing in it gives its output {_shown(missing[0])}")
-        return inputs
+        return len(found[_GRAPH_INPUT])
 
     def _node(self, begin: int, end: int, known: set[bytes]) -> None:
-        data, kind = self._data, b""
-        inputs, outputs, attributes = [], [], []
-        for key, start, stop in self._fields(begin, end):
-            if key == _INPUT:
-                inputs.append(data[start:stop])
-            elif key == _OUTPUT:
-                outputs.append(data[start:stop])
-            elif key == _KIND:
-                kind = data[start:stop]
-            elif key == _ATTRIBUTE:
-                attributes.append((start, stop))
-            else:
-                raise _unknown("node", key)
+        found = self.fields("node", begin, end, (_NODE_INPUT, _NODE_OUTPUT, _OPERATOR, _ATTRIBUTE))
+        data, kind, attributes = self._data, self._last(found[_OPERATOR]), found[_ATTRIBUTE]
+        inputs = [data[start:stop] for start, stop in found[_NODE_INPUT]]
+        outputs = [data[start:stop] for start, stop in found[_NODE_OUTPUT]]
         operator = _OPERATORS.get(kind)
         if operator is None:
             raise ContentError(f"it uses the operator {_shown(kind)}, which blockcache does not write")
@@ -188,7 +203,7 @@ class _Walk:
         for name in outputs:
             _define(known, name)
 
-    def _check_attributes(self, kind: bytes, attributes: list[tuple[int, int]], outputs: int) -> None:
+    def _check_attributes(self, kind: bytes, attributes: list[Span], outputs: int) -> None:
         found = {}
         for begin, end in attributes:
             content = self._data[begin:end]
@@ -203,13 +218,9 @@ class _Walk:
 
     def _attribute(self, kind: bytes, begin: int, end: int) -> tuple[str, int]:
         """Its name, and its value if that is a whole number."""
-        number, listed = 0, list[int]()
-        for key, start, _ in self._fields(begin, end):
-            if key == _WHOLE_NUMBER:
-                number = start
-            elif key == _LISTED:
-                listed.append(start)
-        name = self._name(begin, end, _VALUES).decode(errors="replace")
+        found = self.fields("attribute", begin, end, (_NAME, _FLOAT, _INT, _TEXT, _INTS, _VALUE_TYPE))
+        name = self._last(found[_NAME]).decode(errors="replace")
+        number, listed = (found[_INT] or [(0, 0)])[-1][0], [value for value, _ in found[_INTS]]
         if name not in _OPERATORS[kind].attributes:
             raise ContentError(f"its {kind.decode()} has the attribute {reprlib.repr(name)}")
         if name in _COUNTS and not 0 < number < MANY:  # ONNX Runtime divides by some of them
@@ -218,63 +229,40 @@ class _Walk:
             raise ContentError(f"its {kind.decode()} has {name} {reprlib.repr(listed)}")
         return name, number
 
-    def _scan(self, attributes: list[tuple[int, int]], inputs: int, known: set[bytes]) -> None:
+    def _scan(self, attributes: list[Span], inputs: int, known: set[bytes]) -> None:
         """A Scan ends with the rows of its inputs, if it has any. There is one at most, so none inside it."""
         self._scans += 1
-        bodies, rows = [], 0
-        for begin, end in attributes:
-            for key, start, stop in self._fields(begin, end):
-                if key == _BODY:
-                    bodies.append((start, stop))
-                elif key == _WHOLE_NUMBER:
-                    rows = start
-                elif key not in (_NAME, _KIND_OF_VALUE):
-                    raise _unknown("Scan", key)
-        if self._scans > 1 or len(attributes) != 2 or len(bodies) != 1 or not 1 <= rows < inputs:
+        found = [self.fields("Scan", *span, (_NAME, _INT, _BODY, _VALUE_TYPE)) for span in attributes]
+        bodies = [span for one in found for span in one[_BODY]]
+        rows = [number for one in found for number, _ in one[_INT]]
+        if self._scans > 1 or len(attributes) != 2 or len(bodies) != 1 or not 1 <= (rows or [0])[-1] < inputs:
             raise ContentError("it repeats a step in another way than blockcache writes")
         if self.graph(*bodies[0], known=known.copy()) != inputs:
             raise ContentError("its Scan and the step inside it have different numbers of inputs")
 
     def _constant(self, begin: int, end: int) -> bytes:
         """A constant must lie in the file as a whole; its name."""
-        name, dims, kind, raw = b"", [], 0, memoryview(b"")
-        for key, start, stop in self._fields(begin, end):
-            if key == _DIM:
-                dims.append(start)
-            elif key == _TYPE:
-                kind = start
-            elif key == TENSOR_NAME:
-                name = self._data[start:stop]
-            elif key == _RAW:
-                raw = memoryview(self._data)[start:stop]
-            else:
-                raise _unknown("constant", key)
-        if len(dims) > _MOST_AXES or not raw or prod(dims) * _ITEM_BYTES.get(kind, -1) != len(raw):
+        found = self.fields("constant", begin, end, (_DIM, _ITEM_TYPE, _CONSTANT_NAME, _RAW))
+        name, dims = self._last(found[_CONSTANT_NAME]), [size for size, _ in found[_DIM]]
+        kind = (found[_ITEM_TYPE] or [(0, 0)])[-1][0]
+        start, stop = (found[_RAW] or [(0, 0)])[-1]
+        if len(dims) > _MOST_AXES or stop == start or prod(dims) * _ITEM_BYTES.get(kind, -1) != stop - start:
             raise ContentError(f"its constant {_shown(name)} is not as large as its type and shape say")
         if kind == _INT64:
-            self._largest[name] = max(map(abs, raw.cast("q")))
+            self._largest[name] = max(map(abs, memoryview(self._data)[start:stop].cast("q")))
             if self._largest[name] > _MOST_ITEMS:
                 raise ContentError(f"its constant {_shown(name)} holds a number beyond {_MOST_ITEMS:,}")
         return name
 
     def _declared(self, begin: int, end: int) -> bytes:
         """The name of an input or output, whose type is type.tensor_type.shape.dim.dim_value."""
-        spans = [(begin, end)]
-        for wanted in _TO_A_SIZE:
-            spans = [(start, stop) for span in spans for key, start, stop in self._fields(*span) if key == wanted]
-        if any(key == _DIM and size > _MOST_ITEMS for span in spans for key, size, _ in self._fields(*span)):
+        found = self.fields("input or output", begin, end, (_NAME, _TYPE))
+        spans = found[_TYPE]
+        for wanted in _TYPE_TO_SIZE:
+            spans = [(start, stop) for span in spans for key, start, stop in self._read(*span) if key == wanted]
+        if any(key == _DIM and size > _MOST_ITEMS for span in spans for key, size, _ in self._read(*span)):
             raise ContentError(f"one of its inputs or outputs has a size beyond {_MOST_ITEMS:,}")
-        return self._name(begin, end)
-
-    def _name(self, begin: int, end: int, others: Container[int] = (_DECLARED,)) -> bytes:
-        """The name of an attribute or of a value that is declared, beside the `others` of its fields."""
-        name = b""
-        for key, start, stop in self._fields(begin, end):
-            if key == _NAME:
-                name = self._data[start:stop]
-            elif key not in others:
-                raise _unknown("attribute or declared value", key)
-        return name
+        return self._last(found[_NAME])
 
 
 def _define(known: set[bytes], name: bytes) -> None:
@@ -283,10 +271,6 @@ def _define(known: set[bytes], name: bytes) -> None:
             f"the name {_shown(name)} in it stands for two things" if name else "a value in it has no name"
         )
     known.add(name)
-
-
-def _unknown(what: str, key: int) -> ContentError:
-    return ContentError(f"its {what} has field {key >> 3} of ONNX, which blockcache does not write")
 
 
 def _shown(name: bytes) -> str:

@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockcache_runtime.arrays import read_array
+from blockcache_runtime.checks import read_array
 from blockcache_runtime.errors import ObservationError
 
 
 class History:
-    """Push each observation as it comes. The first of an episode is repeated as often as needed, as in our rollouts."""
+    """Push each observation as it comes. The first of an episode is repeated as often as needed, as in rollouts."""
 
     def __init__(self, n_obs_steps: int) -> None:
-        """`n_obs_steps`: how many observations the policy looks at."""
+        """Begin with nothing.
+
+        Args:
+            n_obs_steps: How many observations the policy looks at.
+        """
         if n_obs_steps < 1:
             raise ObservationError(f"a history holds one observation at least, got n_obs_steps={n_obs_steps}")
         self.n_obs_steps = n_obs_steps
@@ -26,8 +30,10 @@ class History:
     def push(self, observation: Any) -> Any:
         """Keep a copy of this moment, and return the last `n_obs_steps` moments as float32, or a camera's bytes as bytes.
 
-        `observation`: an array (...), or arrays by name. Returned in the same form, each as (1, n_obs_steps, ...). One
-        that is refused (not finite, another shape or other names than before) leaves the history as it was.
+        One that is refused (not finite, another shape or other names than before) leaves the history as it was.
+
+        Args:
+            observation: An array (...), or arrays by name. Returned in the same form, each as (1, n_obs_steps, ...).
         """
         bare = not isinstance(observation, Mapping)
         given: Mapping[str, Any] = {"obs": observation} if bare else observation

@@ -11,10 +11,10 @@ from typing import TypeAlias
 from blockcache_runtime.errors import ContentError
 
 Field: TypeAlias = tuple[int, int, int]
-"""(tag, begin, end): the content is data[begin:end], or `begin` itself where it is a whole number."""
+"""(tag, begin, end): the content is data[begin:end], or `begin` itself where it is a whole number that stops at `end`."""
 MOST_FIELDS = 4 * 10**6
-"""Of a whole file, so that no file takes long or much room to look at; ours have a hundredth of it."""
-WHOLE, BYTES, FLOAT = 0, 2, 5  # wire types; we write no others
+"""Of a whole file, so that no file takes long or much room to look at; exports have a hundredth of it."""
+WHOLE, BYTES, FLOAT = 0, 2, 5  # wire types; exports have no others
 _NUMBERED = {WHOLE, BYTES}  # begin with a number
 
 
@@ -69,3 +69,12 @@ def _rest_of_number(data: bytes, at: int, number: int) -> tuple[int, int]:
         if byte < 128:
             return number, at
     raise ContentError("a number in it has more than ten bytes")
+
+
+def encode_number(value: int) -> bytes:
+    """A whole number as it is written: seven bits each, the lowest first."""
+    found: list[int] = []
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])

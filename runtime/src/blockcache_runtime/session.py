@@ -1,12 +1,13 @@
 """Opening an export: the one place where a file is checked and becomes something that runs.
 
-Knows which libraries that takes, how ONNX Runtime is set up and how many threads are worth it, and nothing of what goes
-in and out.
+Knows how ONNX Runtime is set up and how many threads are worth it, and nothing of what goes in and out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import reprlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,28 +20,21 @@ import numpy as np
 
 from blockcache_runtime.cores import cores
 from blockcache_runtime.errors import ContentError, EngineError, FileError, in_one_line
-from blockcache_runtime.extras import require
-from blockcache_runtime.files import Count, Fields, Format, Limit, Name, read_bytes
+from blockcache_runtime.fields import Count, Limit, Name
+from blockcache_runtime.files import Format, read_bytes
 from blockcache_runtime.fingerprint import Fingerprint
-from blockcache_runtime.graph import check_model, read_metadata
-from blockcache_runtime.integrity import has_hash, is_intact
-from blockcache_runtime.part import part_for
+from blockcache_runtime.graph import check_model, model_for_output, read_metadata
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Of a policy with cameras: what an export must say for its frames to be looked at moment by moment.
+    """Of a policy with cameras: what an export must say for its frames to be encoded moment by moment."""
 
-    cameras      its inputs that are frames
-    n_obs_steps  moments that the policy looks at
-    features     numbers that all cameras together become in one moment
-    """
-
-    cameras: tuple[str, ...]
-    n_obs_steps: int
-    features: int
+    cameras: Annotated[tuple[Name, ...], Limit(1, 100)]  # the inputs that are frames
+    n_obs_steps: Annotated[int, Limit(1, 10_000)]  # moments that the policy looks at
+    features: Annotated[int, Limit(1, 2**24)]  # numbers that all cameras together become in one moment
 
 
 FORMAT = Format(
@@ -55,34 +49,27 @@ FORMAT = Format(
         "origin": dict,
         "fingerprint": dict,
         "build": str,
-        "encoder": Fields(
-            {
-                "cameras": Annotated[list[Name], Limit(1, 100)],
-                "n_obs_steps": Annotated[int, Limit(1, 10_000)],
-                "features": Annotated[int, Limit(1, 2**24)],
-            }
-        ),
+        "encoder": Encoder,
     },
     optional=("build", "encoder"),
     version=3,  # 1 had no hash, 2 one norm a row
     again="export it again",
 )
-KEPT = "kept_features"
-"""The input of an export with cameras that takes what earlier moments showed."""
-MOST_BYTES = 2**31 - 1
-"""Protobuf has no larger files."""
-MINIMUM = {"onnxruntime": (1, 23), "onnx": (1, 18)}
-"""ONNX Runtime has the Attention operator on the CPU since 1.23; before 1.21 it copied a weight for each of its uses."""
+EARLIER_FEATURES = "kept_features"
+"""The input of an export with cameras that takes the features of earlier frames, which are not encoded again."""
+MOST_BYTES = 2**31 - 1  # protobuf has no larger files
+MINIMUM = (1, 23)  # ONNX Runtime has the Attention operator on the CPU since then
 
-
-def require_onnxruntime(also_onnx: bool = False) -> None:
-    """Refuse a missing or an old library, naming the extra that brings it. `also_onnx`: a file is to be written."""
-    for package in ("onnxruntime", "onnx") if also_onnx else ("onnxruntime",):
-        require(package, "onnx", "the onnx engine", error=EngineError, minimum=MINIMUM[package])
+# The hash of an export is its last metadata entry, over every byte before it: metadata_props {key: HASH, value: 64 digits}.
+# Protobuf merges what is appended, so the entry is laid behind the file. It finds accidents: a flipped bit, a file that was
+# cut short, an edit. It is no signature: who changes a file on purpose can write a hash that fits.
+HASH = "blockcache.sha256"
+_ENTRY = b"\x72\x55\x0a\x11" + HASH.encode() + b"\x12\x40"
+_ENTRY_LENGTH = len(_ENTRY) + 64
 
 
 @dataclass(frozen=True, eq=False)
-class OpenFile:
+class LoadedExport:
     """A checked export: what it says of itself, and a session of ONNX Runtime with its number of threads."""
 
     header: dict[str, Any]
@@ -93,24 +80,51 @@ class OpenFile:
     threads: int
 
 
-def open_file(path: Path, threads: int | None, data: bytes | None = None) -> OpenFile:
-    """Check the file and load it; nothing in it is run for that. ONNX Runtime gets it once it has the form of an export, and
-    while it is being loaded its hash is computed beside: a graph of that form does no harm, whatever its numbers.
+def load_export(path: Path, threads: int | None, data: bytes | None = None) -> LoadedExport:
+    """Check the file and load it; nothing in it is run for that.
 
-    path     where it is, or for `data` is going to be
-    threads  without it, one thread and all cores are tried and the faster one is taken
-    data     its content, where that is at hand
+    ONNX Runtime gets it once it has the form of an export, and its hash is computed while it is being loaded: a graph of
+    that form does no harm, whatever its numbers.
+
+    Args:
+        path: Where it is, or for `data` is going to be.
+        threads: How many to use; without it, one thread and all cores are tried and the faster is taken.
+        data: Its content, where that is at hand.
     """
-    require_onnxruntime()
+    _require_onnxruntime()
     if threads is not None and threads < 1:
         raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
     data = read_bytes(path, "ONNX file", MOST_BYTES) if data is None else data
-    found = _if_intact(data, path, lambda: _opened(data, path, threads or 1))
+    found = _if_intact(data, path, lambda: _loaded(data, path, threads or 1))
     if threads is None and (many := cores()) > 1:
-        other = _load(data, path, many)
+        other = _session(data, path, many)
         if seconds_per_run(other, found.encoder) < seconds_per_run(found.session, found.encoder):
             return replace(found, session=other, threads=many)
     return found
+
+
+def load_output(path: Path, like: LoadedExport, output: str) -> Any:
+    """A session for one output of a file that was loaded before, without what that output does not need."""
+    data = read_bytes(path, "ONNX file", MOST_BYTES)
+
+    def load() -> Any:
+        if _checked_header(data, path)[0] != like.header:
+            raise FileError(f"the ONNX file {path} is another one than it was when it was opened; open it again")
+        return _session(model_for_output(data, output), path, like.threads)
+
+    return _if_intact(data, path, load)
+
+
+def _require_onnxruntime() -> None:
+    hint = f"version {'.'.join(map(str, MINIMUM))} or newer comes with: pip install blockcache-runtime"
+    try:
+        import onnxruntime
+
+        found = str(onnxruntime.__version__)
+    except (ImportError, AttributeError) as error:  # AttributeError: an empty directory of that name
+        raise EngineError(f"an export needs onnxruntime, which is not installed; {hint}") from error
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < MINIMUM:
+        raise EngineError(f"an export needs a newer onnxruntime than the installed {found}; {hint}")
 
 
 def _if_intact(data: bytes, path: Path, make: Callable[[], T]) -> T:
@@ -123,30 +137,41 @@ def _if_intact(data: bytes, path: Path, make: Callable[[], T]) -> T:
             found = make()
         except FileError as error:
             problem = error
-    if problem is not None and (intact.result() or not has_hash(data)):
+    if problem is not None and (intact.result() or data[-_ENTRY_LENGTH:-64] != _ENTRY):
         raise problem
     if not intact.result():
         raise FileError(f"the ONNX file {path} was changed or damaged after it was written; export it again")
     return found
 
 
-def _opened(data: bytes, path: Path, threads: int) -> OpenFile:
-    """The file, once its header and its graph are in order."""
-    header, fingerprint, executed = _read_header(data, path)
-    with FORMAT.reading(path):
-        check_model(data)
-    said = header.get("encoder")
-    encoder = None if said is None else Encoder(tuple(said["cameras"]), said["n_obs_steps"], said["features"])
-    session = _load(data, path, threads)
-    with FORMAT.reading(path):
-        _check_declarations(session, header, executed, encoder)
-    return OpenFile(header, fingerprint, executed, encoder, session, threads)
+def with_hash(content: bytes) -> bytes:
+    """A serialised model with its hash behind it; the model must have none yet."""
+    return content + _hash_entry(content)
 
 
-def _read_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint, tuple[int, int]]:
-    """What the file says of itself."""
+def is_intact(data: bytes) -> bool:
+    """Whether a file is, byte by byte, what `with_hash` made."""
+    return data[-_ENTRY_LENGTH:] == _hash_entry(memoryview(data)[:-_ENTRY_LENGTH])
+
+
+def _hash_entry(content: bytes | memoryview) -> bytes:
+    # of the hashes in Python's library the fastest on processors with SHA instructions, which robots' have, too
+    return _ENTRY + hashlib.sha256(content).hexdigest().encode()
+
+
+def _loaded(data: bytes, path: Path, threads: int) -> LoadedExport:
+    header, fingerprint = _checked_header(data, path)
+    encoder, (start, stop) = header.get("encoder"), header["executed"]
+    session = _session(data, path, threads)
     with FORMAT.reading(path):
-        text = read_metadata(data).get("blockcache")
+        _check_declarations(session, header, encoder)
+    return LoadedExport(header, fingerprint, (start, stop), encoder, session, threads)
+
+
+def _checked_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint]:
+    """What the file says of itself, once that and its graph are in order."""
+    with FORMAT.reading(path):
+        text = read_metadata(data).get(FORMAT.entry)
     if text is None:
         raise FileError(f"{path} is not an export of blockcache: it carries no schedule and fingerprint")
     header = {**FORMAT.parse(text, path), "made_by": json.loads(text)["made_by"]}
@@ -157,52 +182,50 @@ def _read_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint, 
             raise ContentError(f"executed is the first action and the one behind the last, got {[start, stop]}")
         if header["output"] not in ("chunk", "action"):
             raise ContentError(f"its output is {reprlib.repr(header['output'])}, expected 'chunk' or 'action'")
-    return header, fingerprint, (start, stop)
+        check_model(data)
+    return header, fingerprint
 
 
-def _check_declarations(
-    session: Any, header: Mapping[str, Any], executed: tuple[int, int], encoder: Encoder | None
-) -> None:
+def _check_declarations(session: Any, header: Mapping[str, Any], encoder: Encoder | None) -> None:
     """The graph must take and give what the header says, and that must be observations, noise and actions."""
-    items = (*session.get_inputs(), *session.get_outputs())
-    if any(item.type != "tensor(float)" for item in items):
+    if any(item.type != "tensor(float)" for item in (*session.get_inputs(), *session.get_outputs())):
         raise ContentError("not all that goes in and out of it is float32")
-    inputs, outputs = (
-        {item.name: item.shape for item in items} for items in (session.get_inputs(), session.get_outputs())
-    )
+    inputs = {item.name: item.shape for item in session.get_inputs()}
+    outputs = {item.name: item.shape for item in session.get_outputs()}
     if (inputs, outputs) != (header["inputs"], header["outputs"]):
         raise ContentError("its graph has other inputs or outputs than its header tells of")
+    start, stop = header["executed"]
     noise, action, whole = inputs.pop("noise", []), outputs.pop("action", []), outputs.pop("action_pred", None)
     norms = outputs.pop("norms", None)  # without them nobody would notice what was not finite on the way
-    looks = _looks(encoder, inputs, outputs) if encoder is not None else bool(inputs)
+    observes = bool(inputs) if encoder is None else _takes_frames(encoder, inputs, outputs)
     right = (
-        (looks and all(len(shape) >= 2 and _fits(shape) for shape in inputs.values()))
-        and (len(noise) == 4 and _fits([noise[1], noise[0], *noise[2:]]))
-        and (len(action) == 3 and _fits(action) and action[1] == executed[1] - executed[0])
+        (observes and all(len(shape) >= 2 and _is_batch(shape) for shape in inputs.values()))
+        and (len(noise) == 4 and _is_batch([noise[1], noise[0], *noise[2:]]))
+        and (len(action) == 3 and _is_batch(action) and action[1] == stop - start)
         and ((whole is not None) == (header["output"] == "chunk") and norms == [1] and not outputs)
-        and (whole is None or (len(whole) == 3 and _fits(whole) and whole[1] >= executed[1] and whole[2] == action[2]))
+        and (whole is None or (len(whole) == 3 and _is_batch(whole) and whole[1] >= stop and whole[2] == action[2]))
     )
     if not right:
         raise ContentError("it does not turn observations and noise into the actions that its header tells of")
 
 
-def _looks(encoder: Encoder, inputs: dict[str, Any], outputs: dict[str, Any]) -> bool:
+def _takes_frames(encoder: Encoder, inputs: dict[str, Any], outputs: dict[str, Any]) -> bool:
     """Whether there is what the encoder of an export takes and gives; takes it out of inputs and outputs."""
-    kept, given = inputs.pop(KEPT, []), outputs.pop("features", [])
+    earlier, features = inputs.pop(EARLIER_FEATURES, []), outputs.pop("features", [])
     frames = [inputs.pop(name, []) for name in encoder.cameras]
     return (
-        kept == ["kept", "batch", encoder.features]
-        and given == [encoder.n_obs_steps, "batch", encoder.features]
-        and all(len(shape) == 5 and shape[0] == "moments" and _fits(shape[1:]) for shape in frames)
+        earlier == ["kept", "batch", encoder.features]
+        and features == [encoder.n_obs_steps, "batch", encoder.features]
+        and all(len(shape) == 5 and shape[0] == "moments" and _is_batch(shape[1:]) for shape in frames)
     )
 
 
-def _fits(shape: Sequence[Any]) -> bool:
-    """A batch of things of one size."""
+def _is_batch(shape: Sequence[Any]) -> bool:
+    """Whether this is a batch of things of one size."""
     return shape[0] == "batch" and all(type(size) is int and size > 0 for size in shape[1:])
 
 
-def _load(data: bytes, path: Path, threads: int) -> Any:
+def _session(data: bytes, path: Path, threads: int) -> Any:
     try:
         return new_session(data, threads)
     except Exception as error:  # ONNX Runtime's own errors share no base class
@@ -210,47 +233,25 @@ def _load(data: bytes, path: Path, threads: int) -> Any:
 
 
 def new_session(data: bytes, threads: int) -> Any:
-    """A session for a serialised model, set up as all ours are."""
-    import onnxruntime as ort
-
-    # without enable_fallback=0 it prints, and tries again without the options
-    session = ort.InferenceSession(data, _options(threads), providers=["CPUExecutionProvider"], enable_fallback=0)
-    session._model_bytes = None  # it would keep the file's bytes for as long as it lives
-    return session
-
-
-def _options(threads: int) -> Any:
+    """A session of ONNX Runtime for a serialised model, with the settings that every engine uses."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # nothing is left to fuse in our graphs: without trying they load twice as fast and run a little faster, in the order in
-    # which they are written. Nor is any part of them run for folding it
+    # nothing is left to fuse in an export: without trying it loads twice as fast and runs a little faster, in the order in
+    # which it is written. Nor is any part of it run for folding it
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     # planning the reuse of thousands of small buffers takes many seconds and saves nothing: the arena does it anyway
     options.enable_mem_reuse = False
     # between calls the worker threads sleep instead of burning a core that the robot needs
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry(
-        "session.load_model_format", "ONNX"
-    )  # it would go by the first bytes, as we do not
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # or the first bytes would decide
     options.log_severity_level = 3
-    return options
-
-
-def open_part(path: Path, like: OpenFile, output: str) -> Any:
-    """A session for one output of a file that was opened before, without what that output does not need."""
-    data = read_bytes(path, "ONNX file", MOST_BYTES)
-
-    def part() -> Any:
-        if _read_header(data, path)[0] != like.header:
-            raise FileError(f"the ONNX file {path} is another one than it was when it was opened; open it again")
-        with FORMAT.reading(path):
-            check_model(data)
-        return _load(part_for(data, output), path, like.threads)
-
-    return _if_intact(data, path, part)
+    # without enable_fallback=0 it prints, and tries again without the options
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    session._model_bytes = None  # it would keep the file's bytes for as long as it lives
+    return session
 
 
 def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:
@@ -258,19 +259,15 @@ def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> li
     try:
         return session.run(outputs, feed)  # type: ignore[no-any-return]
     except Exception as error:  # ONNX Runtime's own errors share no base class
-        reason = in_one_line(error)
-        raise EngineError(
-            f"ONNX Runtime cannot run this ({reason}); take a smaller batch, or export it again"
-        ) from error
+        hint = "take a smaller batch, or export it again"
+        raise EngineError(f"ONNX Runtime cannot run this ({in_one_line(error)}); {hint}") from error
 
 
 def seconds_per_run(session: Any, encoder: Encoder | None = None) -> float:
-    """The best of a few runs at batch 1; all moments are looked at."""
+    """The best of a few runs at batch 1; all frames are encoded."""
     sizes = {"batch": 1, "kept": 0, "moments": 0 if encoder is None else encoder.n_obs_steps}
-    feed = {
-        item.name: np.zeros([sizes.get(size, size) for size in item.shape], dtype=np.float32)
-        for item in session.get_inputs()
-    }
+    shapes = {item.name: [sizes.get(size, size) for size in item.shape] for item in session.get_inputs()}
+    feed = {name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
     best = float("inf")
     for _ in range(4):
         started = time.perf_counter()

@@ -12,6 +12,7 @@ from pathlib import Path
 from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
 from blockcache.files import exists
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.report.chart import Axis, Panel
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.drawing import draw_panels
@@ -26,7 +27,6 @@ from blockcache_lab.pages.ranks import rank_correlation, split_half
 from blockcache_lab.pages.suite_parts import PolicySuite, made_from, suite_tables, who_wins
 from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER
-from blockcache_runtime.fingerprint import Fingerprint
 
 _COLUMNS = ["method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", "of full", "ms", "over full", "jerk"]
 LOWEST_DRAWN = 0.25
@@ -51,7 +51,7 @@ class FrontierSuite(PolicySuite):
         collection, file = Collection.load(directory, (FRONTIER,)), Path(directory) / DISTANCES
         found = FrontierDistances.load(file) if exists(file) else None
         run = Fingerprint.from_dict(collection.first.policy["fingerprint"])
-        if found is not None and (differences := run.differences(found.policy)):
+        if found is not None and (differences := fingerprint_differences(run, found.policy)):
             raise FileError(f"{file} is of another policy than the suite ({'; '.join(differences)}); measure it again")
         return cls(directory, collection, found)
 

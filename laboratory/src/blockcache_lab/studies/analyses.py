@@ -18,6 +18,7 @@ from blockcache.compare.candidates import digest
 from blockcache.engines.accelerate import check_fit
 from blockcache.errors import BlockcacheError
 from blockcache.files import PathLike, exists, make_directory
+from blockcache.fingerprint import fingerprint_differences
 from blockcache.measure import machine
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations
@@ -75,7 +76,7 @@ def analyse(
         raise AnalysisError(
             "the section weaker compares with a weaker policy, and none was given; name it with --weaker"
         )
-    if recording is not None and (odd := recording.fingerprint.differences(port.fingerprint)):
+    if recording is not None and (odd := fingerprint_differences(recording.fingerprint, port.fingerprint)):
         raise AnalysisError(
             f"this recording is not of the policy, which has {'; '.join(odd)}; calibrate again with 'blockcache calibrate'"
         )

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from blockcache.errors import FileError
 from blockcache.files import PathLike, exists
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
 from blockcache.results.rollouts import BASELINE, GENERATIONS, GROUP, Results
 from blockcache.results.stored import Stored, StoredMethod, stored_name
 from blockcache.results.summary import MethodSummary, most_rollouts, summarise
 from blockcache.results.timings import Timings
 from blockcache_lab.studies.suites import FRONTIER, SUITES, TIMINGS, Cell, Suite, suite_of
-from blockcache_runtime.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class Collection:
         timed = Path(directory) / TIMINGS
         timings = Timings.load(timed) if exists(timed) else None
         run = Fingerprint.from_dict(next(iter(results.values())).policy["fingerprint"])
-        if timings is not None and (differences := run.differences(timings.policy)):
+        if timings is not None and (differences := fingerprint_differences(run, timings.policy)):
             raise FileError(f"{timed} is of another policy than the suites ({'; '.join(differences)}); time them again")
         return cls(suites, timings)
 
@@ -151,7 +151,7 @@ def _check_alike(suites: Mapping[str, SuiteResults]) -> None:
     for name, item in others:
         a, b = one.results, item.results
         policies = [Fingerprint.from_dict(found.policy["fingerprint"]) for found in (a, b)]
-        differences = policies[0].differences(policies[1])
+        differences = fingerprint_differences(policies[0], policies[1])
         if a.task != b.task:
             differences = (*differences, f"task {b.task} instead of {a.task}")
         if a.setting["calibration"] != b.setting["calibration"]:

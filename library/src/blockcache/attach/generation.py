@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from blockcache.attach.constants import Kept
+from blockcache.attach.constant_outputs import ConstantOutputs
 from blockcache.attach.patching import Patches
 from blockcache.errors import StepError
 from blockcache.models.adapter import Layer, Route
@@ -85,7 +85,7 @@ class _Scope:
         self.owner = owner
         self.generation = generation
         self.watcher = watcher
-        self.kept = Kept()
+        self.kept = ConstantOutputs()
         self.step = -1
 
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias
 
-from blockcache.attach.call_gate import CallGate
 from blockcache.errors import PolicyError
 
 Make: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""What takes a method's place, made of the method."""
+"""Makes the replacement of a method from the method."""
 _changing = threading.Lock()  # instances may be shared, by policies with one denoiser for two
 
 
@@ -38,13 +39,13 @@ class Replacement:
 
 
 class Patches:
-    """A set of replacements that comes off as a whole, in reverse order, and when nobody is in the middle of one."""
+    """A set of replacements that comes off as a whole, in reverse order, and while no call is using them."""
 
     def __init__(self) -> None:
         self.handle: Any = None
-        """What a user undoes them with, for who has lost it."""
+        """What a user removes the patches with; `handle_on` finds it."""
         self._applied: list[tuple[Any, str, Replacement]] = []
-        self._gate = CallGate()
+        self._gate = _CallGate()
 
     def __bool__(self) -> bool:
         return bool(self._applied)
@@ -55,14 +56,15 @@ class Patches:
             raise PolicyError(f"{type(instance).__name__} has __slots__: there is no place for a replacement of {name}")
         with _changing:
             if name in vars(instance):
-                by = "blockcache, to accelerate or calibrate" if is_ours(instance, name) else "something else"
+                is_replacement = isinstance(vars(instance)[name], Replacement)
+                by = "blockcache, to accelerate or calibrate" if is_replacement else "something else"
                 raise PolicyError(
                     f"{type(instance).__name__}.{name} is already patched by {by}; remove that patch first, ours with "
                     "disable() (blockcache.handle_of(policy) gives back a handle that was lost)"
                 )
             original = getattr(instance, name)
             self._apply(instance, name, Replacement(original, make(original), self))
-            # a shallow copy would carry our replacements along, and they would never come off it
+            # a shallow copy would carry the replacements along, and they would never come off it
             if "__getstate__" not in vars(instance):
                 self._apply(instance, "__getstate__", Replacement(_refuse_a_copy, _refuse_a_copy, self))
 
@@ -101,15 +103,54 @@ class Patches:
         self._applied.append((instance, name, replacement))
 
 
-def is_ours(instance: Any, name: str) -> bool:
-    return isinstance(getattr(instance, "__dict__", {}).get(name), Replacement)
-
-
 def handle_on(instance: Any) -> Any:
     """The handle of what is attached to an instance, whichever of its methods was replaced; None if nothing is."""
-    ours = (item for item in getattr(instance, "__dict__", {}).values() if isinstance(item, Replacement))
-    return next((item.patches.handle for item in ours), None)
+    replaced = (item for item in getattr(instance, "__dict__", {}).values() if isinstance(item, Replacement))
+    return next((item.patches.handle for item in replaced), None)
 
 
 def _refuse_a_copy() -> NoReturn:
     raise PolicyError("an accelerated policy cannot be pickled or copied; call disable() first")
+
+
+class _CallGate:
+    """Any number of threads may be `inside` at once; `paused` waits until they have left and lets nobody in."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._threads: Counter[int] = Counter()  # how often each thread is inside: a call may lead to another one
+        self._paused = False
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        me = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._paused or me in self._threads)
+            self._threads[me] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._threads[me] -= 1
+                if not self._threads[me]:
+                    del self._threads[me]
+                    self._changed.notify_all()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        with self._changed:
+            if threading.get_ident() in self._threads:
+                raise PolicyError(
+                    "the acceleration cannot be disabled from within a generation of its policy, which still needs it; "
+                    "call disable() when predict_action has returned"
+                )
+            self._changed.wait_for(lambda: not self._paused)
+            self._paused = True
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._threads)
+            yield
+        finally:
+            with self._changed:
+                self._paused = False
+                self._changed.notify_all()

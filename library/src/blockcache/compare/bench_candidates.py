@@ -18,11 +18,9 @@ from torch import Tensor
 
 from blockcache.compare.candidates import Running, program_flops
 from blockcache.engines import accelerate
-from blockcache.engines.accelerate import build_checked
-from blockcache.engines.build import Build
+from blockcache.engines.build import Build, rehearsed_build
 from blockcache.engines.loop import Loop
-from blockcache.engines.onnx import export
-from blockcache.engines.onnx_runner import OnnxRunner
+from blockcache.engines.onnx import OnnxRunner, export
 from blockcache.errors import EngineError, FileError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.pairing import generate
@@ -100,7 +98,7 @@ class CandidateMaker:
         reduced = self.schedule
         self._accelerated("BAC, patched", "patched", reduced, 1, self._plain(reduced), (f"{EAGER}, 1 thread",))
         try:
-            built = build_checked(self.port, reduced, "loop")
+            built = rehearsed_build(self.port, reduced, "loop")
         except EngineError as error:
             self.unavailable["loop and onnx"] = str(error)
             return
@@ -128,7 +126,7 @@ class CandidateMaker:
         if self.port.begins_after_encoder:
             self.unavailable["savings"] = "they begin behind the policy's own encoder, which all other rows run too"
             return
-        built = build_checked(self.port, self.everything, "loop")
+        built = rehearsed_build(self.port, self.everything, "loop")
         assert self.port.sampler is not None
         for name, program in built.program.without_savings().items():
             loop = DiffusersLoop(Loop(program, built.plan, built.sampler), self.port.sampler)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from blockcache.attach.first_call import FirstDenoiserCall
 from blockcache.attach.patching import Patches
 from blockcache.compare.bench_candidates import Timed, on_threads
-from blockcache.engines.accelerate import build_checked
-from blockcache.engines.front import Front
+from blockcache.engines.build import rehearsed_build
 from blockcache.engines.loop import by_moment
 from blockcache.engines.onnx import open_cached
 from blockcache.engines.torch_backend import Constants, TorchBackend
@@ -61,14 +61,14 @@ def encoder_calls(
     if not port.begins_after_encoder and not port.cameras:
         return []
     own, patches = port.copy(), Patches()
-    front = Front(own, getattr(own.policy, own.entry), patches)
+    encode = FirstDenoiserCall(own, getattr(own.policy, own.entry), patches)
     stack.callback(patches.remove)
     given = own.prepare_observation(obs)
-    found = [EncoderCall(EAGER, count, on_threads(count, lambda: front.reach(given))) for count in counts]
+    found = [EncoderCall(EAGER, count, on_threads(count, lambda: encode(given))) for count in counts]
     if port.begins_after_encoder:
         return found
     try:
-        built = build_checked(port, schedule, "loop")
+        built = rehearsed_build(port, schedule, "loop")
     except EngineError:
         return found  # the other rows say why
     program, constants = built.program, Constants(built.program)
@@ -84,7 +84,7 @@ def encoder_calls(
             runner = open_cached(built, port.fingerprint, count)
         except (EngineError, FileError):
             break
-        found.append(EncoderCall("onnx", count, on_threads(1, partial(runner.look, observed))))
+        found.append(EncoderCall("onnx", count, on_threads(1, partial(runner.features, observed))))
     return found
 
 

@@ -21,6 +21,7 @@ from blockcache.compare.methods import FULL, parse_method
 from blockcache.compare.paired import Group, OpenLoop, Setting, one_thread, play, work
 from blockcache.errors import TaskError
 from blockcache.files import PathLike
+from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError, action_error
 from blockcache.measure.latency import Latency, measure
 from blockcache.measure.machine import describe
@@ -41,7 +42,6 @@ from blockcache.results.rollouts import (
 )
 from blockcache.results.timings import Timings
 from blockcache.tasks import Rollout, Task, TaskSpec, make_task
-from blockcache_runtime.fingerprint import Fingerprint
 
 OPEN_LOOP, FITTING = 32, 32  # observations to compare actions on, and to place and fit samplers on; at most
 _REFERENCE, _FLOOR = OpenLoop(Candidate(), seed=0), OpenLoop(Candidate(), seed=10_000)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from blockcache.errors import FileError
+from blockcache.extras import installed, require
 from blockcache.files import Format, Name, PathLike, exists, make_directory
 from blockcache.progress import progress_bar
 from blockcache.results.rollouts import EvaluationError
 from blockcache_runtime.cores import cores
-from blockcache_runtime.extras import installed, require
 
 FORMAT = Format("blockcache.job", "finished job", {"key": Name, "outcome": dict}, again="delete it and run again")
 Outcome: TypeAlias = dict[str, Any]

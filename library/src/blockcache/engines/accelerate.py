@@ -6,7 +6,6 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
@@ -14,22 +13,19 @@ from typing import Any, Final, Literal
 import torch
 
 from blockcache.attach.patching import handle_on
-from blockcache.engines.build import Build, build
+from blockcache.engines.build import rehearsed_build
 from blockcache.engines.loop import Loop
-from blockcache.engines.onnx import export, open_cached, require_size
-from blockcache.engines.onnx_runner import OnnxRunner
+from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime, require_size
 from blockcache.engines.patched import attach_strategy
-from blockcache.engines.rehearsal import rehearse
 from blockcache.engines.stats import Counts, Stats
-from blockcache.engines.whole_loop import InPlace, Runner, attach_runner, refuse_autocast
-from blockcache.errors import BlockcacheError, EngineError, FileError, PolicyError, ScheduleError, in_one_line
+from blockcache.engines.whole_loop import AttachedEngine, Runner, attach_runner
+from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.models.policy_files import SCHEDULE, place_of
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule, Strategy
-from blockcache_runtime.fingerprint import Fingerprint
-from blockcache_runtime.session import require_onnxruntime
 
 BESIDE: Final = "beside"  # no schedule was named: the one beside the policy, if any
 ENGINES = ("auto", "onnx", "loop", "patched")
@@ -43,7 +39,9 @@ _told: set[str] = set()
 class Acceleration:
     """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
 
-    def __init__(self, port: Port, engine: str, attached: InPlace, counts: Counts, notes: tuple[str, ...]) -> None:
+    def __init__(
+        self, port: Port, engine: str, attached: AttachedEngine, counts: Counts, notes: tuple[str, ...]
+    ) -> None:
         self.policy = port.policy
         self.engine = engine
         self.noticed_within = attached.noticed_within
@@ -113,15 +111,6 @@ def accelerate(
 ) -> Acceleration:
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
-    policy    the policy object, ours or foreign (or its port)
-    schedule  a Schedule, a TeaCacheRule, or None: full precision, with the exact savings of the engine only. Without it the
-              policy follows `schedule.json` where one lies in the directory that it was loaded from, and `stats()` says so
-    engine    "onnx", "loop", "patched", or "auto": the fastest of these that supports the policy
-    output    "chunk", or "action" to leave out what the robot does not execute (loop and onnx, causal policies)
-    check     "strict", or "shape" to accept a schedule that was made for other weights of the same shape; `stats()`
-              says so
-    threads   of the onnx engine; without it the faster of one thread and all cores is found out when it starts
-
     Patched runs the policy as it is. Loop and onnx run a copy, and say so with a `StaleError` if the policy changed:
 
     - at the next call: every edit of weights that torch counts; tensors and modules that are replaced, moved or removed; on
@@ -131,6 +120,23 @@ def accelerate(
     - by `verify()` only: what is changed within a list, mapping or array that a module holds; the class of a module; code
       that is replaced elsewhere (in a class, in a library, in a hook of all modules); what else makes its actions differ
     - not at all: what shows only with observations that are unlike those of `verify()`, which makes up its own
+
+    Args:
+        policy: The policy object of any family, or its port.
+        schedule: A Schedule, a TeaCacheRule, or None: full precision, with the exact savings of the engine only. Without it
+            the policy follows the `schedule.json` in the directory that it was loaded from, if any, and `stats()` says so.
+        engine: "onnx", "loop", "patched", or "auto": the fastest of these that supports the policy.
+        output: "chunk", or "action" to leave out what the robot does not execute (loop and onnx, causal policies).
+        check: "strict", or "shape" to accept a schedule that was made for other weights; `stats()` says so.
+        threads: Threads of the onnx engine; without it the faster of one thread and all cores is found out when it starts.
+
+    Returns:
+        The handle: call it as the policy, ask it for `stats()`, and `disable()` it; it is a context manager as well.
+
+    Raises:
+        ScheduleError: The schedule was made for another policy.
+        PolicyError: The policy is accelerated already, or none that is known.
+        EngineError: The engine that was asked for cannot run this policy.
     """
     _check_choice("engine", engine, ENGINES)
     _check_choice("output", output, OUTPUTS)
@@ -157,9 +163,13 @@ def accelerate(
         port.check_weights()
         notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
         notes += () if followed is None else (f"the schedule is {followed}",)
-        attaching = _Attaching(port, schedule or _full(port), output, threads, Counts())
-        chosen, attached, passed_over = attaching.fastest() if engine == "auto" else attaching.asked_for(engine)
-        handle = Acceleration(port, chosen, attached, attaching.counts, (*notes, *passed_over))
+        strategy, counts, passed_over = schedule or _full(port), Counts(), tuple[str, ...]()
+        attach = functools.partial(_attach, port, strategy, output, threads, counts)
+        if engine == "auto":
+            engine, attached, passed_over = _attach_fastest(attach, strategy, output)
+        else:
+            attached = attach(engine)
+        handle = Acceleration(port, engine, attached, counts, (*notes, *passed_over))
     for note in passed_over:
         if note not in _told:
             _told.add(note)
@@ -174,9 +184,16 @@ def schedule_beside(policy: Any) -> Path | None:
 
 
 def handle_of(policy: Any) -> Acceleration:
-    """The acceleration that a policy is under, for who has lost it; a PolicyError if it is under none.
+    """The handle of a policy that is accelerated now, should it have been lost.
 
-    policy  the policy object (or its port), not the handle
+    Args:
+        policy: The policy object (or its port), not the handle.
+
+    Returns:
+        What `accelerate` returned.
+
+    Raises:
+        PolicyError: The policy is not accelerated.
     """
     found = handle_on(policy.policy if isinstance(policy, Port) else policy)
     if not isinstance(found, Acceleration):
@@ -188,71 +205,44 @@ def _full(port: Port) -> Schedule:
     return Schedule.every_step(len(port.timesteps), [block.name for block in port.adapter.blocks])
 
 
-@dataclass(frozen=True, eq=False)
-class _Attaching:
-    """What an engine needs to take its place."""
-
-    port: Port
-    strategy: Strategy
-    output: str
-    threads: int | None
-    counts: Counts
-
-    def asked_for(self, engine: str) -> tuple[str, InPlace, tuple[str, ...]]:
-        return engine, self._attach(engine), ()
-
-    def fastest(self) -> tuple[str, InPlace, tuple[str, ...]]:
-        """The fastest engine that supports the policy, and why it is not a faster one."""
-        passed_over: list[str] = []
-        for engine in ("onnx", "loop") if self.strategy.static else ():
-            try:
-                return engine, self._attach(engine), tuple(passed_over)
-            except (EngineError, FileError) as error:  # FileError: an export that cannot be opened
-                if engine == "loop" and self.output != "chunk":
-                    raise  # patched computes the whole chunk in any case, so this is the reason to give
-                passed_over.append(f"not {engine}: {error}")
-        return "patched", self._attach("patched"), tuple(passed_over)
-
-    def _attach(self, engine: str) -> InPlace:
-        if not self.strategy.static and (engine != "patched" or self.output != "chunk"):
-            raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
-        if engine == "patched":
-            if self.output != "chunk":
-                raise EngineError(
-                    'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
-                )
-            return InPlace(attach_strategy(self.port, self.strategy, self.counts))
-        if engine == "onnx":
-            require_onnxruntime()
-            _require_cpu_float32(self.port)
-        assert isinstance(self.strategy, Schedule)
-        built = build_checked(self.port, self.strategy, engine, self.output)
-        runner: Runner
-        if engine == "loop":
-            runner = Loop(built.program, built.plan, built.sampler)
-        else:
-            require_size(built.program)
-            runner = open_cached(built, self.port.fingerprint, self.threads)
-        return attach_runner(self.port, built, runner, self.counts)
+def _attach_fastest(
+    attach: Callable[[str], AttachedEngine], strategy: Strategy, output: str
+) -> tuple[str, AttachedEngine, tuple[str, ...]]:
+    """The fastest engine that supports the policy, and why it is not a faster one."""
+    passed_over: list[str] = []
+    for engine in ("onnx", "loop") if strategy.static else ():
+        try:
+            return engine, attach(engine), tuple(passed_over)
+        except (EngineError, FileError) as error:  # FileError: an export that cannot be opened
+            if engine == "loop" and output != "chunk":
+                raise  # patched computes the whole chunk in any case, so this is the reason to give
+            passed_over.append(f"not {engine}: {error}")
+    return "patched", attach("patched"), tuple(passed_over)
 
 
-def build_checked(port: Port, schedule: Schedule, engine: str, output: str = "chunk") -> Build:
-    """What a whole-loop engine runs; a foreign policy is compared with its own loop first."""
-    refuse_autocast(next(port.adapter.denoiser.parameters()))
-    try:
-        whole = build(port, schedule, engine)
-        if (
-            not port.trusted and not port.begins_after_encoder
-        ):  # behind an encoder, the first observation is needed to compare
-            rehearse(port, whole.program, engine)
-    except BlockcacheError:
-        raise
-    except Exception as error:
-        if port.trusted:
-            raise
-        reason = in_one_line(error)  # a foreign policy may differ in more ways than we can list
-        raise EngineError(f'the {engine} engine cannot run this policy ({reason}); use engine="patched"') from error
-    return whole if output == "chunk" else whole.actions_only()
+def _attach(
+    port: Port, strategy: Strategy, output: str, threads: int | None, counts: Counts, engine: str
+) -> AttachedEngine:
+    if not strategy.static and (engine != "patched" or output != "chunk"):
+        raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
+    if engine == "patched":
+        if output != "chunk":
+            raise EngineError(
+                'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
+            )
+        return AttachedEngine(attach_strategy(port, strategy, counts))
+    if engine == "onnx":
+        require_onnxruntime()
+        _require_cpu_float32(port)
+    assert isinstance(strategy, Schedule)
+    built = rehearsed_build(port, strategy, engine, output)
+    runner: Runner
+    if engine == "loop":
+        runner = Loop(built.program, built.plan, built.sampler)
+    else:
+        require_size(built.program)
+        runner = open_cached(built, port.fingerprint, threads)
+    return attach_runner(port, built, runner, counts)
 
 
 def _require_cpu_float32(port: Port) -> None:
@@ -266,12 +256,17 @@ def _require_cpu_float32(port: Port) -> None:
 def export_policy(
     policy: Any, schedule: Schedule | None, path: PathLike, output: str = "chunk", check: str = "strict"
 ) -> tuple[str, ...]:
-    """Write a policy under a schedule as one ONNX file, atomically. Returns notes that a user should read.
+    """Write a policy under a schedule as one ONNX file, atomically.
 
-    policy    the policy object, ours or foreign (or its port)
-    schedule  a Schedule, or None for full precision
-    path      the file to write
-    output, check  as in `accelerate`
+    Args:
+        policy: The policy object of any family, or its port.
+        schedule: A Schedule, or None for full precision.
+        path: The file to write.
+        output: "chunk", or "action" to leave out what the robot does not execute (causal policies).
+        check: "strict", or "shape" to accept a schedule that was made for other weights of the same shape.
+
+    Returns:
+        Notes that a user should read.
     """
     _check_choice("output", output, OUTPUTS)
     _check_choice("check", check, CHECKS)
@@ -287,7 +282,7 @@ def export_policy(
         )
     port.check_weights()
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
-    built = build_checked(port, schedule or _full(port), "onnx", output)
+    built = rehearsed_build(port, schedule or _full(port), "onnx", output)
     require_size(built.program)
     export(built, port.fingerprint, path)
     return notes
@@ -296,9 +291,13 @@ def export_policy(
 def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:
     """Open an ONNX file that blockcache wrote, to run it on torch tensors (`blockcache_runtime` needs no torch).
 
-    path     the file
-    policy   if given, a file that was made for another one is refused
-    threads  without it the faster of one thread and all cores is found out
+    Args:
+        path: The file.
+        policy: If given, a file that was made for another policy is refused.
+        threads: Threads to run it with; without it the faster of one thread and all cores is found out.
+
+    Returns:
+        A runner; its `predict_action(obs)` gives what the policy's would.
     """
     runner = OnnxRunner(path, threads)
     if policy is not None:
@@ -308,11 +307,20 @@ def open_export(path: PathLike, policy: Any = None, threads: int | None = None) 
 
 
 def check_fit(bound: Fingerprint, port: Port, check: str = "strict") -> tuple[str, ...]:
-    """Refuse a schedule that was made for something else; return notes on what was let pass."""
-    differences = bound.differences(port.shape)
+    """Refuse a schedule that was made for something else.
+
+    Args:
+        bound: What the schedule was made for.
+        port: The policy that is to follow it.
+        check: "strict", or "shape" to let other weights of the same shape pass.
+
+    Returns:
+        Notes on what was let pass.
+    """
+    differences = fingerprint_differences(bound, port.shape)
     other_weights = bound.weights is not None and bound.weights != port.weights
     if differences or (other_weights and check == "strict"):
-        listed = [*differences, *(bound.differences(port.fingerprint)[len(differences) :] if other_weights else ())]
+        listed = fingerprint_differences(bound, port.fingerprint) if other_weights else differences
         hint = "" if differences else ' (or pass check="shape" to use it all the same)'
         raise ScheduleError(
             f"this schedule does not fit the policy, which has {'; '.join(listed)}; calibrate again with "

@@ -13,7 +13,7 @@ from blockcache.models.program import Program
 from blockcache.observations.tensors import largest
 from blockcache.samplers import SamplerTable
 from blockcache.schedule.plan import Plan
-from blockcache_runtime.finite import check_generation
+from blockcache_runtime.checks import check_generation
 
 
 class Loop:

@@ -1,7 +1,7 @@
-"""The onnx engine's files: a generation as one ONNX graph. Knows nothing of how it is run.
+"""The onnx engine: a generation as one ONNX file, and an opened file that takes torch tensors.
 
 Files carry what they were made for (schedule and fingerprint); one that was made for another policy is refused. Exports
-are kept on disk by fingerprint, so that the wait comes once.
+are kept on disk by fingerprint, so that the wait comes once. How a file is run is the runtime's.
 """
 
 from __future__ import annotations
@@ -12,21 +12,35 @@ import inspect
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from blockcache.cache import cache_directory, prune, source_hash
 from blockcache.engines.build import Build
-from blockcache.engines.onnx_runner import OnnxRunner
 from blockcache.errors import ContentError, EngineError, FileError
-from blockcache.files import PathLike, write_bytes
+from blockcache.extras import require
+from blockcache.files import PathLike, header_of, header_text, write_bytes
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
+from blockcache.models.noise import draw
 from blockcache.models.program import Program
-from blockcache_runtime.fingerprint import Fingerprint
+from blockcache.observations.tensors import Observation, as_tensor
+from blockcache_runtime import ExportedPolicy
 from blockcache_runtime.graph import check_model
-from blockcache_runtime.integrity import with_hash
-from blockcache_runtime.session import FORMAT, MOST_BYTES, require_onnxruntime
+from blockcache_runtime.session import FORMAT, MINIMUM, MOST_BYTES, with_hash
 
+ONNX_MINIMUM = (1, 18)
 _logger = logging.getLogger("blockcache")
+_SINGLE = torch.empty(0, dtype=torch.float32)
+
+
+def require_onnxruntime(also_onnx: bool = False) -> None:
+    """Refuse a missing or an old library, naming what brings it. `also_onnx`: a file is to be written."""
+    for package, minimum in (("onnxruntime", MINIMUM), ("onnx", ONNX_MINIMUM))[: 2 if also_onnx else 1]:
+        require(package, None, "the onnx engine", error=EngineError, minimum=minimum)
 
 
 def require_size(program: Program) -> None:
@@ -50,7 +64,7 @@ def _file(build: Build, content: dict[str, Any], path: PathLike, unrolled: bool 
     from blockcache.engines.onnx_graph import build_graph, declared
 
     model = build_graph(build.program, build.plan, build.sampler, unrolled)
-    model.metadata_props.add(key=FORMAT.entry, value=FORMAT.text({**content, **declared(model)}, path))
+    model.metadata_props.add(key=FORMAT.entry, value=header_text(FORMAT, {**content, **declared(model)}, path))
     data = with_hash(model.SerializeToString())
     try:
         check_model(data)
@@ -110,9 +124,69 @@ def _open_kept(path: Path, content: dict[str, Any], threads: int | None) -> Onnx
 
 def _digest(build: Build, fingerprint: Fingerprint) -> str:
     """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
-    header = {**FORMAT.header, **_content(build, fingerprint)}
+    header = {**header_of(FORMAT), **_content(build, fingerprint)}
     del header["origin"]  # for the record only
     text = json.dumps(
         [header, build.program.causal, build.program.signature, source_hash(inspect.getfile(type(build.program)))]
     )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class OnnxRunner:
+    """`runner.predict_action(obs)` -> actions in robot units. Several threads may call it at once.
+
+    obs (B, n_obs, obs) in robot units, noise (1 + draws, B, horizon, D): `sizes` gives the sizes, B is "batch".
+    """
+
+    def __init__(self, path: PathLike, threads: int | None = None, data: bytes | None = None) -> None:
+        """Open an export. The arguments are those of `blockcache_runtime.ExportedPolicy`."""
+        # frames are looked at in every call: who times calls, or compares engines, asks about the same ones
+        self._export = ExportedPolicy(path, threads, data, remember=False)
+        self.path, self.threads, self.sizes = self._export.path, self._export.threads, self._export.sizes
+        self.header, self.fingerprint = self._export.header, self._export.fingerprint
+
+    def __call__(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]:
+        """One generation of float32 tensors that were checked already."""
+        observed = {name: value.detach().numpy() for name, value in obs.items()}
+        return _to_torch(self._export.run_checked(observed, noise.detach().numpy()))
+
+    def predict_action(
+        self, obs: Observation, *, generator: torch.Generator | None = None, noise: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """One generation, as the policy that was exported gives it for the same `generator` or `noise`."""
+        observed = self._export.check_observation(_to_numpy(obs))
+        if noise is None:
+            noise = self.draw_noise(len(next(iter(observed.values()))), generator)
+        return _to_torch(self._export.run(observed, _to_numpy(noise, "noise")))
+
+    def features(self, obs: Observation) -> Any:
+        """The encoder alone, of an export with cameras: (n_obs_steps, B, features)."""
+        return self._export.features(self._export.check_observation(_to_numpy(obs)))
+
+    def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
+        """(1 + draws, B, horizon, D), tensor by tensor as the policy draws them; torch's global generator without one."""
+        count, _, *chunk = self.sizes["noise"]
+        return torch.stack([draw((batch, *chunk), _SINGLE, generator) for _ in range(count)])
+
+    def check(self, actual: Fingerprint, executed: tuple[int, int]) -> None:
+        """Refuse to stand for another policy than the file was made from."""
+        differences = [*fingerprint_differences(self.fingerprint, actual)]
+        start, stop = self._export.executed
+        if (start, stop) != executed:
+            differences.append(f"executed actions {executed[0]} to {executed[1] - 1} instead of {start} to {stop - 1}")
+        if differences:
+            raise EngineError(
+                f"{self.path} was made for another policy, this one has {'; '.join(differences)}; export it again with "
+                "'blockcache export'"
+            )
+
+
+def _to_torch(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _to_numpy(value: Any, what: str = "the observation") -> Any:
+    """Tensors of any kind as float32 arrays on the CPU; what is none stays as it is."""
+    if isinstance(value, Mapping):
+        return {name: _to_numpy(item, what) for name, item in value.items()}
+    return as_tensor(value, what).detach().to(_SINGLE).numpy() if isinstance(value, Tensor) else value

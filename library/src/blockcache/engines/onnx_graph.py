@@ -11,13 +11,12 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from blockcache.engines.onnx_backend import OnnxBackend
-from blockcache.engines.onnx_writer import Writer, value_info
+from blockcache.engines.onnx_backend import OnnxBackend, value_info
 from blockcache.engines.walk import generate
 from blockcache.models.program import Program
 from blockcache.samplers import SamplerTable
 from blockcache.schedule.plan import Plan
-from blockcache_runtime.session import KEPT
+from blockcache_runtime.session import EARLIER_FEATURES
 
 OPSET, IR_VERSION = 23, 11
 
@@ -31,8 +30,7 @@ def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: b
 
     `unrolled` has full precision unrolled as well: a little faster, but slow to load and large. For comparison.
     """
-    writer = Writer()
-    backend = OnnxBackend(program, writer, unrolled)
+    backend = OnnxBackend(program, unrolled)
     inputs = _inputs(program)
     found = generate(backend, program, plan, sampler, {name: name for name in inputs}, "noise")
     start, stop = program.executed
@@ -41,16 +39,16 @@ def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: b
     if program.cameras:
         shapes["features"] = [program.inputs[program.cameras[0]][0], "batch", program.features]
     for name, value in found.items():
-        writer.nodes.append(helper.make_node("Identity", [value], [name]))
+        backend.name(value, name)
     graph = helper.make_graph(
-        writer.nodes,
+        backend.nodes,
         "blockcache",
         [
             *(value_info(name, shape) for name, shape in inputs.items()),
             value_info("noise", [1 + sampler.draw_count, "batch", *program.chunk]),
         ],
         [value_info(name, shapes[name]) for name in found],
-        list(writer.initializers.values()),
+        list(backend.initializers.values()),
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
 
@@ -61,7 +59,7 @@ def _inputs(program: Program) -> dict[str, list[Any]]:
         name: ["moments", "batch", *shape[1:]] if name in program.cameras else ["batch", *shape]
         for name, shape in program.inputs.items()
     }
-    return {**inputs, KEPT: ["kept", "batch", program.features]} if program.cameras else inputs
+    return {**inputs, EARLIER_FEATURES: ["kept", "batch", program.features]} if program.cameras else inputs
 
 
 def declared(model: onnx.ModelProto) -> dict[str, dict[str, list[Any]]]:

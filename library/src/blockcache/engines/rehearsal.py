@@ -1,8 +1,9 @@
-"""A foreign policy is known by its shape alone, so a whole-loop engine rehearses before it takes its place.
+"""Compares a policy's own actions with those of its program at full precision, with the same noise.
 
-A few generations at full precision, the policy's own beside ours with the same noise. A `predict_action` that does more
-than the public code's, such as turning differences into positions, is found out here and not on the robot. What was found
-to agree is remembered on disk, by weights, sampler, and the policy's own code and settings.
+A foreign policy is known by its shape alone, so the two are compared before a whole-loop engine takes its place, and again
+by `verify()`. A `predict_action` that does more than the public code's, such as turning differences into
+positions, is found out here and not on the robot. What was found to agree is remembered on disk, by weights, sampler, and
+the policy's own code and settings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from blockcache.cache import cache_directory, source_hash
-from blockcache.engines.behaviour import UntellableError, describe
+from blockcache.engines.description import IndescribableError, describe_policy
 from blockcache.engines.loop import Loop
 from blockcache.errors import EngineError, NonFiniteError, in_one_line
 from blockcache.models.noise import draw_all
@@ -49,23 +50,31 @@ def rehearse(port: Port, program: Program, engine: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """An observation as somebody handed it to the policy, and the way from it to what the program takes and to the start of
-    the noise."""
+class Trial:
+    """One observation at which policy and program are compared.
+
+    Args:
+        obs: As the policy's entry takes it.
+        read: Gives what the program takes of it, and the start of the noise where the policy's own code drew that.
+    """
 
     obs: Any
-    look: Callable[[Any], tuple[dict[str, Tensor], Tensor | None]]
-
-    @classmethod
-    def typical(cls, port: Port, like: Tensor) -> Given:
-        made = {name: value.to(like) for name, value in port.synthetic_observations(_SAMPLES).items()}
-        return cls(port.prepare_observation(made), lambda _: (made, None))
+    read: Callable[[Any], tuple[dict[str, Tensor], Tensor | None]]
 
 
-def disagreement(port: Port, program: Program, own: Callable[..., Any], given: Given | None = None) -> str | None:
-    """How the actions of `own`, the policy's entry, differ from the program's at full precision; None if they agree.
+def _made_up(port: Port, like: Tensor) -> Trial:
+    inputs = {name: value.to(like) for name, value in port.synthetic_observations(_SAMPLES).items()}
+    return Trial(port.prepare_observation(inputs), lambda _: (inputs, None))
 
-    `given` is what they are compared at; made-up observations without it.
+
+def disagreement(port: Port, program: Program, own: Callable[..., Any], trial: Trial | None = None) -> str | None:
+    """How the policy's actions differ from the program's at full precision; None if they agree.
+
+    Args:
+        port: The policy.
+        program: What an engine runs in its place.
+        own: The policy's entry as it was before an engine replaced it.
+        trial: Where they are compared; at made-up observations without it.
     """
     assert port.sampler is not None
     sampler, names = table(port.sampler), [block.name for block in program.blocks]
@@ -73,30 +82,29 @@ def disagreement(port: Port, program: Program, own: Callable[..., Any], given: G
     like = program.like
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        theirs = given is not None
-        given = given or Given.typical(port, like)
+        one = trial or _made_up(port, like)
         torch.manual_seed(1)
         try:
-            expected = _own_actions(port, own, given.obs, sampler.steps)
+            expected = _own_actions(port, own, one.obs, sampler.steps)
         except Exception as error:  # foreign code may raise anything
-            if theirs and (explained := port.explain(error, given.obs)) is not None:
+            if trial is not None and (explained := port.explain(error, one.obs)) is not None:
                 raise explained from error
-            inputs = " and ".join(map(repr, given.obs)) if isinstance(given.obs, Mapping) else type(given.obs).__name__
+            inputs = " and ".join(map(repr, one.obs)) if isinstance(one.obs, Mapping) else type(one.obs).__name__
             return f"it fails with an observation under {inputs}: {in_one_line(error)}"
         torch.manual_seed(1)
-        observed, start = given.look(given.obs)
+        observed, start = one.read(one.obs)
         chunk = (len(next(iter(observed.values()))), *program.chunk)
         try:
             found = loop(observed, draw_all(sampler, chunk, like, None, start))["action"]
         except NonFiniteError as error:
-            return f"since ours finds no finite answer to a typical observation ({error})"
+            return f"since the engine finds no finite answer to a typical observation ({error})"
     if expected.shape != found.shape:
-        return f"its actions have shape {tuple(expected.shape)}, ours {tuple(found.shape)}"
+        return f"its actions have shape {tuple(expected.shape)}, the engine's {tuple(found.shape)}"
     scale, offset = torch.as_tensor(port.action_scale).to(like), torch.as_tensor(port.action_offset).to(like)
     gap, normalised = (expected.to(found) - found) * scale, expected.to(found) * scale + offset
     difference = float(gap.abs().max() / normalised.abs().max().clamp(min=1.0))
     if not difference <= torch.finfo(like.dtype).eps ** 0.4:  # 2e-3 in float32; NaN is refused as well
-        return f"its actions differ from ours by up to {difference:.1g} with the same noise"
+        return f"its actions differ from the engine's by up to {difference:.1g} with the same noise"
     return None
 
 
@@ -111,11 +119,11 @@ def _own_actions(port: Port, own: Callable[..., Any], obs: Any, steps: int) -> T
 
 
 def _known(port: Port, program: Program) -> Path | None:
-    """Where it is remembered that this very policy agrees; None for one of which we cannot say whether it changed."""
+    """Where it is remembered that this very policy agrees; None for one that cannot be described."""
     try:
-        behaviour = describe(port)
-    except UntellableError:
+        behaviour = describe_policy(port)
+    except IndescribableError:
         return None
-    ours = source_hash(inspect.getfile(type(program)))
-    text = json.dumps([port.fingerprint.to_dict(), program.signature, ours, behaviour])
+    code = source_hash(inspect.getfile(type(program)))
+    text = json.dumps([port.fingerprint.to_dict(), program.signature, code, behaviour])
     return cache_directory() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.agrees"

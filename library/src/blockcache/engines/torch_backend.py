@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from blockcache.engines.watch import Watch
+from blockcache.engines.norms import LargestNorm
 from blockcache.models.program import Activation, Program, Table
 from blockcache.models.sampling import TorchArithmetic
 
@@ -37,7 +37,7 @@ class TorchBackend(TorchArithmetic):
     def __init__(self, constants: Constants, batch: int) -> None:
         self._weights, self._tables = constants.weights, constants.tables
         self._batch = batch
-        self._watch = Watch()
+        self._watch = LargestNorm()
 
     def weight(self, name: str) -> Tensor:
         return self._weights[name]

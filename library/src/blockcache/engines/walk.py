@@ -13,7 +13,7 @@ from blockcache.models.program import Ops, Program, Value
 from blockcache.samplers import Arithmetic, Coefficients, SamplerTable, step
 from blockcache.schedule.plan import Compute, Operation, Plan
 from blockcache.schedule.reuse import Reuse
-from blockcache_runtime.session import KEPT
+from blockcache_runtime.session import EARLIER_FEATURES
 
 Step: TypeAlias = Callable[["Backend", Any, Coefficients, Value, Value, Value], tuple[Value, Value]]
 """(backend, step, coefficients, sample, x0 of the step before, scaled noise) -> the next sample and x0."""
@@ -45,7 +45,7 @@ def generate(
     noise  (1 + draws, B, T, D): the start, then one for each step that draws
     Returns `action`, and `action_pred` where the whole chunk is computed, in robot units; and `norms`, in which shows
     what a clip or a norm hides from the actions: see `finite`. With cameras also `features`, (moments, B, features): of
-    those that come before the frames in `obs`, where `obs` has `KEPT` too, and of the frames.
+    those that come before the frames in `obs`, where `obs` has `EARLIER_FEATURES` too, and of the frames.
     """
     scales = [float(scale) for scale, draws in zip(sampler.s, sampler.draws, strict=True) if draws]
     scaled = backend.scaled_noise(noise, [1.0, *scales], program.tokens)
@@ -64,11 +64,11 @@ def perceive(ops: Ops, program: Program, obs: Mapping[str, Value]) -> tuple[Mapp
         return obs, {}
     frames = {name: ops.reshape(obs[name], (-1, *program.inputs[name][1:])) for name in program.cameras}
     rows = program.see(ops, frames)  # (moments * B, features)
-    if (kept := obs.get(KEPT)) is not None:
+    if (kept := obs.get(EARLIER_FEATURES)) is not None:
         rows = ops.concat([ops.reshape(kept, (-1, program.features)), rows], axis=0)
     moments = program.inputs[program.cameras[0]][0]
     features = ops.reshape(rows, (moments, -1, program.features))
-    others = {name: value for name, value in obs.items() if name not in (*program.cameras, KEPT)}
+    others = {name: value for name, value in obs.items() if name not in (*program.cameras, EARLIER_FEATURES)}
     return {**others, "features": ops.transpose(features, (1, 0, 2))}, {"features": features}
 
 

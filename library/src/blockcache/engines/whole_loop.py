@@ -12,30 +12,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from blockcache.attach.first_call import FirstDenoiserCall
 from blockcache.attach.patching import Patches
-from blockcache.engines.build import Build
-from blockcache.engines.front import Front
-from blockcache.engines.guard import PARTS, Guard
-from blockcache.engines.rehearsal import Given, disagreement
+from blockcache.engines.build import Build, refuse_autocast
+from blockcache.engines.rehearsal import Trial, disagreement
+from blockcache.engines.staleness import PARTS, StaleGuard
 from blockcache.engines.stats import Counts
 from blockcache.errors import EngineError, ObservationError, StaleError
 from blockcache.models.noise import check_noise, draw_all
 from blockcache.models.port import Port
 from blockcache.models.program import Program
-
-
-def refuse_autocast(like: Tensor) -> None:
-    """A whole-loop engine computes in the policy's own precision; under autocast the policy itself would not."""
-    kind = like.device.type
-    try:
-        on = torch.is_autocast_enabled(kind)
-    except TypeError:  # before torch 2.4
-        on = torch.is_autocast_cpu_enabled() if kind == "cpu" else torch.is_autocast_enabled()
-    if on:
-        raise EngineError(
-            "torch.autocast is on, and the loop and onnx engines compute in the policy's own precision all the same; leave "
-            'autocast, or use engine="patched", which obeys it'
-        )
 
 
 class Runner(Protocol):
@@ -45,22 +31,32 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class InPlace:
-    """An engine in its place: the way to undo it, and to ask whether the policy is still what it was made of."""
+class AttachedEngine:
+    """An engine in the policy's place.
+
+    Args:
+        patches: Undo it.
+        verify: Raises a `StaleError` if the policy is no longer what the engine was made of.
+        noticed_within: Calls after which any change of weights or settings was noticed.
+    """
 
     patches: Patches
     verify: Callable[[], None] = lambda: None  # an engine that copies nothing has nothing to verify
     noticed_within: int = 1
 
 
-def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> InPlace:
+def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> AttachedEngine:
     """Replace the policy's entry by the runner."""
-    guard, own, patches = Guard(port), getattr(port.policy, port.entry), Patches()
+    guard, own, patches = StaleGuard(port), getattr(port.policy, port.entry), Patches()
     program, sampler, schedule, like = built.program, built.sampler, built.schedule, built.program.like
     computed = {name: len(steps) for name, steps in schedule.updates.items()}
     reused = {name: schedule.steps - count for name, count in computed.items()}
     try:
-        look = _Behind(port, program, own, patches) if port.begins_after_encoder else _Whole(port, program, own)
+        reader = (
+            _FeatureReader(port, program, own, patches)
+            if port.begins_after_encoder
+            else _ObservationReader(port, program, own)
+        )
 
         def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
             name = next(iter(inspect.signature(original).parameters))  # the public code's is obs_dict
@@ -73,7 +69,7 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> I
                 (obs,) = given or named.values()
                 refuse_autocast(like)
                 guard.check()
-                observed, start = look(obs)
+                observed, start = reader(obs)
                 chunk = (len(next(iter(observed.values()))), *program.chunk)
                 if noise is not None:
                     drawn = check_noise(noise, sampler, chunk, like)
@@ -87,7 +83,7 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> I
 
         def verify() -> None:
             guard.check_everything()
-            reason = look.disagreement()
+            reason = reader.disagreement()
             if reason is not None:
                 raise StaleError(f"the policy no longer acts as this engine, {reason}; disable() and accelerate again")
 
@@ -95,47 +91,65 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> I
     except BaseException:
         patches.remove()
         raise
-    guard.check()  # notes that the entry is ours, so that the first call need not
-    return InPlace(patches, verify, PARTS)
+    guard.check()  # notes that the entry is replaced, so that the first call need not
+    return AttachedEngine(patches, verify, PARTS)
 
 
-class _Whole:
-    """The program holds everything: an observation goes in as it is."""
+class _ObservationReader:
+    """Reads an observation for a program that holds everything: it goes in as it is."""
 
     def __init__(self, port: Port, program: Program, own: Callable[..., Any]) -> None:
         self._port, self._program, self._own = port, program, own
         self._foreign = not port.trusted
 
     def __call__(self, obs: Any) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What the program takes; no start of the noise."""
         observed = self._port.read_observation(obs, self._program.like)
         if self._foreign and isinstance(obs, Mapping):
-            _refuse_unread(obs, self._program.inputs)
+            self._refuse_unread(obs)
         return observed, None
 
+    def _refuse_unread(self, obs: Mapping[Any, Any]) -> None:
+        """Foreign code may read more of an observation than the program does; it was compared without."""
+        unread = [str(name) for name in obs if name not in self._program.inputs]
+        if unread:
+            raise ObservationError(
+                f"the observation holds {', '.join(unread)} besides {', '.join(self._program.inputs)}, which this engine "
+                'does not read but the policy may; leave it out, or use engine="patched"'
+            )
+
     def disagreement(self) -> str | None:
+        """How the policy acts differently now, see `rehearsal`."""
         return disagreement(self._port, self._program, self._own)
 
 
-class _Behind:
-    """The program begins behind the policy's own encoder. What such a policy observes is not known beforehand, so it is
-    compared with the program at its first observation."""
+class _FeatureReader:
+    """Reads an observation for a program that begins behind the policy's own encoder, by running that.
+
+    What such a policy observes is not known beforehand, so it is compared with the program at its first observation.
+    """
 
     def __init__(self, port: Port, program: Program, own: Callable[..., Any], patches: Patches) -> None:
         self._port, self._program, self._own = port, program, own
-        self._front = Front(port, own, patches)
-        self._first: Any = None
+        self._first_call = FirstDenoiserCall(port, own, patches)
+        self._first_obs: Any = None
         self._lock = threading.Lock()
 
     def __call__(self, obs: Any) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The encoder's features, and the start of the noise as the policy drew it."""
         with self._lock:
-            if self._first is None:
-                self._compare(obs)
-        return self._look(obs)
+            if self._first_obs is None:
+                self._compare_first(obs)
+        return self._read(obs)
 
-    def _look(self, obs: Any) -> tuple[dict[str, Tensor], Tensor]:
-        features, start = self._front(obs)
-        (shape,) = self._program.inputs.values()
-        (found,) = features.values()
+    def _read(self, obs: Any) -> tuple[dict[str, Tensor], Tensor]:
+        arguments = self._first_call(obs)
+        if arguments is None:
+            raise EngineError(
+                f'{self._port.entry} answered without its denoiser, which this engine stands for; use engine="patched"'
+            )
+        features, start = self._port.inputs_from_call(*arguments[0], **arguments[1])
+        (shape,), (found,) = self._program.inputs.values(), features.values()
         if tuple(found.shape[1:]) != shape:
             raise EngineError(
                 f"the encoder's features have shape {tuple(found.shape)}, the denoiser takes (batch, "
@@ -143,26 +157,17 @@ class _Behind:
             )
         return features, start
 
-    def _compare(self, obs: Any) -> None:
-        reason = disagreement(self._port, self._program, self._own, Given(obs, self._look))
+    def _compare_first(self, obs: Any) -> None:
+        reason = disagreement(self._port, self._program, self._own, Trial(obs, self._read))
         if reason is not None:
             raise EngineError(
                 f"this engine cannot stand in for the policy's own {self._port.entry}, {reason}; disable() and use "
                 'engine="patched"'
             )
-        self._first = copy.deepcopy(obs)
+        self._first_obs = copy.deepcopy(obs)
 
     def disagreement(self) -> str | None:
-        if self._first is None:
-            return None  # the first observation is going to tell
-        return disagreement(self._port, self._program, self._own, Given(self._first, self._look))
-
-
-def _refuse_unread(obs: Mapping[Any, Any], inputs: Mapping[str, Any]) -> None:
-    """Code that we do not know may read more of an observation than the program does; it was compared without."""
-    unread = [str(name) for name in obs if name not in inputs]
-    if unread:
-        raise ObservationError(
-            f"the observation holds {', '.join(unread)} besides {', '.join(inputs)}, which this engine does not read but "
-            'the policy may; leave it out, or use engine="patched"'
-        )
+        """The same at the first observation; None before there was one, which is going to tell."""
+        if self._first_obs is None:
+            return None
+        return disagreement(self._port, self._program, self._own, Trial(self._first_obs, self._read))

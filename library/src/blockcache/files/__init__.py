@@ -13,8 +13,8 @@ from blockcache.files.atomic import (
     write_bytes,
     writing,
 )
-from blockcache.files.format import Format
-from blockcache_runtime.files.fields import (
+from blockcache.files.format import Format, dict_of, header_of, header_text, list_of
+from blockcache_runtime.fields import (
     Count,
     Fields,
     Limit,
@@ -22,13 +22,10 @@ from blockcache_runtime.files.fields import (
     Names,
     Positive,
     Steps,
-    dict_of,
     expect_keys,
-    list_of,
-    plain_json,
     read,
 )
-from blockcache_runtime.files.opening import JSON_BYTES, PathLike, opened, parse_json, read_bytes, reading
+from blockcache_runtime.files import JSON_BYTES, PathLike, opened, parse_json, read_bytes, reading
 
 __all__ = [
     "JSON_BYTES",
@@ -46,6 +43,8 @@ __all__ = [
     "dict_of",
     "exists",
     "expect_keys",
+    "header_of",
+    "header_text",
     "list_of",
     "make_directory",
     "no_writer",
@@ -53,7 +52,6 @@ __all__ = [
     "opened",
     "parse_arrays",
     "parse_json",
-    "plain_json",
     "read",
     "read_bytes",
     "read_tensors",

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from blockcache.files.atomic import write_bytes
 from blockcache_runtime.errors import FileError, in_one_line
-from blockcache_runtime.files.fields import Count, Limit, read
-from blockcache_runtime.files.opening import JSON_BYTES, PathLike, opened, parse_json, reading
+from blockcache_runtime.fields import Count, Limit, read
+from blockcache_runtime.files import JSON_BYTES, PathLike, opened, parse_json, reading
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blockcache_runtime.errors import FileError, short
-from blockcache_runtime.files.opening import PathLike
+from blockcache_runtime.files import PathLike
 
 try:
     import fcntl

@@ -6,21 +6,58 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import blockcache_runtime.files
+from blockcache._version import __version__
 from blockcache.files.arrays import TensorInfo, read_tensors
 from blockcache.files.atomic import write_bytes
-from blockcache_runtime.files import format as runtime_format
-from blockcache_runtime.files.opening import JSON_BYTES, PathLike, parse_json, read_bytes
+from blockcache_runtime.errors import BlockcacheError, FileError
+from blockcache_runtime.fields import Kind, read
+from blockcache_runtime.files import JSON_BYTES, PathLike, parse_json, read_bytes
 
 T = TypeVar("T")
 
 
-class Format(runtime_format.Format):
+def list_of(kind: Kind) -> Kind:
+    """`list[kind]`, where the kind is a `Fields`."""
+    return list[kind]
+
+
+def dict_of(kind: Kind) -> Kind:
+    """`dict[str, kind]`, where the kind is a `Fields`."""
+    return dict[str, kind]
+
+
+def header_of(of: blockcache_runtime.files.Format) -> dict[str, Any]:
+    """What stands in front of the content of such a file."""
+    return {"format": of.name, "version": of.version, "made_by": f"blockcache {__version__}"}
+
+
+def header_text(of: blockcache_runtime.files.Format, content: Mapping[str, Any], path: PathLike) -> str:
+    """Header and content as one line, for the metadata of the file at `path`."""
+    return json.dumps(_whole(of, content, path), allow_nan=False)
+
+
+def _whole(of: blockcache_runtime.files.Format, content: Mapping[str, Any], path: PathLike) -> dict[str, Any]:
+    """Header and content. Nothing is written that could not be read again: no NaN, no number of numpy's."""
+    header = header_of(of)
+    try:
+        read(of.fields, {**content, "made_by": header["made_by"]})
+    except (BlockcacheError, TypeError, ValueError) as error:
+        raise FileError(f"cannot write {path}: {error}; nothing was changed") from error
+    return {**header, **content}
+
+
+class Format(blockcache_runtime.files.Format):
     """One kind of file, which the runtime's `Format` describes, as it is saved and loaded."""
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What stands in front of the content."""
+        return header_of(self)
 
     def save(self, path: PathLike, content: Mapping[str, Any]) -> None:
         """Write header and content as a JSON file for people to read, atomically."""
-        self.check_content(content, path)
-        write_bytes(path, (_render({**self.header, **content}, "") + "\n").encode())
+        write_bytes(path, (_render(_whole(self, content, path), "") + "\n").encode())
 
     def load(self, path: PathLike) -> dict[str, Any]:
         """The content of a JSON file; one of another kind or version, or with other keys, is refused."""
@@ -30,7 +67,7 @@ class Format(runtime_format.Format):
         self, path: PathLike, content: Mapping[str, Any], tensors: Mapping[str, T], save: Callable[..., bytes]
     ) -> None:
         """Write a safetensors file, atomically. `save` is that of the library whose tensors they are."""
-        write_bytes(path, save(dict(tensors), metadata={self.entry: self.text(content, path)}))
+        write_bytes(path, save(dict(tensors), metadata={self.entry: header_text(self, content, path)}))
 
     def load_tensors(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockcache.attach.first_call import FirstDenoiserCall
 from blockcache.attach.patching import Patches
 from blockcache.errors import FitError
 from blockcache.fitting.clouds import executed
@@ -115,35 +116,20 @@ def check_same(port: Port, sampler: Fitted, batch: Any, seed: int, whole_times: 
         )
 
 
-class _CalledError(Exception):
-    """The denoiser was called; what with is in `given`."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self.given = args, kwargs
-
-
 def _denoiser(port: Port, batch: Any) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
     """The denoiser with the conditions of a batch of observations: (sample, timestep) -> output; and a sample to be like."""
 
-    def stop(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            raise _CalledError(args, kwargs)
-
-        return call
-
-    denoiser, patches = port.adapter.denoiser, Patches()
-    patches.replace(denoiser, "forward", stop)
+    denoiser, entry, patches = port.adapter.denoiser, getattr(port.policy, port.entry), Patches()
     try:
-        generate(getattr(port.policy, port.entry), port.prepare_observation(batch), seed=0)
-    except _CalledError as called:
-        args, kwargs = called.given
-    else:
+        first_call = FirstDenoiserCall(port, lambda obs: generate(entry, obs, seed=0), patches)
+        arguments = first_call(port.prepare_observation(batch))
+    finally:
+        patches.remove()
+    if arguments is None:
         raise FitError(
             f"{type(port.policy).__name__}.{port.entry} made no use of its denoiser; there is nothing to fit"
         )
-    finally:
-        patches.remove()
+    args, kwargs = arguments
     chunk = (port.horizon, port.sample_dim)
     timestep = port.adapter.timestep(*args, **kwargs)
     named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}

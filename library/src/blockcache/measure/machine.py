@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from blockcache.extras import installed_version
 from blockcache_runtime.cores import cores
-from blockcache_runtime.extras import installed_version
 
 
 def describe() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from blockcache.errors import BlockcacheError, PolicyError
 from blockcache.files import PathLike
+from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
 from blockcache.models.noise import draw_all
 from blockcache.models.program import Program, UnsupportedError
@@ -27,7 +28,6 @@ from blockcache.models.train_mode import ModeCheck
 from blockcache.models.weight_checks import check_denoiser, check_program
 from blockcache.models.weights import checksum, memory, tensors_of, versions, weights_hash
 from blockcache.samplers import SamplerConfig, table
-from blockcache_runtime.fingerprint import Fingerprint
 
 P = TypeVar("P", bound="Port")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from blockcache.errors import PolicyError
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.observations.tensors import largest
-from blockcache_runtime.finite import LIMIT, beyond, within
+from blockcache_runtime.checks import LIMIT, beyond, within
 
 
 def check_weight(name: str, weight: Tensor) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from blockcache.errors import FileError, ObservationError, shortened
 from blockcache.files import PathLike, parse_arrays, read_bytes, write_arrays
 from blockcache.observations.trees import one_moment
-from blockcache_runtime.frames import check_frames
+from blockcache_runtime.checks import check_frames
 
 ALONE = "obs"
 """The name of an observation that is one array."""

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blockcache.errors import ObservationError
-from blockcache_runtime.finite import check_input
-from blockcache_runtime.frames import BYTE, check_frames, shown
+from blockcache_runtime.checks import BYTE, check_frames, check_input, shape_text
 
 Observation: TypeAlias = Tensor | np.ndarray[Any, Any] | Mapping[str, Any]
 """(B, n_obs_steps, obs_dim), bare or under the key "obs"; for cameras a mapping of such."""
@@ -89,7 +88,7 @@ def check_tree(
 def _checked(value: Any, name: str, shape: tuple[int, ...], camera: bool, like: Tensor) -> Tensor:
     what = f"the observation {name!r}"
     if isinstance(value, Mapping):
-        raise ObservationError(f"{what} is a mapping, expected an array {shown(shape)}")
+        raise ObservationError(f"{what} is a mapping, expected an array {shape_text(shape)}")
     tensor = as_tensor(value, what)
     if camera:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -97,14 +96,14 @@ def _checked(value: Any, name: str, shape: tuple[int, ...], camera: bool, like: 
         frames = tensor.to(device=like.device, dtype=like.dtype)
         return frames / BYTE if tensor.dtype == torch.uint8 else frames
     if tensor.ndim != 1 + len(shape) or tensor.shape[0] < 1 or tuple(tensor.shape[1:]) != shape:
-        raise ObservationError(f"{what} has shape {tuple(tensor.shape)}, expected {shown(shape)}")
+        raise ObservationError(f"{what} has shape {tuple(tensor.shape)}, expected {shape_text(shape)}")
     tensor = tensor.to(device=like.device, dtype=like.dtype)
     check_finite(tensor, what)
     return tensor
 
 
 def _listed(inputs: Mapping[str, tuple[int, ...]]) -> str:
-    return " and ".join(f"{name!r} {shown(shape)}" for name, shape in inputs.items())
+    return " and ".join(f"{name!r} {shape_text(shape)}" for name, shape in inputs.items())
 
 
 def reach(tensor: Tensor) -> tuple[float, float]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockcache.errors import FileError
+from blockcache.extras import require
 from blockcache.files import PathLike, write_bytes
-from blockcache_runtime.extras import require
 
 
 def require_matplotlib() -> None:

@@ -18,9 +18,9 @@ from jinja2 import Environment, StrictUndefined
 
 from blockcache._version import __version__
 from blockcache.errors import FileError
+from blockcache.extras import require
 from blockcache.report import chart as values
 from blockcache.report.document import Document, Table, charts, spans
-from blockcache_runtime.extras import require
 
 MOST_BYTES = 8_000_000
 """Of a page: it is sent by mail and opened on a phone."""

@@ -99,7 +99,7 @@ PERFORMANCE = Format(
     "blockcache.performance",
     "performance file",
     {
-        "bench": Fields(_RUN, _ENCODER),
+        "bench": Fields(_RUN, _ENCODER, others=True),
         "limits": list_of(Fields({"threads": Count, "peak_gflops": _Time, "kinds": list_of(_KIND)})),
         "shapes": list_of(Fields({"name": str, "ms": _ENGINES, "difference": _ENGINES})),
         "growth": Fields({"steps": _POINTS, "updates": _POINTS}),

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from blockcache.files import Count, Fields, Format, PathLike
+from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.distance import Distances
-from blockcache_runtime.fingerprint import Fingerprint
 
 Verdict: TypeAlias = Literal["looks lossless", "will likely cost score", "do not use"]
 VERDICTS: tuple[Verdict, ...] = ("looks lossless", "will likely cost score", "do not use")

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from blockcache.files import Count, Format, PathLike, dict_of
+from blockcache.fingerprint import Fingerprint
 from blockcache.measure.distance import Distances
-from blockcache_runtime.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import Any
 
 from blockcache.errors import BlockcacheError
 from blockcache.files import Count, Fields, Format, PathLike, exists
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.measure.action_error import ActionError
-from blockcache_runtime.fingerprint import Fingerprint
 
 BASELINE = "full"
 PLAIN = "plain policy"  # among timings: the policy as it comes
@@ -134,7 +134,7 @@ def check_alike(
     reason = None
     if old.task["name"] != task:
         reason = f"task {old.task['name']} instead of {task}"
-    elif differences := policy.differences(Fingerprint.from_dict(old.policy["fingerprint"])):
+    elif differences := fingerprint_differences(policy, Fingerprint.from_dict(old.policy["fingerprint"])):
         reason = f"another policy ({'; '.join(differences)})"
     else:
         before = {method.name: method for method in old.methods}

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from blockcache.files import Count, Fields, Format, Limit, PathLike, dict_of
+from blockcache.fingerprint import Fingerprint
 from blockcache.measure.latency import Latency
-from blockcache_runtime.fingerprint import Fingerprint
 
 MACHINE = Fields({"processor": str, "cores": Count}, {"load_average": list[float] | None}, others=True)
 PERCENTILES = (50, 95, 99)

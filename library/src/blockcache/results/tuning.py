@@ -12,9 +12,9 @@ from typing import Any
 
 from blockcache.errors import BlockcacheError
 from blockcache.files import Count, Fields, Format, PathLike, Positive
+from blockcache.fingerprint import Fingerprint
 from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
-from blockcache_runtime.fingerprint import Fingerprint
 
 MARGIN = 0.5
 """A prediction scatters, so that half of the loss that a user allows is kept in hand."""

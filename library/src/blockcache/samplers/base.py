@@ -18,8 +18,8 @@ import numpy as np
 
 from blockcache.errors import SamplerError, short
 from blockcache.files import Format, PathLike
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.samplers.coefficients import Array, SamplerTable
-from blockcache_runtime.fingerprint import Fingerprint
 
 # a sampler that was chosen for one policy also says for which, and why
 FORMAT = Format(
@@ -179,7 +179,7 @@ class ChosenSampler:
         """Refuse a policy for which it was not chosen. The policy's sampler may be any: it is what gets replaced."""
         if self.policy is None:
             return
-        found = self.policy.differences(policy, ignore=("sampler", "steps"))
+        found = fingerprint_differences(self.policy, policy, ignore=("sampler", "steps"))
         if found:
             raise SamplerError(
                 f"this {self.sampler.type} sampler was chosen for another policy ({'; '.join(found)}); choose one for this "

@@ -16,9 +16,9 @@ from typing import Any
 from blockcache.block import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION
 from blockcache.errors import FileError, ScheduleError, short, shortened
 from blockcache.files import PathLike, read_bytes
+from blockcache.fingerprint import Fingerprint
 from blockcache.foreign.pickles import Call, Global, load_pickle
 from blockcache.schedule.schedule import Schedule
-from blockcache_runtime.fingerprint import Fingerprint
 
 WHAT = "authors' schedule"
 _FILE = re.compile(r"optimal_steps_(?P<module>.+)_(?P<updates>\d{1,5})_(?P<metric>[^_]+)\.pkl")

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from blockcache.block import Block
 from blockcache.errors import BlockcacheError, ContentError, ScheduleError, short
-from blockcache.files import Format, PathLike, plain_json
-from blockcache_runtime.fingerprint import Fingerprint
+from blockcache.files import Format, PathLike, read
+from blockcache.fingerprint import Fingerprint
 
 FORMAT = Format(
     "blockcache.schedule", "schedule", {"steps": Any, "updates": dict, "fingerprint": Fingerprint, "origin": dict}
@@ -122,7 +122,7 @@ class Schedule:
 def checked_origin(origin: Mapping[str, Any], error: type[BlockcacheError]) -> dict[str, Any]:
     """How a value came to be, as it will stand in its file; otherwise `error`: what no file can hold has no origin."""
     try:
-        return dict(plain_json(dict(origin), "origin"))
+        return dict(read(Any, dict(origin), "origin"))
     except (ContentError, TypeError, ValueError) as problem:
         raise error(
             f"the origin is a record that a file can hold, of texts and plain finite numbers: {problem}"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 from blockcache.block import Block
 from blockcache.errors import ScheduleError
-from blockcache_runtime.fingerprint import Fingerprint
+from blockcache.fingerprint import Fingerprint
 
 
 class Strategy(Protocol):

@@ -10,9 +10,9 @@ from typing import Any
 
 from blockcache.block import FEED_FORWARD, Block, kind_from_name
 from blockcache.errors import ScheduleError
+from blockcache.fingerprint import Fingerprint
 from blockcache.schedule.schedule import Schedule
 from blockcache.solvers.bac import bubbling_union
-from blockcache_runtime.fingerprint import Fingerprint
 
 STEPS = 100
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from blockcache.block import Block
 from blockcache.errors import RecordingError, short, shortened
 from blockcache.files import Count, Format, PathLike, expect_keys
+from blockcache.fingerprint import Fingerprint
 from blockcache.schedule.schedule import MOST_STEPS, checked_origin
 from blockcache.solvers.metrics import METRICS
-from blockcache_runtime.fingerprint import Fingerprint
 
 FORMAT = Format(
     "blockcache.recording",

@@ -14,8 +14,8 @@ import numpy as np
 
 from blockcache.block import Block
 from blockcache.errors import RecordingError
+from blockcache.fingerprint import Fingerprint
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.fingerprint import Fingerprint
 
 DEGREE = 4
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.errors import FileError
+from blockcache.extras import require
 from blockcache.files import PathLike, write_bytes
-from blockcache_runtime.extras import require
 
 Frame: TypeAlias = npt.NDArray[np.uint8]  # (height, width, 3)
 HEIGHT, RATE, CAPTION = 256, 10, 18  # pixels, frames per second, pixels

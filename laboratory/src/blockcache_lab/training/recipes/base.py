@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from blockcache_lab.training.data import Demonstrations, TrainingError, window_indices
-from blockcache_runtime.frames import BYTE
+from blockcache_runtime.checks import BYTE
 
 if TYPE_CHECKING:
     from blockcache.tasks import TaskSpec

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from blockcache.errors import ObservationError, PolicyError
+from blockcache.extras import require
 from blockcache.models.dit.clip_config import CHANNELS, MASK, TOKENS, ClipConfig, Sides
-from blockcache_runtime.extras import require
 
 _LARGEST = 2  # for CLIP's text encoder: the end of the words is the largest of the ids, as in OpenAI's own configs
 

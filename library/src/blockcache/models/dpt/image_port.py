@@ -18,7 +18,7 @@ from blockcache.models.dpt.encoder_parts import EncoderParts, inputs_of
 from blockcache.models.dpt.program_inputs import FEATURES, known_parts
 from blockcache.models.public import PublicPort
 from blockcache.observations.tensors import as_tensor, reach
-from blockcache_runtime.frames import BYTE, check_frames, shown
+from blockcache_runtime.checks import BYTE, check_frames, shape_text
 
 
 class CameraPort(PublicPort):
@@ -79,7 +79,9 @@ class CameraPort(PublicPort):
 
     def _wanted(self) -> str:
         listed = (
-            " and ".join(f"{name!r} {shown(shape)}" for name, shape in self.inputs.items()) if self.observed else ""
+            " and ".join(f"{name!r} {shape_text(shape)}" for name, shape in self.inputs.items())
+            if self.observed
+            else ""
         )
         return f": {listed}" if listed else " by name"
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from blockcache.errors import FileError, short
 from blockcache.files import JSON_BYTES, PathLike, opened, parse_json, read_bytes
+from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.results.analysis import FORMAT as ANALYSIS
 from blockcache.results.analysis import Analysis
 from blockcache.results.bench import FORMAT as BENCH
@@ -33,7 +34,6 @@ from blockcache.schedule.schedule import FORMAT as SCHEDULE
 from blockcache.schedule.schedule import Schedule
 from blockcache.solvers.recording import FORMAT as RECORDING
 from blockcache.solvers.recording import Recording
-from blockcache_runtime.fingerprint import Fingerprint
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Sources:
 
     def __post_init__(self) -> None:
         for (first, one), (path, other) in combinations(self.fingerprints, 2):  # all: one may leave fields open
-            if differences := one.differences(other, ignore=SAMPLER_FREE):
+            if differences := fingerprint_differences(one, other, ignore=SAMPLER_FREE):
                 raise FileError(
                     f"{path} is of another policy than {first} ({'; '.join(differences)}); a report is on one policy, so "
                     "leave out one of them"

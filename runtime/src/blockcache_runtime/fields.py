@@ -5,8 +5,8 @@ A kind is a type as in an annotation: `bool`, `int`, `float`, `str`, `X | None`,
 JSON can hold.
 `Annotated[X, Limit(low, high)]` bounds a number or a length. Strict: true is no number, "3" is none, and none is infinite.
 
-Not msgspec or pydantic, which do the same: an export is opened with numpy and onnxruntime alone, the errors are sentences of
-ours, and both take a key that stands there twice.
+Not msgspec or pydantic, which do the same: an export is opened with numpy and onnxruntime alone, the errors are sentences,
+and both accept a key that stands there twice.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from blockcache_runtime.errors import ContentError, short, shortened
 
-T = TypeVar("T")
 Kind: TypeAlias = Any  # a type as above; Python has no name for that
 Reader: TypeAlias = Callable[[Any], Any]
 
@@ -59,30 +58,21 @@ class Fields:
     others: bool = False
 
 
-def list_of(kind: Kind) -> Kind:
-    """`list[kind]`, where the kind is a `Fields`."""
-    return list[kind]
-
-
-def dict_of(kind: Kind) -> Kind:
-    """`dict[str, kind]`, where the kind is a `Fields`."""
-    return dict[str, kind]
-
-
-class _MisfitError(Exception):
-    """A value that does not fit; containers say where, from the inside out."""
+class _MisfitError(ContentError):
+    """A value that does not fit; lists and objects around it add its place, from the inside out."""
 
     def __init__(self, before: str, behind: str) -> None:
-        super().__init__(before, behind)
+        super().__init__(before + behind)
         self.before, self.behind, self.place = before, behind, ""
 
 
 def read(kind: Kind, value: Any, where: str = "") -> Any:
     """`value` as `kind` says it, its lists and objects made new; otherwise a ContentError.
 
-    kind   see above
-    value  what JSON gave, or will be given
-    where  what the value is called in the error; without it the error names the place within the value alone
+    Args:
+        kind: See above.
+        value: What JSON gave, or will be given.
+        where: What the value is called in the error; without it the error names the place within the value alone.
     """
     try:
         return _reader(kind)(value)
@@ -92,20 +82,8 @@ def read(kind: Kind, value: Any, where: str = "") -> Any:
         raise ContentError(f"{misfit.before}{under}{misfit.behind}") from None
 
 
-def plain_json(value: Any, where: str) -> Any:
-    """A copy in JSON's own types, tuples as lists; what could not be written and read again is refused."""
-    return read(Any, value, where)
-
-
 def expect_keys(found: Collection[str], required: Collection[str], optional: Collection[str] = ()) -> None:
     """Refuse keys that are missing or that nobody knows, by name; the reader of the file says of which file."""
-    try:
-        _check_keys(found, required, optional)
-    except _MisfitError as misfit:
-        raise ContentError(misfit.before + misfit.behind) from None
-
-
-def _check_keys(found: Collection[str], required: Collection[str], optional: Collection[str]) -> None:
     if odd := sorted(map(str, (set(required) - set(found)) | (set(found) - {*required, *optional}))):
         more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
         names = ", ".join(shortened(name, 60) for name in odd[:5])
@@ -120,8 +98,8 @@ def _reader(kind: Kind) -> Reader:
     if origin is Annotated:
         return _limited(_reader(inner[0]), inner[1])
     if origin in (Union, types.UnionType):
-        (some,) = [item for item in inner if item is not type(None)]
-        return _optional(_reader(some))
+        (some,) = [_reader(item) for item in inner if item is not type(None)]
+        return lambda value: None if value is None else some(value)
     if kind in (Any, object):
         return _anything
     if kind in _SIMPLE:
@@ -132,15 +110,15 @@ def _reader(kind: Kind) -> Reader:
         fixed = shape is tuple and inner and inner[-1] is not Ellipsis
         return _limited(listed, Limit(len(inner), len(inner))) if fixed else listed
     if shape in (dict, Mapping):
-        return _mapped(_reader(inner[1] if inner else Any))
+        item = _reader(inner[1] if inner else Any)
+        return lambda value: _pairs(_mapping(value), item)
     if isinstance(kind, Fields):
-        return _object(kind.required, kind.optional, kind.others, dict)
+        return _object(kind, dict)
     if hasattr(kind, "from_dict"):
         return lambda value: kind.from_dict(value)
     if isinstance(kind, type) and is_dataclass(kind):
         hints = get_type_hints(kind, include_extras=True)
-        make: Callable[..., Any] = kind
-        return _object({item.name: hints[item.name] for item in fields(kind)}, {}, False, make)
+        return _object(Fields({item.name: hints[item.name] for item in fields(kind)}), kind)
     raise TypeError(f"no way to read a {kind!r}")
 
 
@@ -163,9 +141,9 @@ def _int(value: Any) -> Any:
 
 
 def _float(value: Any) -> Any:
+    if isinstance(value, int):
+        return _int(value)  # as it stands there, so that it is written again as it was
     if not isinstance(value, float):
-        if isinstance(value, int):
-            return _int(value)  # as it stands there, so that it is written again as it was
         raise _need("a number", value)
     if not math.isfinite(value):
         raise _need("a finite number", value)
@@ -177,28 +155,23 @@ def _str(value: Any) -> Any:
         raise _need("a text", value)
     if len(value) > TEXT:
         raise _need(f"a text of {TEXT:,} characters at most", value)
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair: JSON has it, no file or terminal takes it
-            raise _need("a text in Unicode", value) from None
+    try:
+        value.isascii() or value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: JSON has it, no file or terminal takes it
+        raise _need("a text in Unicode", value) from None
     return str(value)
 
 
-def _none(value: Any) -> Any:
-    if value is not None:
-        raise _need("null", value)
-    return value
-
-
-_SIMPLE: dict[Any, Reader] = {bool: _bool, int: _int, float: _float, str: _str, type(None): _none}
+_SIMPLE: dict[Any, Reader] = {bool: _bool, int: _int, float: _float, str: _str}
 
 
 def _anything(value: Any, depth: int = 0) -> Any:
     """JSON of any shape. Its numbers, texts and lengths are bounded too, and so is its depth."""
-    for simple in (type(None), bool, int, float, str):
+    if value is None:
+        return value
+    for simple, reader in _SIMPLE.items():
         if isinstance(value, simple):
-            return _SIMPLE[simple](value)
+            return reader(value)
     if depth == DEPTH:
         raise _MisfitError("there are lists within lists", f", more than {DEPTH} of them")
     if isinstance(value, Mapping):
@@ -206,6 +179,12 @@ def _anything(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         return _each(value, lambda item: _anything(item, depth + 1))
     raise _need("something that JSON can hold", value)
+
+
+def _mapping(value: Any) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise _need("an object", value)
+    return value
 
 
 def _limited(inner: Reader, limit: Limit) -> Reader:
@@ -219,10 +198,6 @@ def _limited(inner: Reader, limit: Limit) -> Reader:
     return check
 
 
-def _optional(inner: Reader) -> Reader:
-    return lambda value: None if value is None else inner(value)
-
-
 def _listed(inner: Reader, shape: Callable[[list[Any]], Any]) -> Reader:
     def check(value: Any) -> Any:
         if not isinstance(value, list | tuple):
@@ -233,28 +208,13 @@ def _listed(inner: Reader, shape: Callable[[list[Any]], Any]) -> Reader:
     return check
 
 
-def _mapped(inner: Reader) -> Reader:
-    def check(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            raise _need("an object", value)
-        return _pairs(value, inner)
-
-    return check
-
-
-def _object(
-    required: Mapping[str, Kind], optional: Mapping[str, Kind], others: bool, make: Callable[..., Any]
-) -> Reader:
-    known = {name: _reader(kind) for name, kind in {**required, **optional}.items()}
+def _object(kind: Fields, make: Callable[..., Any]) -> Reader:
+    known = {name: _reader(inner) for name, inner in {**kind.required, **kind.optional}.items()}
 
     def check(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            raise _need("an object", value)
-        _check_keys(set(value) & set(known) if others else value, required, optional)
-        made = {}
-        for key, item in value.items():
-            made[_str(key)] = _inside(known.get(key, _anything), item, f".{key}")
-        return make(**made)
+        keys = set(_mapping(value))
+        expect_keys(keys & set(known) if kind.others else keys, kind.required, kind.optional)
+        return make(**{_str(key): _inside(known.get(key, _anything), item, key) for key, item in value.items()})
 
     return check
 
@@ -275,12 +235,12 @@ def _each(value: Sequence[Any], inner: Reader) -> list[Any]:
 def _pairs(value: Mapping[Any, Any], inner: Reader) -> dict[str, Any]:
     if len(value) > ITEMS:
         raise _need(f"an object of {ITEMS:,} keys at most", value)
-    return {_str(key): _inside(inner, item, f".{key}") for key, item in value.items()}
+    return {_str(key): _inside(inner, item, key) for key, item in value.items()}
 
 
-def _inside(inner: Reader, item: Any, place: str) -> Any:
+def _inside(inner: Reader, item: Any, key: Any) -> Any:
     try:
         return inner(item)
     except _MisfitError as misfit:
-        misfit.place = place + misfit.place
+        misfit.place = f".{key}{misfit.place}"
         raise

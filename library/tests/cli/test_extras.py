@@ -6,7 +6,7 @@ import types
 import pytest
 
 from blockcache.errors import EngineError, FileError
-from blockcache_runtime.extras import installed, installed_version, require
+from blockcache.extras import installed, installed_version, require
 
 
 def test_what_is_there_is_taken_without_importing_it():
@@ -28,7 +28,7 @@ def test_what_is_missing_is_refused_in_the_words_of_the_caller():
 
 
 def test_a_library_goes_by_the_name_that_people_know(monkeypatch):
-    monkeypatch.setattr("blockcache_runtime.extras.find_spec", lambda module: None)
+    monkeypatch.setattr("blockcache.extras.find_spec", lambda module: None)
     with pytest.raises(FileError, match="a picture needs Pillow"):
         require("PIL", "plots", "a picture", error=FileError)
 

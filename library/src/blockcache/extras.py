@@ -6,7 +6,7 @@ import importlib
 import re
 from importlib.util import find_spec
 
-from blockcache_runtime.errors import BlockcacheError
+from blockcache.errors import BlockcacheError
 
 _PACKAGES = {"PIL": "Pillow", "cv2": "OpenCV"}  # where a library is known by another name than its module's
 
@@ -25,20 +25,25 @@ def installed_version(module: str) -> str | None:
 
 
 def require(
-    module: str, extra: str, what_for: str, *, error: type[BlockcacheError], minimum: tuple[int, int] | None = None
+    module: str,
+    extra: str | None,
+    what_for: str,
+    *,
+    error: type[BlockcacheError],
+    minimum: tuple[int, int] | None = None,
 ) -> None:
     """Refuse a missing or an old library before any work is done for it, naming the extra that brings it.
 
     Args:
         module: What would be imported, such as "PIL".
-        extra: What stands in pip install "blockcache[...]".
+        extra: What stands in pip install "blockcache[...]"; None for what comes with blockcache itself.
         what_for: Who needs it, as the subject of a sentence: "a picture", "the onnx engine".
         error: The kind of error to raise.
         minimum: The oldest version that will do; None takes any, and imports nothing.
     """
     name = _PACKAGES.get(module, module)
     wanted = "it" if minimum is None else f"version {'.'.join(map(str, minimum))} or newer"
-    hint = f'{wanted} comes with: pip install "blockcache[{extra}]"'
+    hint = f"{wanted} comes with: pip install " + (f'"blockcache[{extra}]"' if extra else "blockcache")
     found = installed_version(module) if minimum else installed(module)
     if not found:
         raise error(f"{what_for} needs {name}, which is not installed; {hint}")

@@ -1,4 +1,4 @@
-"""Watches the tensors of one generation for numbers that left the range in which an action can be trusted.
+"""The largest norm of all rows that a generation passes through: shows numbers that left the range of trusted actions.
 
 Rows are kept until there are many, and then measured all at once: at batch 1 that is a few operations for a whole chunk.
 Nothing is copied to the host before the end. Knows nothing of schedules.
@@ -15,12 +15,12 @@ from torch import Tensor
 from blockcache.errors import PolicyError
 from blockcache.models.port import Port
 from blockcache.observations.tensors import largest
-from blockcache_runtime.finite import check_generation
+from blockcache_runtime.checks import check_generation
 
 HELD_BYTES = 2**24
 
 
-class Watch:
+class LargestNorm:
     """The largest norm of all rows that were seen. A row of the residual stream keeps whatever a block added to it."""
 
     def __init__(self) -> None:
@@ -51,18 +51,18 @@ class Watch:
         self._held, self._bytes = [], 0
 
 
-class GenerationWatch:
-    """A `Watch` over a generation of the patched engine."""
+class GenerationNorms:
+    """A `Watcher` of the patched engine: refuses the answer of a generation whose numbers left the range."""
 
     def __init__(self, port: Port) -> None:
-        self._port, self._watch = port, Watch()
+        self._port, self._norm = port, LargestNorm()
 
     def see(self, value: Any) -> None:
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, Tensor) and item.is_floating_point() and item.ndim and item.numel():
-                self._watch.see(item.detach())
+                self._norm.see(item.detach())
 
     def end(self, obs: Any, returned: Any) -> None:
-        with contextlib.suppress(PolicyError):  # what an engine cannot find an action in, it does not judge
+        with contextlib.suppress(PolicyError):  # an answer without an action is not judged here
             self.see(self._port.action_of(returned))
-        check_generation(float(self._watch.largest()), lambda: largest(obs))
+        check_generation(float(self._norm.largest()), lambda: largest(obs))

@@ -1,0 +1,139 @@
+"""Which observations, frames and noise a policy takes and which actions it may give: finite numbers within a limit.
+
+One sentence for each that is refused. Looking at the action alone is not enough: a clip, a norm or a softmax turns infinity,
+or a square that overflows, into a number that looks like an action. Knows nothing of torch, policies or engines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from blockcache_runtime.errors import NonFiniteError, ObservationError
+
+Array: TypeAlias = npt.NDArray[np.float32]
+
+LIMIT = 1e18  # of observations, weights, actions, rows of the residual stream: beyond it a float32 square overflows
+NOISE_LIMIT = 1e6  # it is standard normal: nothing that was drawn comes near
+BYTE = 255.0
+OVERSHOOT = 0.1  # how far a fraction may lie outside of 0 to 1: resizing with a cubic filter overshoots a little
+
+
+def within(largest: float, limit: float = LIMIT) -> bool:
+    """Whether numbers up to this magnitude are usable; NaN is not."""
+    return largest <= limit
+
+
+def beyond(largest: float, limit: float = LIMIT) -> str:
+    """What numbers hold that are not within the limit, for a sentence."""
+    return f"values beyond {limit:g}" if math.isfinite(largest) else "NaN or infinity"
+
+
+def largest(array: npt.NDArray[Any]) -> float:
+    """The largest magnitude; NaN if one of the values is."""
+    return float(np.abs(array).max(initial=0.0))
+
+
+def check_input(largest: float, what: str = "the observation") -> None:
+    """Refuse an observation, or noise (`what` is "noise"), that is not finite or absurdly large, and blame it alone."""
+    limit, hint = LIMIT, "check the sensor before asking for an action"
+    if what == "noise":
+        limit, hint = NOISE_LIMIT, "draw_noise makes it"
+    if not within(largest, limit):
+        raise ObservationError(f"{what} holds {beyond(largest, limit)}; {hint}")
+
+
+def check_generation(largest: float, observed: Callable[[], float]) -> None:
+    """Refuse an action that came out of something that was not finite, or is itself no number.
+
+    Args:
+        largest: The largest magnitude of the action, and of everything on its way where an overflow shows.
+        observed: Finds the observation's largest magnitude, so that a reader can tell what is to blame.
+    """
+    if not within(largest):
+        raise NonFiniteError(
+            f"no action is given, since the policy's numbers came to {beyond(largest)} on the way to it; the observation "
+            f"reaches {observed():.3g}: check the sensor, or the policy's weights if that is as usual"
+        )
+
+
+def read_array(value: Any, what: str) -> Array:
+    """Anything that numpy reads as numbers, as float32, contiguous. `what` names it in an error, such as "noise"."""
+    array = _numbers(value, what)
+    if array.dtype != np.float32 or not array.flags.c_contiguous:
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
+            array = np.asarray(array, dtype=np.float32, order="C")
+    check_input(largest(array), what)
+    return array
+
+
+def read_frames(value: Any, what: str, expected: tuple[int, ...]) -> Array:
+    """A camera's frames, (batch, *expected), as float32 from 0 to 1: bytes of the camera, or that already."""
+    array = _numbers(value, what)
+    check_frames(what, array.shape, str(array.dtype), expected, lambda: (float(array.min()), float(array.max())))
+    frames = np.asarray(array, dtype=np.float32, order="C")
+    return frames / np.float32(BYTE) if array.dtype == np.uint8 else frames
+
+
+def _numbers(value: Any, what: str) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(value)  # a torch tensor answers this too
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ObservationError(f"{what} is not an array of numbers: {reason}") from error
+    if array.dtype.kind not in "fiub":
+        raise ObservationError(f"{what} is not an array of numbers: its type is {array.dtype}")
+    return array
+
+
+def shape_text(shape: Sequence[object]) -> str:
+    """A shape behind the batch, for a sentence."""
+    return f"(batch, {', '.join(map(str, shape))})"
+
+
+def check_frames(
+    what: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    expected: tuple[int, ...],
+    extremes: Callable[[], tuple[float, float]],
+) -> None:
+    """Refuse what are no frames of the camera that is expected: channels first, bytes, or fractions from 0 to 1.
+
+    Args:
+        what: The camera in a sentence, such as "the observation 'image'".
+        shape: With the batch in front.
+        dtype: Its name, such as "uint8" or "float32".
+        expected: The shape behind the batch: moments, channels, height, width.
+        extremes: Finds the smallest and the largest value; asked for fractions only.
+    """
+    if len(shape) != 1 + len(expected) or shape[0] < 1 or tuple(shape[1:]) != expected:
+        advice = _shape_advice(tuple(shape), expected)
+        raise ObservationError(f"{what} has shape {tuple(shape)}, expected {shape_text(expected)}{advice}")
+    if dtype == "uint8":
+        return
+    if "float" not in dtype:
+        raise ObservationError(f"{what} holds {dtype}, expected uint8 from 0 to 255 or floats from 0 to 1")
+    low, high = extremes()
+    check_input(max(abs(low), abs(high)) if low == low and high == high else math.nan, what)
+    if high > 1 + OVERSHOOT:
+        hint = "divide by 255, or give the camera's own uint8"
+        raise ObservationError(f"{what} holds floats up to {high:g}, expected 0 to 1; {hint}")
+    if low < -OVERSHOOT:
+        hint = "the policy normalises them by itself"
+        raise ObservationError(f"{what} holds floats down to {low:g}, expected 0 to 1; {hint}")
+
+
+def _shape_advice(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    moments, channels, height, width = expected
+    if shape[1:] == (moments, height, width, channels):
+        return ": channels come before height and width (numpy.moveaxis(frames, -1, -3))"
+    if shape == expected:
+        return "; put the batch in front (frames[None])"
+    if len(shape) == 1 + len(expected) and shape[1:3] == (moments, channels):
+        return f"; resize the frames to {height} x {width}"
+    return ""

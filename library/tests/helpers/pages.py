@@ -73,10 +73,12 @@ def parse(line, complete):
 def _resolve(words):
     """The verb's command and what is given to it."""
     command = _front()
+    context = click.Context(command, info_name="blockcache")
     while words and isinstance(command, click.Group):
-        inner = command.get_command(click.Context(command), words[0])
+        inner = command.get_command(context, words[0])
         if inner is None:
             break
+        context = click.Context(inner, parent=context, info_name=words[0])
         command, words = inner, words[1:]
     return command, words
 

@@ -125,7 +125,7 @@ def test_markdown():
 
 @pytest.mark.parametrize(("name", "page"), [("performance", performance.page), ("caching-error", caching.page)])
 def test_the_published_page_is_what_the_code_makes_of_the_published_figures(name, page):
-    """docs/results.md has its own test."""
+    """docs/generated/results.md has its own test."""
     made = render(page(json.loads((GENERATED / f"{name}.json").read_text())))
     assert made == (GENERATED / f"{name}.md").read_text()
 

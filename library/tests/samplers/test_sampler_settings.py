@@ -10,6 +10,7 @@ import pytest
 
 import blockcache
 from blockcache.errors import FileError, SamplerError
+from blockcache.files import read_json
 from blockcache.samplers import DDIM, DDPM, SAMPLERS, DPMSolver, Euler, SamplerConfig, SDEDPMSolver, fewer_steps, table
 from repository import RECORDS
 
@@ -226,9 +227,9 @@ def stored_samplers():
     package = Path(blockcache.__file__).parent
     files = [
         *package.glob("assets/policies/*/config.json"),
-        *RECORDS.glob("*/*.json"),
+        *RECORDS.glob("*/*.json.gz"),
     ]
-    return [(file, sampler) for file in files for sampler in found(json.loads(file.read_text()))]
+    return [(file, sampler) for file in files for sampler in found(read_json(file, "file"))]
 
 
 def test_stored_samplers_are_read_and_written_as_they_were():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
+
 from blockcache_runtime.errors import (
     BlockcacheError,
     ContentError,
@@ -30,6 +32,7 @@ __all__ = [
     "StaleWeightsError",
     "StepError",
     "TaskError",
+    "entry_failure",
     "in_one_line",
     "short",
     "shortened",
@@ -70,3 +73,15 @@ class FitError(BlockcacheError):
 
 class TaskError(BlockcacheError):
     """A task that is unknown, that lacks its simulator, or that the policy or the data does not fit."""
+
+
+def entry_failure(what: str, point: EntryPoint, error: Exception) -> str:
+    """One sentence about something of another package that cannot be loaded.
+
+    Args:
+        what: What the package brings, such as "task".
+        point: The entry point that names it.
+        error: What loading it raised.
+    """
+    package = point.dist.name if point.dist is not None else point.module
+    return f"the {what} {point.name!r} of {package} cannot be loaded: {in_one_line(error)}"

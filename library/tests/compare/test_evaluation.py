@@ -235,5 +235,5 @@ def test_missing_libraries_are_named_with_their_extra(monkeypatch):
     with pytest.raises(EvaluationError, match=r"blockcache\[eval\]"):
         local_workers(2)
     assert local_workers(1) is local_workers(None) is one_by_one
-    with pytest.raises(FileError, match=r"blockcache\[plots\]"):
+    with pytest.raises(FileError, match=r"blockcache\[video\]"):
         check_video("x.gif")

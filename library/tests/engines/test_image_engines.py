@@ -63,14 +63,13 @@ def strange():
 
 
 class TestBehindAStrangeEncoder(PolicyContract):
+    declares_observations = False
+
     def policy(self):
         return strange()
 
     def observation(self, batch):
         return observed(batch=batch, dtype=torch.float32)
-
-    def test_typical_observations_are_taken(self):
-        """None are made up: the first one that comes is compared."""
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)

@@ -106,6 +106,14 @@ def test_a_family_without_feed_forward_blocks_is_told_so():
         contract.test_the_union_has_something_to_do()
 
 
+def test_a_policy_that_says_what_it_observes_cannot_be_declared_not_to():
+    class Silent(TestDecoder):
+        declares_observations = False  # a lie
+
+    with pytest.raises(AssertionError, match="the policy says what it observes after all"):
+        Silent().test_synthetic_observations_are_taken()
+
+
 def test_others_are_asked_first_and_a_refusal_says_what_each_missed(toy_family_is_installed):
     assert port_of(toy_family.FlowPolicy()).adapter.family == "toy-flow"
     assert port_of(tiny_policy()).adapter.family == "dp-t"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import click
 
@@ -63,7 +63,8 @@ class LazyGroup(click.Group):
         typed = self._within(ctx) + cmd_name
         if typed in LABORATORY:
             raise click.UsageError(
-                f"'blockcache {typed}' is in blockcache-lab, which is not installed; docs/start.md says how to install it"
+                f"'blockcache {typed}' is in blockcache-lab, which is not installed; install it with: "
+                "pip install blockcache-lab (in a clone of the repository: pip install ./laboratory)"
             )
         return None
 
@@ -95,14 +96,17 @@ class LazyGroup(click.Group):
 
 def _load(place: str, package: str | None = None) -> click.Command:
     module, _, name = place.partition(":")
-    return cast(click.Command, getattr(import_module(module, package), name))
+    command = getattr(import_module(module, package), name)
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{place} is a {type(command).__name__}, expected a click command")
+    return command
 
 
 def _others() -> Iterator[tuple[str, str, tuple[str, str]]]:
     """Name, package and verb of all that is registered; a package whose entry is broken brings a verb that says so."""
     for point in sorted(entry_points(group="blockcache.verbs"), key=lambda point: point.name):
         try:
-            verbs = dict(point.load())
+            verbs = {str(name): (str(place), str(line)) for name, (place, line) in dict(point.load()).items()}
         except Exception as error:
             verbs = {point.name: (point.value, f"Cannot be loaded: {type(error).__name__}: {error}")}
         yield from ((name, point.name, verb) for name, verb in verbs.items())

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from blockcache.errors import FileError, PolicyError, short
+from blockcache.errors import FileError, PolicyError, entry_failure, short
 from blockcache.files import Format, Name, PathLike, exists, opened, read_bytes
 
 CONFIG, WEIGHTS, OBSERVATIONS = "config.json", "model.safetensors", "observations.npz"
@@ -40,7 +40,7 @@ _ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 def shipped_policies() -> tuple[str, ...]:
     """Names that `load_policy` knows without a path: those of every installed package that brings policies."""
-    return tuple(sorted(_shipped()))
+    return tuple(sorted(_shipped()[0]))
 
 
 def policy_directory(source: PathLike) -> Path:
@@ -56,8 +56,9 @@ def policy_directory(source: PathLike) -> Path:
         raise FileError(
             f"no policy {short(name)}: it is neither a directory nor one of the shipped policies "
             f"({', '.join(shipped_policies())}) nor a checkpoint FILE.ckpt nor a Python entry module:function"
+            + "".join(f"; {sentence}" for sentence in _shipped()[1])
         )
-    return _shipped()[name]
+    return _shipped()[0][name]
 
 
 def remember_place(policy: Any, directory: Path) -> None:
@@ -145,13 +146,20 @@ def check_source(source: str) -> None:
 
 
 @cache
-def _shipped() -> dict[str, Path]:
-    """By name, the policies in `assets/policies` of each package that is registered under `blockcache.policies`."""
+def _shipped() -> tuple[dict[str, Path], tuple[str, ...]]:
+    """By name, the policies in `assets/policies` of each package that is registered under `blockcache.policies`, and a
+    sentence about each package that cannot be looked into."""
     found: dict[str, Path] = {}
-    for package in sorted({point.value for point in entry_points(group="blockcache.policies")}):
-        root = Path(str(resources.files(package) / "assets" / "policies"))
-        for item in sorted(root.iterdir()):
+    broken = []
+    for package, point in sorted({point.value: point for point in entry_points(group="blockcache.policies")}.items()):
+        try:
+            root = Path(str(resources.files(package) / "assets" / "policies"))
+            items = sorted(root.iterdir())
+        except Exception as error:  # a package may raise anything when it is imported
+            broken.append(entry_failure("policies", point, error))
+            continue
+        for item in items:
             for place in (item, item / TUNED):
                 if place.joinpath(CONFIG).is_file():
                     found.setdefault(place.relative_to(root).as_posix(), place)
-    return found
+    return found, tuple(broken)

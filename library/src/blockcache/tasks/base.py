@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from blockcache.errors import TaskError
+from blockcache.errors import TaskError, entry_failure
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Tree: TypeAlias = Any
@@ -104,11 +104,11 @@ _PUSHT = TaskEntry(
     TaskSpec("pusht", obs_dim=20, action_dim=2, max_steps=300, success="coverage >= 0.95", extra="pusht"),
     "blockcache.tasks.pusht:PushT",
 )
-_OURS = (_PUSHT,)
 
 
 def task_names() -> tuple[str, ...]:
-    return tuple(sorted({entry.spec.name for entry in _OURS} | {point.name for point in _brought()}))
+    """Push-T, and what other packages bring."""
+    return tuple(sorted({_PUSHT.spec.name, *(point.name for point in _registered())}))
 
 
 def task_spec(name: str) -> TaskSpec:
@@ -161,25 +161,25 @@ def _unusable(entry: TaskEntry, error: ImportError) -> TaskError:
 
 
 def _find(name: str) -> TaskEntry:
-    """Ours, or one that another package registers; only that one is loaded, so that others cannot do harm."""
-    ours = [entry for entry in _OURS if entry.spec.name == name]
-    points = [point for point in _brought() if point.name == name]
-    if not ours and not points:
+    """Push-T, or a task that another package registers; only that one is loaded, so that others cannot do harm."""
+    points = [point for point in _registered() if point.name == name]
+    known = len(points) + (name == _PUSHT.spec.name)
+    if not known:
         raise TaskError(f"unknown task {name!r}; known tasks are {', '.join(task_names())}")
-    if len(ours) + len(points) > 1:
+    if known > 1:
         raise TaskError(f"the task {name!r} is registered more than once: by {', '.join(p.value for p in points)}")
-    return ours[0] if ours else _load(points[0])
+    return _load(points[0]) if points else _PUSHT
 
 
 def _load(point: EntryPoint) -> TaskEntry:
     try:
         entry = point.load()
     except Exception as error:
-        raise TaskError(f"the task {point.name!r} of {point.value} cannot be loaded: {error}") from error
+        raise TaskError(entry_failure("task", point, error)) from error
     if not isinstance(entry, TaskEntry) or entry.spec.name != point.name:
         raise TaskError(f"{point.value} is registered as task {point.name!r}, but is not a TaskEntry of that name")
     return entry
 
 
-def _brought() -> Iterable[EntryPoint]:
+def _registered() -> Iterable[EntryPoint]:
     return entry_points(group="blockcache.tasks")

@@ -1,12 +1,10 @@
-"""Two rollouts of the same episode side by side, as a GIF (Pillow) or an MP4 (OpenCV). Knows nothing of policies."""
+"""Rollouts of the same episode side by side, as a GIF or an MP4, written by imageio. Knows nothing of policies."""
 
 from __future__ import annotations
 
-import io
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,21 +15,36 @@ from blockcache.files import PathLike, write_bytes
 
 Frame: TypeAlias = npt.NDArray[np.uint8]  # (height, width, 3)
 HEIGHT, RATE, CAPTION = 256, 10, 18  # pixels, frames per second, pixels
-_NEEDS = {".gif": ("PIL", "plots"), ".mp4": ("cv2", "pusht")}
+# By the end of a file's name, imageio's plugin, the module that it needs, and its settings.
+_FORMATS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    ".gif": ("pillow", "PIL", {"duration": 1000 // RATE, "loop": 0}),
+    ".mp4": ("FFMPEG", "imageio_ffmpeg", {"fps": RATE, "macro_block_size": 2}),
+}
 
 
 def check_video(path: PathLike) -> None:
-    """Refuse a kind of video that cannot be written here, before any work is done for it."""
+    """Refuse a kind of video that cannot be written here, before any work is done for it.
+
+    Args:
+        path: Where the video shall be.
+    """
     suffix = Path(path).suffix
-    if suffix not in _NEEDS:
+    if suffix not in _FORMATS:
         raise FileError(f"a video is a .gif or a .mp4 file, got {path}")
-    for module, extra in (_NEEDS[suffix], _NEEDS[".gif"]):  # captions are Pillow's
-        require(module, extra, f"a {suffix} video", error=FileError)
+    for module in ("imageio", "PIL", _FORMATS[suffix][1]):  # captions are drawn by Pillow
+        require(module, "video", f"a {suffix} video", error=FileError)
 
 
 def write_video(path: PathLike, films: Mapping[str, Sequence[Frame]]) -> None:
-    """Films by their captions, next to one another; one that ends early stays on its last picture."""
+    """Films next to one another, each under its caption; one that ends early stays on its last picture.
+
+    Args:
+        path: Where the video shall be; how it ends says which format it has.
+        films: The pictures of each film, by its caption.
+    """
     check_video(path)
+    import imageio.v3 as imageio
+
     longest = max(len(film) for film in films.values())
     pictures = [
         np.concatenate(
@@ -39,7 +52,13 @@ def write_video(path: PathLike, films: Mapping[str, Sequence[Frame]]) -> None:
         )
         for moment in range(longest)
     ]
-    write_bytes(path, _gif(pictures) if Path(path).suffix == ".gif" else _mp4(pictures))
+    suffix = Path(path).suffix
+    plugin, _, settings = _FORMATS[suffix]
+    try:
+        data = imageio.imwrite("<bytes>", np.stack(pictures), extension=suffix, plugin=plugin, **settings)
+    except (OSError, RuntimeError) as error:  # imageio-ffmpeg finds no ffmpeg, or one that cannot do it
+        raise FileError(f"a {suffix} video cannot be written here ({error}); ask for a .gif") from error
+    write_bytes(path, data)
 
 
 def _captioned(frame: Frame, caption: str) -> Frame:
@@ -51,27 +70,3 @@ def _captioned(frame: Frame, caption: str) -> Frame:
     page.paste(picture, (0, CAPTION))
     ImageDraw.Draw(page).text((4, 3), caption, fill="black")
     return np.asarray(page, dtype=np.uint8)
-
-
-def _gif(pictures: Sequence[Frame]) -> bytes:
-    from PIL import Image
-
-    first, *others = (Image.fromarray(picture) for picture in pictures)
-    buffer = io.BytesIO()
-    first.save(buffer, "GIF", save_all=True, append_images=others, duration=1000 // RATE, loop=0)
-    return buffer.getvalue()
-
-
-def _mp4(pictures: Sequence[Frame]) -> bytes:
-    import cv2
-
-    height, width, _ = pictures[0].shape
-    with tempfile.TemporaryDirectory() as directory:  # OpenCV writes to files only
-        file = Path(directory) / "film.mp4"
-        film = cv2.VideoWriter(str(file), cv2.VideoWriter.fourcc(*"mp4v"), RATE, (width, height))
-        for picture in pictures:
-            film.write(np.ascontiguousarray(picture[..., ::-1]))  # it wants blue first
-        film.release()
-        if not file.exists() or not file.stat().st_size:
-            raise FileError("OpenCV cannot write MP4 here; ask for a .gif")
-        return file.read_bytes()

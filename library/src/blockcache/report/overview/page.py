@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from importlib.metadata import entry_points
 
+from blockcache.errors import BlockcacheError, entry_failure
 from blockcache.report.document import Document, Paragraph, Section, plain, table
 from blockcache.report.overview.answer import answer_blocks, find_answer
 from blockcache.report.overview.front import front_section
@@ -37,7 +38,15 @@ def page(sources: Sources) -> Document:
 def _brought(sources: Sources) -> list[Section]:
     """Sections that installed packages bring: each entry of `blockcache.sections` is a function of the sources."""
     points = sorted(entry_points(group="blockcache.sections"), key=lambda point: point.name)
-    sections = [section for point in points for section in point.load()(sources)]
+    sections: list[Section] = []
+    for point in points:
+        try:
+            sections += point.load()(sources)
+        except BlockcacheError:
+            raise
+        except Exception as error:  # a page is not lost by a package that is broken
+            said = plain(entry_failure("section", point, error))
+            sections.append(Section(plain(point.name), (Paragraph(f"{said}."),)))
     if sources.analyses and not any(point.name == ANALYSES for point in points):
         said = f"Drawn by blockcache-lab, which is not installed: {code(sources.analyses[0].path)}."
         sections.append(Section("Why caching works", (Paragraph(said),)))

@@ -13,7 +13,7 @@ from blockcache.engines.loop import Loop
 from blockcache.models.registry import port_of
 from blockcache.report.document import Document
 from blockcache.report.markdown import render
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import generation_flops
 from blockcache_lab.pages.families import families_table
 from blockcache_lab.pages.rdt_size import FORMAT, page
 from blockcache_lab.studies.families import accepted

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.methods import parse_method
 from blockcache.compare.paired import one_thread
-from blockcache.compare.reuse_parts import ActionBudget, TeaCache
+from blockcache.compare.reuse_parts import TeaCache
 from blockcache.samplers import sampler_names, table
 from blockcache.solvers.teacache import TeaCacheRule
 from blockcache_lab.studies.suites import Equal
@@ -47,8 +47,8 @@ def equal_flops(calibrations: Calibrations) -> Equal:
             begins = {n: int(table(calibrations.sampler(kind, n)).timesteps[0]) for n in near}
             near = [count for count in near if begins[count] == max(begins.values())] or list(costs)
             return f"{kind}-{min(near, key=lambda count: (abs(costs[count] - wanted), -count))}"
-        if kind == "action":  # its budget is a share of what the steps cost
-            return str(ActionBudget(budget=float(f"{(wanted - once) / (flops('full') - once):.4g}")))
+        if kind == "action":
+            return str(calibrations.action_budget(wanted))
         # every block is computed at S steps, wherever they are
         first, slope = flops("uniform:S=1"), flops("uniform:S=2") - flops("uniform:S=1")
         updates = min(range(1, steps + 1), key=lambda s: (abs(first + (s - 1) * slope - wanted), -s))

@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockcache.compare.candidates import Calibrations, Candidate, running
-from blockcache.compare.clouds import draw_chunks, flattened
+from blockcache.compare.dealing import CALIBRATION, DISTANCES, deal
 from blockcache.compare.methods import parse_method
 from blockcache.errors import ObservationError, PolicyError
+from blockcache.fitting.clouds import draw_chunks, flattened
 from blockcache.measure.action_error import Act, ActionError, action_error
 from blockcache.measure.distance import Distances, distances
 from blockcache.measure.statistics import mean_jerk
 from blockcache.models.registry import port_of
-from blockcache.observations import batch_size, hash_observations, pick, rows, split
+from blockcache.observations import batch_size, hash_observations, pick
 from blockcache.results.check import Check, Roughness
 from blockcache.results.rollouts import GENERATIONS, OBSERVATIONS, SAMPLES
 from blockcache.schedule import Strategy
@@ -52,11 +53,10 @@ class Reference:
                 f"a check needs at least 2 observations and an even number of samples from 4 on, got {count} and {samples}"
             )
         self.port, self.engine, self.samples, self.progress = port_of(policy), engine, samples, progress
-        first = rows(observations, 0, generations)
-        self.calibrations = Calibrations(self.port, first, progress=progress)
-        places = split(observations, {"distances": count}, seed, taken=first)["distances"]
+        dealt = deal(observations, {CALIBRATION: generations}, {DISTANCES: count}, seed)
+        self.calibrations = Calibrations(self.port, dealt[CALIBRATION], progress=progress)
         seams = _seams(moments, generations, batch_size(observations), seed)
-        self._seen = pick(observations, places)
+        self._seen = dealt[DISTANCES]
         self._sides = [pick(observations, side) for side in seams.T if len(side)]
         # seeds of noise, each independent of the others: two halves of every cloud, both sides of a seam
         *self._halves, before, after = range(4 * seed, 4 * seed + 4)

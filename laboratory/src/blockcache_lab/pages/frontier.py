@@ -18,7 +18,6 @@ from blockcache.report.document import Block, Bullets, Document, Figure, Paragra
 from blockcache.report.drawing import draw_panels
 from blockcache.report.figures import save_figure
 from blockcache.report.methods import DIFFERENCE, SCORE
-from blockcache.report.suites import label
 from blockcache.results.check import predicted_loss
 from blockcache.results.distances import FrontierDistances, MethodDistances
 from blockcache.results.rollouts import BASELINE, PLAIN
@@ -149,7 +148,7 @@ def _speed(found: FrontierSuite) -> list[Block]:
     if not over:
         return []
     best = sorted(over, key=lambda name: -over[name])[:3]
-    listed = ", ".join(f"{plain(label(name))} {over[name]:.0f}x" for name in best)
+    listed = ", ".join(f"{plain(method_named(name).label)} {over[name]:.0f}x" for name in best)
     return [Paragraph(f"The fastest lossless ones, over the plain torch policy in the same rounds: {listed}.")]
 
 
@@ -164,7 +163,7 @@ def _distances(found: FrontierSuite) -> list[Block]:
         one = measured.methods[name].distances
         shown = [value.text("{:.3f}") for value in (one.centre_shift, one.energy, one.beyond_spread)]
         shown += [one.spread.text("{:.2f}"), f"{predicted_loss(one, measured.features):.3f}", f"{losses[name]:+.3f}"]
-        rows.append([plain(label(name)), *shown])
+        rows.append([plain(method_named(name).label), *shown])
     ranks = found.correlations()
     best = max(ranks, key=lambda name: ranks[name])
     said = ", ".join(f"{name} {value:.2f}" for name, value in ranks.items())
@@ -192,7 +191,12 @@ def _modes(measured: FrontierDistances) -> list[Block]:
         return [Paragraph("The policy takes one mode at all of these observations: there is none to be dropped.")]
     one = next(iter(known.values()))
     rows = [
-        [plain(label(name)), f"{value.found:.3f}", f"{value.apart:.3f}", f"{value.dropped} of {value.forks}"]
+        [
+            plain(method_named(name).label),
+            f"{value.found:.3f}",
+            f"{value.apart:.3f}",
+            f"{value.dropped} of {value.forks}",
+        ]
         for name, value in known.items()
     ]
     text = (
@@ -242,4 +246,4 @@ def _scattered(
 
 def _short(name: str) -> str:
     """A point's own name beside its kind's colour."""
-    return label(name).replace("SDE-DPM-Solver++", "SDE").replace("Action costs", "action")
+    return method_named(name).label.replace("SDE-DPM-Solver++", "SDE").replace("Action costs", "action")

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import difference_interval
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.methods import DIFFERENCE, SUCCESS, estimate, shown_ms
-from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE, PLAIN, Record
 from blockcache_lab.pages.rdt_findings import RdtSuite, is_success, shared, summary
 from blockcache_lab.pages.suite_parts import QUICK, made_from, rivals, suite_tables, who_wins
@@ -70,7 +70,9 @@ def _all_tasks(found: Sequence[RdtSuite]) -> list[Block]:
     for names in shared(found):
         differences = [item.collection.differences[name] for item, name in zip(found, names, strict=True)]
         shown = [(value.lossless, estimate(value, "{:+.2f}")) for value in differences]
-        rows.append([plain(label(names[0])), *(f"**{text}**" if lossless else text for lossless, text in shown)])
+        rows.append(
+            [plain(method_named(names[0]).label), *(f"**{text}**" if lossless else text for lossless, text in shown)]
+        )
     about = "Paired difference of the score to full precision, 95 % intervals; **lossless** ones are bold."
     return [Paragraph(about), table(header, rows)]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from blockcache.compare.methods import method_named
 from blockcache.report.document import plain
 from blockcache.report.methods import of_full
-from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.published import printed_rdt
 from blockcache_lab.pages.suite_parts import PolicySuite, counted
@@ -69,7 +68,7 @@ def summary(found: Sequence[RdtSuite]) -> list[str]:
     for updates in sorted({updates for item in found for updates in item.bacs}):
         items.append(f"**BAC S = {updates}**: {_verdicts(found, updates)}.")
     everywhere = [
-        plain(label(names[0]))
+        plain(method_named(names[0]).label)
         for names in shared(found)
         if all(name in item.collection.lossless for item, name in zip(found, names, strict=True))
     ]
@@ -111,7 +110,8 @@ def shared(found: Sequence[RdtSuite]) -> list[tuple[str, ...]]:
     """What every policy met, in the order of the suite: the method by its name on each. What was tuned goes by one name for
     people, and is another method on each."""
     named = [
-        {label(name): name for name in item.item.suite.methods if name in item.collection.differences} for item in found
+        {method_named(name).label: name for name in item.item.suite.methods if name in item.collection.differences}
+        for item in found
     ]
     return [tuple(names[key] for names in named) for key in named[0] if all(key in names for names in named)]
 
@@ -123,7 +123,7 @@ def _cheapest(item: RdtSuite) -> str:
     share = of_full(collection.rows[best].method.flops, collection.full.method.flops)
     over = collection.over(best, BASELINE)
     speed = "" if over is None else f", {over:.1f}x over full precision in the same engine"
-    return f"on {plain(item.task)} {plain(label(best))} ({share} of the FLOPs{speed})"
+    return f"on {plain(item.task)} {plain(method_named(best).label)} ({share} of the FLOPs{speed})"
 
 
 def _exactly(item: RdtSuite) -> str | None:

@@ -9,7 +9,6 @@ from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Bullets, Paragraph, Section, Table, table
 from blockcache.report.methods import cells, chosen, estimate, of_full, shown_ms
-from blockcache.report.suites import family, label
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.timings import Timings
 from blockcache_lab.studies.suite_results import Collection, SuiteResults
@@ -77,7 +76,7 @@ def suite_tables(
         more: Further figures of a method by the name of their column.
     """
     reference = item.suite.reference
-    against = f"difference to {label(reference)}, 95 %" if reference else ""
+    against = f"difference to {method_named(reference).label}, 95 %" if reference else ""
     names = [against if name == REFERENCE else name for name in columns if reference or name != REFERENCE]
     full = item.rows[BASELINE].method.flops
 
@@ -113,13 +112,19 @@ def who_wins(collection: Collection) -> Section:
         "**Not shown either way** (a drop is neither ruled out nor certain): " + _listed(open_, differences) + ".",
     ]
     if lossy:
-        items.append(f"Lossless, yet certainly a little worse: {', '.join(map(label, lossy))}.")
+        items.append(
+            f"Lossless, yet certainly a little worse: {', '.join(method_named(name).label for name in lossy)}."
+        )
     if (cheapest := collection.cheapest) is not None:
         share = of_full(collection.rows[cheapest].method.flops, collection.full.method.flops) or "an unknown share"
         timed = {name: ms for name in lossless if (ms := collection.ms(name))}
         fastest = min(timed, key=lambda name: timed[name], default=None)
-        speed = "" if fastest is None else f"; the fastest is {label(fastest)} with {timed[fastest]:.1f} ms"
-        items.append(f"The cheapest lossless method is {label(cheapest)}, with {share} of the FLOPs{speed}.")
+        speed = (
+            "" if fastest is None else f"; the fastest is {method_named(fastest).label} with {timed[fastest]:.1f} ms"
+        )
+        items.append(
+            f"The cheapest lossless method is {method_named(cheapest).label}, with {share} of the FLOPs{speed}."
+        )
     items.append(_frontier(collection))
     against = Section("Against the full policy", (*map(Paragraph, scored), Bullets(tuple(items))))
     return Section("Who wins where", (against, *_equal_flops(collection)))
@@ -134,7 +139,7 @@ def _frontier(collection: Collection) -> str:
         return any(other != place and other[0] <= place[0] and other[1] <= place[1] for other in places.values())
 
     best = sorted((name for name, place in places.items() if not beaten(place)), key=lambda name: places[name])
-    named = ", ".join(map(label, best))
+    named = ", ".join(method_named(name).label for name in best)
     return (
         "By the means alone, over as many episodes as each method has and so subject to chance, no other method is both "
         f"cheaper and better than: {named}."
@@ -160,12 +165,12 @@ def rivals(collection: Collection, pairs: Sequence[tuple[str, str]], flops: Mapp
         difference = collection.compare(*pair)
         rows.append(
             [
-                *map(label, pair),
+                *(method_named(name).label for name in pair),
                 *(f"{flops[name] / 1e9:.3f}" for name in pair),
                 *(shown_ms(collection.timings, name) for name in pair),
                 "0" if difference is None else str(difference.n),
                 estimate(difference, "{:+.3f}"),
-                "" if difference is None else _winner(difference, *map(label, pair)),
+                "" if difference is None else _winner(difference, *(method_named(name).label for name in pair)),
             ]
         )
     header = ["BAC", "rival", "GFLOP", "rival's", "ms", "rival's", "n", "score, BAC - rival, 95 %", "wins"]
@@ -177,7 +182,9 @@ def counted(pairs: Iterable[tuple[Collection, tuple[str, str]]]) -> list[str]:
     verdicts = dict[str, list[str]]()
     for collection, pair in pairs:
         if (difference := collection.compare(*pair)) is not None:
-            verdicts.setdefault(" against ".join(map(family, pair)), []).append(verdict(difference))
+            verdicts.setdefault(" against ".join(method_named(name).family for name in pair), []).append(
+                verdict(difference)
+            )
     return [
         f"{kinds}: wins {found.count('better')}, loses {found.count('worse')}, not told apart {found.count('not told apart')}."
         for kinds, found in verdicts.items()
@@ -199,5 +206,5 @@ def _listed(names: Iterable[str], differences: Mapping[str, Estimate], short: st
     for name in sorted(names, key=lambda name: -differences[name].mean):
         value = differences[name]
         figures = short.format(-value.mean) if short else estimate(value, "{:+.3f}")
-        shown.append(f"{label(name)} ({figures}, n = {value.n})")
+        shown.append(f"{method_named(name).label} ({figures}, n = {value.n})")
     return ", ".join(shown) or "no method"

@@ -173,7 +173,7 @@ def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: in
 
     from blockcache.models.dpt.flops import DPTShape
     from blockcache.report.terminal import display
-    from blockcache.schedule.strategy import generation_flops
+    from blockcache.schedule import generation_flops
     from blockcache_lab.pages.performance import flops_table
 
     if policy is not None:

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from blockcache.engines import accelerate
 from blockcache.measure import machine
-from blockcache.models.rdt.config import RDTConfig, public_sampler
+from blockcache.models.rdt.policy import RDTConfig, public_sampler
 from blockcache.models.rdt.shape import random_policy
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import generation_flops
 
 PLAIN = "plain"
 ENGINES = ("patched", "loop")

@@ -33,8 +33,7 @@ from blockcache.models.program import Program
 from blockcache.observations import hash_observations, parts
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
-from blockcache.schedule import Schedule, Strategy
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import Schedule, Strategy, generation_flops
 from blockcache.solvers.recording import Recording
 
 

@@ -10,7 +10,6 @@ from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.chart import Axis, Panel, Rule, Series
 from blockcache.report.document import Block, Bullets, Chart, Paragraph, plain, table
 from blockcache.report.methods import estimate
-from blockcache.report.overview.words import method_label
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.tuning import Point, Tuning
 
@@ -100,7 +99,8 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
             return []
         x, y = tuple(p.p50_ms for p in found), tuple(min(top, p.expected_loss) for p in found)
         notes = tuple(
-            f"{method_label(p.method)}, {p.engine}, threads: {p.threads}, loss {p.expected_loss:.3f}" for p in found
+            f"{method_named(p.method).label}, {p.engine}, threads: {p.threads}, loss {p.expected_loss:.3f}"
+            for p in found
         )
         low = tuple(-p.rollouts.high if p.rollouts else loss for p, loss in zip(found, y, strict=True))
         high = tuple(min(top, -p.rollouts.low) if p.rollouts else loss for p, loss in zip(found, y, strict=True))
@@ -122,7 +122,7 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
         rules.append(Rule("x", tuning.goal.deadline_ms, "deadline"))
     rows = [
         [
-            plain(method_label(p.method)),
+            plain(method_named(p.method).label),
             "chosen" if p == chosen else "front" if p in tuning.front else "",
             f"{p.engine}, {p.threads}",
             f"{p.p50_ms:.2f}",
@@ -148,7 +148,7 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
     return Chart(
         name,
         f"What tuning looked at, {plain(tuning.goal.text())}",
-        f"{len(points)} points; chosen is {method_label(chosen.method)} with {chosen.p50_ms:.2f} ms and a loss of {chosen.expected_loss:.3f}.",
+        f"{len(points)} points; chosen is {method_named(chosen.method).label} with {chosen.p50_ms:.2f} ms and a loss of {chosen.expected_loss:.3f}.",
         (Panel(MS, Axis("loss of score"), tuple(layers), "", tuple(rules)),),
         table(columns, rows),
         f"Left is faster, lower is better; what loses more than {top:.2g} stands at the upper edge. The plain policy takes {tuning.plain_ms:.0f} ms. {source}".rstrip(),

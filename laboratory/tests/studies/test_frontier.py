@@ -8,19 +8,18 @@ import numpy as np
 import pytest
 
 from blockcache.compare.candidates import Calibrations
-from blockcache.compare.equal_flops import equal_flops
-from blockcache.compare.methods import parse_method
+from blockcache.compare.methods import method_named, parse_method
 from blockcache.compare.parts import MethodError, TunedFiles
 from blockcache.errors import FileError, FitError, ObservationError
 from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
-from blockcache.report.suites import kind_of
 from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.schedule import Schedule
 from blockcache_lab.pages.frontier import Found, page
 from blockcache_lab.pages.ranks import rank_correlation, split_half
 from blockcache_lab.studies import frontier, suites
+from blockcache_lab.studies.equal_flops import equal_flops
 from blockcache_lab.studies.frontier import measure_distances
 from blockcache_lab.studies.modes import fork, modes
 from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteSetting, without_failed_fits
@@ -40,7 +39,7 @@ def policy(make_policy):
 def test_it_is_a_suite_of_its_own():
     assert FRONTIER not in SUITES
     found = suite_by_name(FRONTIER, lambda kind, method: f"{kind}:budget=0.14")
-    kinds = {kind_of(name) for name in found.methods}
+    kinds = {method_named(name).kind for name in found.methods}
     assert {"BAC", "Action costs", "DDPM-N", "DDIM-N", "placed DDPM-N", "fitted-N", "reuse on few steps"} <= kinds
     assert len(found.methods) > 15
     assert suites.with_tuned(found, "there").methods[-1] == "tuned:there"
@@ -216,7 +215,7 @@ def test_a_page_needs_a_suite(tmp_path):
 
 
 def test_the_published_page_is_what_the_code_makes_of_the_published_records(monkeypatch):
-    text = (ROOT / "docs/frontier.md").read_text()
-    (directories,) = re.findall(r"`blockcache paper frontier (.*) -o docs`", text)
+    text = (ROOT / "docs/generated/frontier.md").read_text()
+    (directories,) = re.findall(r"`blockcache paper frontier (.*) -o docs/generated`", text)
     monkeypatch.chdir(ROOT)  # the page names its directories as they were given
     assert render(page([Found.load(directory) for directory in directories.split()])) == text

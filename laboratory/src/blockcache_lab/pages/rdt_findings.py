@@ -13,7 +13,6 @@ from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import plain
 from blockcache.report.methods import of_full
-from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.own_suite import OwnSuite
 from blockcache_lab.pages.published import printed_rdt
@@ -88,7 +87,10 @@ def summary(found: Sequence[Found]) -> list[str]:
         for line in counted((item.collection, pair) for item in found for pair in item.cheaper_pairs)
     ]
     if exact := [line for item in found if (line := _exactly(item))]:
-        items.append(f"**Exact savings alone**, nothing approximated: {'; '.join(exact)}.")
+        items.append(
+            f"**The engine alone**, every block computed and nothing approximated: {'; '.join(exact)}. Speed beyond the FLOPs "
+            "that are saved is the engine's own: it runs no Python."
+        )
     if weak := [item.task for item in found if _seldom_succeeds(item)]:
         items.append(
             f"Full precision itself seldom succeeds on {', '.join(map(plain, weak))}: little can be lost there."
@@ -116,7 +118,9 @@ def _verdicts(found: Sequence[Found], updates: int) -> str:
 def shared(found: Sequence[Found]) -> list[tuple[str, ...]]:
     """What every policy met, in the order of the suite: the method by its name on each. What was tuned goes by one name for
     people, and is another method on each."""
-    named = [{label(name): name for name in item.item.suite.methods if name in item.compared} for item in found]
+    named = [
+        {method_named(name).label: name for name in item.item.suite.methods if name in item.compared} for item in found
+    ]
     return [tuple(names[key] for names in named) for key in named[0] if all(key in names for names in named)]
 
 
@@ -126,7 +130,7 @@ def _lossless(item: Found, name: str) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(plain(label(name)) for name in names)
+    return ", ".join(plain(method_named(name).label) for name in names)
 
 
 def _cheapest(item: Found) -> str:
@@ -138,7 +142,7 @@ def _cheapest(item: Found) -> str:
     timings = item.timings
     over = None if timings is None else timings.over(best, BASELINE)
     speed = "" if over is None else f", {over:.1f}x over full precision in the same engine"
-    return f"on {plain(item.task)} {plain(label(best))} ({of_full(rows[best].method.flops, full)} of the FLOPs{speed})"
+    return f"on {plain(item.task)} {plain(method_named(best).label)} ({of_full(rows[best].method.flops, full)} of the FLOPs{speed})"
 
 
 def _exactly(item: Found) -> str | None:
@@ -146,9 +150,9 @@ def _exactly(item: Found) -> str | None:
         return None
     full = item.collection.full.method.flops
     over = None if item.timings is None else item.timings.over(BASELINE, PLAIN)
-    speed = "" if over is None else f" and {over:.1f}x the speed of the plain policy"
+    speed = "" if over is None else f"{over:.1f}x the speed of the plain policy with "
     return (
-        f"on {plain(item.task)} {of_full(item.exact.flops[BASELINE], full)} of the FLOPs{speed}, actions "
+        f"on {plain(item.task)} {speed}{item.exact.flops[BASELINE] / full:.0%} of its FLOPs, actions "
         f"{'the same' if item.exact.largest_difference < EXACT else '**not the same**'} within {EXACT:g}"
     )
 

@@ -11,7 +11,7 @@ from blockcache.compare.candidates import Calibrations
 from blockcache.compare.methods import method_named, parse_method
 from blockcache.compare.parts import MethodError, TunedFiles
 from blockcache.errors import FileError, FitError, ObservationError
-from blockcache.models.dpt import save_policy
+from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
 from blockcache.samplers import DDPM, ChosenSampler

@@ -8,8 +8,8 @@ from blockcache.compare.candidates import Calibrations, engine_flops
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.methods import method_named, parse_method
 from blockcache.errors import FileError, TaskError
-from blockcache.models.rdt import save_policy
-from blockcache.models.rdt.config import public_sampler
+from blockcache.models.loading import save_policy
+from blockcache.models.rdt.policy import public_sampler
 from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
 from blockcache.results.rollouts import Results

@@ -292,7 +292,7 @@ def test_opening_folds_no_constants(monkeypatch):
 
 
 def test_the_page_lists_the_operators():
-    page = (DOCS / "deploy.md").read_text()
+    page = (DOCS / "on-a-robot.md").read_text()
     listed = page.split("Only the operators that blockcache writes, as it writes them: ")[1].split(". Refused")[0]
     words = re.sub(r"\(.*?\)|\bone\b", "", listed).replace("\n", " ").split(",")
     assert sorted(word.strip() for word in words) == sorted(OPERATORS)

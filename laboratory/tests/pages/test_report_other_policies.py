@@ -104,5 +104,5 @@ def test_the_command_puts_them_on_the_page(tmp_path, directories, capsys):
     blockcache.cli.main(["paper", "results", str(lead), *directories, "-o", str(tmp_path / "docs")])
     text = (tmp_path / "docs" / "results.md").read_text()
     assert "### metaworld-assembly" in text
-    assert f"`blockcache paper results {lead} {' '.join(directories)} -o docs`" in text
+    assert f"`blockcache paper results {lead} {' '.join(directories)} -o docs/generated`" in text
     assert "pusht with one set of weights, metaworld-assembly with 2" in text

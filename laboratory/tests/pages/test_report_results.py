@@ -29,7 +29,7 @@ from blockcache_lab.pages.suite_tables import REFERENCE, suite_tables
 from blockcache_lab.pages.tradeoff import plot_tradeoff, points
 from blockcache_lab.studies.suite_results import Collection, SuiteResults, summarise_suite
 from blockcache_lab.studies.suites import FRONTIER, SUITES, TIMINGS, Cell, suite_by_name, suite_of
-from repository import DOCS
+from repository import GENERATED, RECORDS, ROOT
 
 STEPS = 100
 OWN = {"type": "ddpm", "num_train_timesteps": 100, "num_inference_steps": STEPS, "beta_schedule": "squaredcos_cap_v2"}
@@ -449,11 +449,10 @@ def test_cells_say_what_they_are_of(collection):
 
 
 def test_the_published_page_is_what_the_code_makes_of_the_published_records():
-    docs = DOCS
-    text = (docs / "results.md").read_text()
-    (command,) = re.findall(r"`blockcache paper results (.*) -o docs`", text)
+    text = (GENERATED / "results.md").read_text()
+    (command,) = re.findall(r"`blockcache paper results (.*) -o docs/generated`", text)
     lead, *others = command.split()
-    root = docs.parent
+    root = ROOT
     further = [
         replace(task, directories=tuple(str(Path(place).relative_to(root)) for place in task.directories))
         for task in load_other_policies([root / other for other in others])
@@ -462,6 +461,5 @@ def test_the_published_page_is_what_the_code_makes_of_the_published_records():
 
 
 def test_the_stored_result_is_of_the_published_records():
-    docs = DOCS
     assert shipped().of("bac:S=10,n=5").difference.n >= 250
-    assert shipped() == summarise_suite(Collection.load(docs / "results" / "frontier-pusht", (FRONTIER,)))
+    assert shipped() == summarise_suite(Collection.load(RECORDS / "frontier-pusht", (FRONTIER,)))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from blockcache.compare.candidates import Calibrations
-from blockcache.compare.equal_flops import equal_flops
 from blockcache.compare.methods import parse_method
 from blockcache.compare.parts import MethodError, TunedFiles
 from blockcache.errors import FileError, FitError, ObservationError
@@ -21,6 +20,7 @@ from blockcache.schedule import Schedule
 from blockcache_lab.pages.frontier import Found, page
 from blockcache_lab.pages.ranks import rank_correlation, split_half
 from blockcache_lab.studies import frontier, suites
+from blockcache_lab.studies.equal_flops import equal_flops
 from blockcache_lab.studies.frontier import measure_distances
 from blockcache_lab.studies.modes import fork, modes
 from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteSetting, without_failed_fits
@@ -216,7 +216,7 @@ def test_a_page_needs_a_suite(tmp_path):
 
 
 def test_the_published_page_is_what_the_code_makes_of_the_published_records(monkeypatch):
-    text = (ROOT / "docs/frontier.md").read_text()
-    (directories,) = re.findall(r"`blockcache paper frontier (.*) -o docs`", text)
+    text = (ROOT / "docs/generated/frontier.md").read_text()
+    (directories,) = re.findall(r"`blockcache paper frontier (.*) -o docs/generated`", text)
     monkeypatch.chdir(ROOT)  # the page names its directories as they were given
     assert render(page([Found.load(directory) for directory in directories.split()])) == text

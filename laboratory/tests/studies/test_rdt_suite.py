@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from blockcache.compare.candidates import Calibrations, engine_flops
-from blockcache.compare.equal_flops import equal_flops
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.methods import parse_method
 from blockcache.errors import FileError, TaskError
@@ -18,6 +17,7 @@ from blockcache.results.rollouts import Results
 from blockcache.samplers import table
 from blockcache_lab.pages.rdt import page
 from blockcache_lab.pages.rdt_findings import Found
+from blockcache_lab.studies.equal_flops import equal_flops
 from blockcache_lab.studies.suites import ALONE, KINDS, RDT, SUITES, exact_of, suite_by_name, suite_of, with_tuned
 from rdt_policies import rdt_observation, rdt_policy
 from toy_rdt_task import ToyRDT, observations

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from blockcache.compare.candidates import Calibrations, running
-from blockcache.compare.equal_flops import equal_flops, teacache_threshold
 from blockcache.compare.jobs import EvaluationError
 from blockcache.compare.methods import parse_method
 from blockcache.errors import FileError
@@ -15,6 +14,7 @@ from blockcache.models.registry import port_of
 from blockcache.results.rollouts import Results
 from blockcache.samplers import DDPM
 from blockcache.solvers.teacache import TeaCacheRule
+from blockcache_lab.studies.equal_flops import equal_flops, teacache_threshold
 from blockcache_lab.studies.suite_runs import QUICK, RolloutCounts, Shortened, SuiteSetting, prepare_suite, time_suites
 from blockcache_lab.studies.suites import BASE, SUITES, suite_by_name, suite_of
 from toy_task import Toy, observations

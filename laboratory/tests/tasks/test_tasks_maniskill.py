@@ -1,7 +1,7 @@
 """ManiSkill: the same episode every time whatever was before it, its planner behind `demonstrate`, no picture ever drawn.
 
 Its motion planner needs numpy below 2, so the simulator is not in the environment that `make` sets up: where it is not
-installed, only what can be known without it is tested. docs/tasks.md says how to get an environment with it.
+installed, only what can be known without it is tested. docs/evaluate.md says how to get an environment with it.
 """
 
 from __future__ import annotations

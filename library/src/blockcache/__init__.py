@@ -15,8 +15,8 @@ from blockcache._version import __version__
 if TYPE_CHECKING:
     from blockcache.attach.recorder import calibrate
     from blockcache.block import Block
-    from blockcache.compare.check import check
-    from blockcache.compare.tune import Tuned, save_tuned, tune
+    from blockcache.compare.checker import check
+    from blockcache.compare.tuner import Tuned, save_tuned, tune
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, handle_of, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fingerprint import Fingerprint
@@ -66,8 +66,8 @@ __all__ = [
 _HOMES = {
     "blockcache.attach.recorder": ("calibrate",),
     "blockcache.block": ("Block",),
-    "blockcache.compare.check": ("check",),
-    "blockcache.compare.tune": ("Tuned", "save_tuned", "tune"),
+    "blockcache.compare.checker": ("check",),
+    "blockcache.compare.tuner": ("Tuned", "save_tuned", "tune"),
     "blockcache.engines": ("Acceleration", "Stats", "accelerate", "export_policy", "handle_of", "open_export"),
     "blockcache.fitting": ("Effort", "fit_sampler", "place_steps"),
     "blockcache.models.loading": ("load_policy", "save_policy"),

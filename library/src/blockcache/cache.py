@@ -1,6 +1,7 @@
-"""Where exports, converted policies and what was found out about policies are kept on disk, bounded in size.
+"""Work that is kept on disk for the next time, per user and bounded in size: exports, conversions, rehearsals.
 
-Knows nothing of what they hold.
+Knows nothing of what is kept. A piece of work is known by the digest of everything that it depends on, so that nothing in
+the cache is ever out of date: what is no longer asked for is deleted in the end.
 """
 
 from __future__ import annotations
@@ -8,14 +9,106 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
+import logging
 import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any, TypeVar
+
+import platformdirs
+from filelock import FileLock, Timeout
+
+from blockcache.errors import FileError
+
+T = TypeVar("T")
 
 CACHE_BYTES = 2 * 10**9
+PATIENCE = 30.0  # seconds to wait for another process that keeps something
+_LOCK, _NEW = ".lock", ".new-"
+_logger = logging.getLogger("blockcache")
+
+
+def digest(*parts: Any) -> str:
+    """One name for everything that a piece of work depends on.
+
+    Args:
+        parts: Plain values, as JSON has them.
+    """
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One kind of work. What cannot be read or kept costs time, and is never an error."""
+
+    what: str  # in a warning, such as "an export"
+    suffix: str
+
+    def path(self, key: str) -> Path:
+        """Where the work of this digest is, or would be."""
+        return cache_directory() / f"{key}.{self.suffix}"
+
+    def get(self, key: str, load: Callable[[Path], T | None]) -> T | None:
+        """What was kept under a digest; None if there is nothing, or nothing that is whole and right.
+
+        Args:
+            key: What `digest` gave.
+            load: Reads a file or a directory and checks it; None or any exception means that it is of no use.
+        """
+        path = self.path(key)
+        try:
+            found = load(path) if path.exists() else None
+        except Exception:  # nobody wrote it by hand, and an error here would come back with every start
+            return None
+        if found is not None:
+            with contextlib.suppress(OSError):
+                os.utime(path)  # was of use just now, see `_prune`
+        return found
+
+    def put(self, key: str, save: Callable[[Path], object]) -> None:
+        """Keep work under a digest, whole or not at all; instead of what is there.
+
+        Args:
+            key: What `digest` gave.
+            save: Writes a file or a directory at the path that it is given, where nothing is yet.
+        """
+        path = self.path(key)
+        try:
+            with FileLock(path.with_name(_LOCK), timeout=PATIENCE):
+                for left in path.parent.glob(f"{_NEW}*"):  # by a process that was killed: nobody else has the lock
+                    shutil.rmtree(left, ignore_errors=True)
+                with tempfile.TemporaryDirectory(prefix=_NEW, dir=path.parent) as place:
+                    new = Path(place) / path.name
+                    save(new)
+                    if new.is_dir() and path.is_dir():
+                        shutil.rmtree(path)
+                    os.replace(new, path)
+                _prune(path.parent)
+        except (FileError, OSError, Timeout) as error:
+            _logger.warning("%s cannot be kept for the next time: %s", self.what, error)
+
+
+def _prune(directory: Path) -> None:
+    """Once all that is kept takes more than `CACHE_BYTES`, delete what was of no use for longest; the newest stays."""
+    with contextlib.suppress(OSError):  # a file that is open on Windows: next time
+        newest, *others = sorted(directory.glob("[0-9a-f]" * 32 + ".*"), key=lambda path: -path.stat().st_mtime_ns)
+        room = CACHE_BYTES - _size(newest)
+        for path in others:
+            room -= _size(path)
+            if room < 0 and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif room < 0:
+                path.unlink()
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path]))
 
 
 @functools.cache
@@ -30,32 +123,13 @@ def source_hash(family: str) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def prune(directory: Path) -> None:
-    """Once what it keeps takes more than `CACHE_BYTES`, delete what was of no use for longest; the newest stays."""
-    with contextlib.suppress(OSError):  # another process prunes too, or holds a file open on Windows: next time
-        exports = [path for path in directory.glob("[0-9a-f]" * 32 + ".onnx") if path.is_file()]
-        policies = [path for path in directory.glob("[0-9a-f]" * 32 + ".policy") if path.is_dir()]
-        newest, *others = sorted([*exports, *policies], key=lambda path: -path.stat().st_mtime_ns)
-        room = CACHE_BYTES - _size(newest)
-        for path in others:
-            room -= _size(path)
-            if room < 0 and path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif room < 0:
-                path.unlink()
-
-
-def _size(path: Path) -> int:
-    files = [item for item in path.iterdir() if item.is_file()] if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files)
-
-
 def cache_directory() -> Path:
-    """`BLOCKCACHE_CACHE`, or `blockcache` under the user's cache directory; a temporary one if that cannot be written."""
+    """`BLOCKCACHE_CACHE`, or the user's cache directory; a temporary one if that cannot be written."""
     try:
         chosen = os.environ.get("BLOCKCACHE_CACHE")
-        base = os.environ.get("XDG_CACHE_HOME")
-        directory = Path(chosen) if chosen else (Path(base) if base else Path.home() / ".cache") / "blockcache"
+        directory = Path(chosen) if chosen else platformdirs.user_cache_path("blockcache", appauthor=False)
+        if not chosen and not directory.is_absolute():
+            raise RuntimeError("no home")  # which newer versions of platformdirs say themselves
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             return directory

@@ -1,4 +1,4 @@
-"""The pictures of docs/report.md: a page in headless Chromium, in both themes and on a phone.
+"""The pictures of docs/evaluate.md: a page in headless Chromium, in both themes and on a phone.
 
 python tests/browser/screenshots.py report.html docs
 """

@@ -9,6 +9,7 @@ from test_suites import OWN
 from blockcache.cli import demo
 from blockcache.compare import jobs
 from blockcache.compare.jobs import one_by_one
+from blockcache.compare.methods import parse_method
 from blockcache.compare.showcase import showcase
 from blockcache.measure.statistics import Estimate
 from blockcache.models.dpt import load_policy, save_policy
@@ -49,7 +50,7 @@ def test_rollouts_grow_while_time_is_left(make_policy, tmp_path, seconds, rollou
         seconds,
         state=tmp_path,
         generations=3,
-        methods=names[1:],
+        methods=[parse_method(name) for name in names[1:]],
         engine="loop",
         repeats=1,
         backend=clock.backend,

@@ -7,9 +7,9 @@ import torch
 import blockcache as bc
 import foreign_policy
 from blockcache.compare.candidates import Candidate, running
-from blockcache.compare.check import check
-from blockcache.compare.clouds import draw_chunks, flattened
+from blockcache.compare.checker import check
 from blockcache.errors import FileError, ObservationError, PolicyError
+from blockcache.fitting.clouds import draw_chunks, flattened
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
@@ -69,7 +69,7 @@ def drawn(monkeypatch):
         calls.append((np.asarray(observations), samples, seed))
         return draw_chunks(act, observations, samples, scale, seed, **how)
 
-    monkeypatch.setattr("blockcache.compare.check.draw_chunks", draw)
+    monkeypatch.setattr("blockcache.compare.checker.draw_chunks", draw)
     return calls
 
 
@@ -154,7 +154,7 @@ def test_too_little_to_estimate_anything_is_refused(make_policy, wrong):
 @pytest.mark.parametrize(("value", "said"), [(np.nan, "NaN or infinity"), (0.0, "samples are all equal")])
 def test_actions_that_cannot_be_compared_are_refused_with_one_sentence(make_policy, monkeypatch, value, said):
     monkeypatch.setattr(
-        "blockcache.compare.check.draw_chunks",
+        "blockcache.compare.checker.draw_chunks",
         lambda act, obs, samples, *_, **__: np.full((len(obs), samples, 4, 3), value),
     )
     with pytest.raises(PolicyError, match=f"the actions cannot be compared: .*{said}"):

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockcache.compare.jobs import EvaluationError, Store, local_workers, one_by_one, ray_cluster, run_jobs
+from blockcache.compare.jobs import EvaluationError, local_workers, one_by_one, ray_cluster, run_jobs
 from blockcache.compare.paired import one_thread
+from blockcache.compare.store import Store
 from blockcache.errors import FileError, TaskError
 from blockcache.tasks import TaskSpec
 from repository import HELPERS

@@ -11,7 +11,7 @@ import blockcache as bc
 from blockcache.compare.bench import run_bench
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import local_workers
-from blockcache.compare.methods import MethodError
+from blockcache.compare.methods import MethodError, parse_method
 from blockcache.errors import TaskError
 from blockcache.models.registry import port_of
 from blockcache.results.rollouts import Results
@@ -51,7 +51,7 @@ def ready(policy, state, engine="loop", make=ToyOfFour, methods=METHODS, observe
     return prepare(
         policy,
         "toy",
-        methods,
+        [parse_method(method) for method in methods],
         observations() if observed is None else observed,
         state=state,
         source="theirs",

@@ -12,8 +12,7 @@ from blockcache.models.dpt import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.bench import encoder_ceilings
 from blockcache.results.bench import FORMAT
-from blockcache.schedule import Schedule
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import Schedule, generation_flops
 from image_policies import PublicImagePolicy, image_policy, observed
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

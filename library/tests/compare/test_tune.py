@@ -1,6 +1,7 @@
 """Tuning: what is chosen among points, what is looked at, how it goes on after a kill, and what it writes."""
 
 import math
+import tempfile
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 import blockcache as bc
 import foreign_policy
-from blockcache.compare import block_times, looks, tune
+from blockcache.compare import block_times, trials, tuner
+from blockcache.compare.dealing import deal
 from blockcache.errors import FileError, ObservationError
 from blockcache.measure.distance import Distances
 from blockcache.measure.latency import Latency
@@ -113,7 +115,7 @@ def rolled_out(points, goal, lost):
         asked.append(methods)
         return {method: estimate(-lost.get(method, 0.2)) for method in methods}
 
-    return tune.roll_out(points, goal, differences), asked
+    return tuner.roll_out(points, goal, differences), asked
 
 
 def test_where_rollouts_contradict_the_prediction_the_next_ones_are_rolled_out():
@@ -131,7 +133,7 @@ def test_where_rollouts_contradict_the_prediction_the_next_ones_are_rolled_out()
 
 def test_what_cannot_be_rolled_out_is_tried_once():
     points = [point(f"f{ms}", ms) for ms in (1, 2, 3, 4)]
-    assert tune.roll_out(points, Goal(loss=0.1), lambda methods: {}) == points
+    assert tuner.roll_out(points, Goal(loss=0.1), lambda methods: {}) == points
 
 
 def test_a_deadline_is_not_kept_the_better_by_more_rollouts():
@@ -174,11 +176,11 @@ class Predicted:
     def __init__(self, lossless_from, ms_a_step):
         self.asked, self.lossless_from, self.ms = [], lossless_from, ms_a_step
 
-    def at(self, methods, samples):
-        steps = int(methods[0].removeprefix("ddpm-").partition(":")[0])
+    def measure(self, methods, samples):
+        steps = methods[0].sampler.steps
         self.asked.append(steps)
         loss = 0.0 if steps >= self.lossless_from else 0.5
-        return [point(method, self.ms * steps, loss) for method in methods]
+        return [point(method.name, self.ms * steps, loss) for method in methods]
 
 
 @pytest.mark.parametrize(
@@ -194,16 +196,16 @@ class Predicted:
 )
 def test_minutes_go_to_the_steps_that_the_goal_allows(goal, lossless_from, ms, asked):
     seen = Predicted(lossless_from, ms)
-    points = tune.at_chosen_samplers(seen, goal, most=100)
+    points = tuner.try_chosen_samplers(seen, goal, most=100)
     assert seen.asked == asked
     assert [one.method for one in points[:2]] == ["ddpm-5:placed", "fitted-5"]
 
 
 def test_no_more_steps_are_chosen_than_the_policy_has():
-    assert {one.method for one in tune.at_chosen_samplers(Predicted(3, 1.0), Goal(loss=0.1), most=4)} == {
+    assert {one.method for one in tuner.try_chosen_samplers(Predicted(3, 1.0), Goal(loss=0.1), most=4)} == {
         "ddpm-3:placed", "fitted-3",
     }  # fmt: skip
-    assert tune.at_chosen_samplers(Predicted(3, 1.0), Goal(loss=0.1), most=3) == []
+    assert tuner.try_chosen_samplers(Predicted(3, 1.0), Goal(loss=0.1), most=3) == []
 
 
 # ---- the longer look
@@ -213,13 +215,14 @@ class Sobering:
     """Looks that find in the long run what `really` says, and note who was looked at."""
 
     def __init__(self, really, rounds=9):
-        self.really, self.asked, self.clock = really, [], SimpleNamespace(over=False)
+        self.really, self.asked, self.limit = really, [], SimpleNamespace(over=False)
         self.rounds = rounds
 
-    def at(self, methods, samples, *, even_late):
+    def measure(self, methods, samples, *, even_late):
         self.asked.append((methods, even_late))
-        self.clock.over = len(self.asked) >= self.rounds
-        return [point(method, loss=self.really[method]) for method in methods if method in self.really]
+        self.limit.over = len(self.asked) >= self.rounds
+        names = [method.name for method in methods]
+        return [point(name, loss=self.really[name]) for name in names if name in self.really]
 
 
 GLANCED = [point(f"m{n}", 1.0 + n, 0.01) for n in range(12)]  # all seem good, the fastest ones most of all
@@ -236,7 +239,7 @@ GLANCED = [point(f"m{n}", 1.0 + n, 0.01) for n in range(12)]  # all seem good, t
 )
 def test_where_a_glance_was_too_kind_the_next_ones_are_looked_at(good_from, rounds, looked):
     seen = Sobering({f"m{n}": 0.0 if n >= good_from else 0.5 for n in range(12)}, rounds)
-    found = tune.look_longer(seen, GLANCED, Goal(loss=0.03))
+    found = tuner.try_finalists(seen, GLANCED, Goal(loss=0.03))
     assert list(found) == [f"m{n}" for n in range(looked)]
     assert [even_late for _, even_late in seen.asked] == [True] + [False] * (len(seen.asked) - 1)
 
@@ -244,7 +247,7 @@ def test_where_a_glance_was_too_kind_the_next_ones_are_looked_at(good_from, roun
 def test_what_seemed_to_miss_the_goal_is_not_looked_at_for_want_of_better():
     bad = [point(f"bad{n}", 0.5 + n, 0.4) for n in range(8)]
     seen = Sobering({one.method: 0.5 for one in [*GLANCED, *bad]})
-    assert set(tune.look_longer(seen, [*GLANCED, *bad], Goal(loss=0.03))) >= {one.method for one in GLANCED}
+    assert set(tuner.try_finalists(seen, [*GLANCED, *bad], Goal(loss=0.03))) >= {one.method for one in GLANCED}
     assert len(seen.asked) == 3
 
 
@@ -252,12 +255,12 @@ def test_what_seemed_to_miss_the_goal_is_not_looked_at_for_want_of_better():
 
 
 def test_no_observation_serves_two_purposes():
-    dealt = tune.deal(OBS, seed=0)
+    dealt = deal(OBS, {}, tuner.sizes(len(OBS)))
     names = [{hash_observations(one) for one in parts(part, 1)} for part in dealt.values()]
     assert [len(part) for part in names] == [9, 11, 10]
     assert len(set.union(*names)) == sum(map(len, names))
     with pytest.raises(ObservationError, match=r"need 24 different observations, got 20"):
-        tune.deal(OBS[:20], seed=0)
+        deal(OBS[:20], {}, tuner.sizes(20))
 
 
 # ---- a whole tuning
@@ -266,14 +269,15 @@ def test_no_observation_serves_two_purposes():
 @pytest.fixture
 def small(monkeypatch):
     for name, value in {
-        "STEPS": (4, 3), "CHOSEN_STEPS": (), "OWN_BUDGETS": (0.9, 0.8, 0.7, 0.6), "BUDGETS": (0.7,), "GLANCE": 4, "LONG": 6,
+        "STEPS": (4, 3), "CHOSEN_STEPS": (), "OWN_BUDGETS": (0.9, 0.8, 0.7, 0.6), "BUDGETS": (0.7,),
+        "FIRST_SAMPLES": 4, "FINAL_SAMPLES": 6,
         "FINALISTS": 4,
     }.items():  # fmt: skip
-        monkeypatch.setattr(tune, name, value)
-    monkeypatch.setattr(looks, "LONG", 6)
-    monkeypatch.setattr(looks, "cores", lambda: 1)  # more threads take their time on a machine that others use too
-    monkeypatch.setattr(looks, "GLANCE_CALLS", 1)
-    monkeypatch.setattr(looks, "TIMED_CALLS", 2)
+        monkeypatch.setattr(tuner, name, value)
+    monkeypatch.setattr(trials, "FINAL_SAMPLES", 6)
+    monkeypatch.setattr(trials, "cores", lambda: 1)  # more threads take their time on a machine that others use too
+    monkeypatch.setattr(trials, "FIRST_CALLS", 1)
+    monkeypatch.setattr(trials, "FINAL_CALLS", 2)
     monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
 
 
@@ -283,7 +287,7 @@ def run(small, tmp_path):
         wanted = {} if "deadline_ms" in changes else {"loss": 0.5}
         seen = changes.pop("observations", OBS)
         settings = {"state": tmp_path / "state", "engine": "loop", "progress": False} | wanted | changes
-        return tune.tune(policy, seen, **settings)
+        return tuner.tune(policy, seen, **settings)
 
     return go
 
@@ -297,14 +301,21 @@ def test_all_kinds_of_methods_are_looked_at_and_one_is_chosen(policy, run):
     assert found.chosen in found.points
     assert found.met is (found.goal.miss(found.chosen) == 0)
     assert found.plain_ms > 0
-    assert {one.threads for one in found.points} <= {1, torch.get_num_threads(), looks.cores()}
+    assert {one.threads for one in found.points} <= {1, torch.get_num_threads(), trials.cores()}
+
+
+def test_without_a_directory_nothing_is_left(policy, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = run(policy, state=None, keep_sampler=True)
+    assert found.tuning.chosen in found.tuning.points
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_flow_is_tuned_too(run, monkeypatch):
     """Fewer Euler steps, blocks reused, and both; nothing that only a diffusion has."""
-    asked, at = [], looks.Looks.at
-    monkeypatch.setattr(looks.Looks, "at", lambda self, names, *more, **named: (
-        asked.extend(names), at(self, names, *more, **named)
+    asked, at = [], trials.Trials.measure
+    monkeypatch.setattr(trials.Trials, "measure", lambda self, names, *more, **named: (
+        asked.extend(method.name for method in names), at(self, names, *more, **named)
     )[1])  # fmt: skip
     found = run(tiny_dit(sampler=Euler(num_inference_steps=5)), observations=tiny_observation(30))
     assert found.tuning.notes == ()
@@ -320,14 +331,14 @@ def test_every_point_gets_its_fastest_engine_and_threads(policy, run, monkeypatc
         """One thread of the faster engine takes 1 ms, anything else 5."""
         return {name: (1.0, 2.0) if name[1:] == (faster, 1) else (5.0, 6.0) for name in asked}
 
-    monkeypatch.setattr(looks.Looks, "_milliseconds", told)
+    monkeypatch.setattr(trials.Trials, "_milliseconds", told)
     found = run(policy, engine="auto").tuning
     assert {(one.engine, one.threads, one.p50_ms) for one in found.points} == {(faster, 1, 1.0)}
     assert found.plain_ms == 5.0
 
 
 def test_a_tuning_goes_on_where_it_was_killed(policy, run, monkeypatch):
-    seen, measured = [], looks.Looks._measured
+    seen, measured = [], trials.Trials._measured
 
     def killed(self, candidate, samples):
         if len(seen) == 3:
@@ -335,12 +346,12 @@ def test_a_tuning_goes_on_where_it_was_killed(policy, run, monkeypatch):
         seen.append(candidate)
         return measured(self, candidate, samples)
 
-    monkeypatch.setattr(looks.Looks, "_measured", killed)
+    monkeypatch.setattr(trials.Trials, "_measured", killed)
     with pytest.raises(KeyboardInterrupt):
         run(policy)
-    monkeypatch.setattr(looks.Looks, "_measured", measured)
+    monkeypatch.setattr(trials.Trials, "_measured", measured)
     resumed, again = run(policy).tuning, []
-    monkeypatch.setattr(looks.Looks, "_measured", lambda *what: again.append(what) or measured(*what))
+    monkeypatch.setattr(trials.Trials, "_measured", lambda *what: again.append(what) or measured(*what))
     assert {one.method: one.distances for one in run(policy).tuning.points} == {
         one.method: one.distances for one in resumed.points
     }
@@ -348,22 +359,22 @@ def test_a_tuning_goes_on_where_it_was_killed(policy, run, monkeypatch):
 
 
 def test_what_cannot_be_made_is_noted_and_the_rest_goes_on(policy, run, monkeypatch):
-    measured = looks.Looks._measured
+    measured = trials.Trials._measured
 
     def broken(self, candidate, samples):
         if candidate.sampler is not None:
             raise bc.BlockcacheError("no such luck")
         return measured(self, candidate, samples)
 
-    monkeypatch.setattr(looks.Looks, "_measured", broken)
+    monkeypatch.setattr(trials.Trials, "_measured", broken)
     found = run(policy).tuning
     assert any("ddpm-4 was left out: BlockcacheError: no such luck" in note for note in found.notes)
     assert {one.method.partition(":")[0] for one in found.points} <= {"full", "action"}
 
 
 def test_when_the_time_is_up_nothing_new_is_begun(policy, run, monkeypatch):
-    monkeypatch.setattr(looks.Clock, "over", property(lambda self: True))
-    with pytest.raises(TuningError, match="no method could be looked at: not tried, as the time was up: full, ddpm-4"):
+    monkeypatch.setattr(trials.TimeLimit, "over", property(lambda self: True))
+    with pytest.raises(TuningError, match="no method could be tried: not tried, as the time was up: full, ddpm-4"):
         run(policy)
 
 
@@ -372,15 +383,15 @@ def test_when_the_time_is_up_nothing_new_is_begun(policy, run, monkeypatch):
     [({"seed": 3}, "seed"), ({"observations": OBS + 1}, "observations"), ({"other": True}, "policy")],
 )
 def test_a_state_belongs_to_one_policy_and_one_set_of_observations(make_policy, run, tmp_path, changes, odd):
-    tune._claim(tmp_path / "state", port_of(make_policy()), OBS, 0)
+    tuner._claim(tmp_path / "state", port_of(make_policy()), OBS, 0)
     other = make_policy(seed=1 if changes.pop("other", False) else 0)
     with pytest.raises(TuningError, match=f"holds a tuning with another {odd}; tune into another directory"):
         run(other, **changes)
 
 
 def test_times_of_another_machine_are_not_mixed_in(policy, run, tmp_path, monkeypatch):
-    tune._claim(tmp_path / "state", port_of(policy), OBS, 0)
-    monkeypatch.setattr(tune, "describe", lambda: {"processor": "abacus", "cores": 1})
+    tuner._claim(tmp_path / "state", port_of(policy), OBS, 0)
+    monkeypatch.setattr(tuner, "describe", lambda: {"processor": "abacus", "cores": 1})
     with pytest.raises(TuningError, match="holds a tuning with another machine"):
         run(policy)
 
@@ -437,8 +448,8 @@ def test_reuse_is_tried_on_top_of_every_sampler_whatever_its_name():
         point("full", 20),
         point("action:budget=0.2", 9),
     ]
-    assert tune.cached_methods(points, Goal(loss=0.1)) == [
-        f"{name}+action:budget={budget:g}" for name in ("dpmsolver++-5", "ddim-6") for budget in tune.BUDGETS
+    assert [method.name for method in tuner.cached_methods(points, Goal(loss=0.1))] == [
+        f"{name}+action:budget={budget:g}" for name in ("dpmsolver++-5", "ddim-6") for budget in tuner.BUDGETS
     ]
 
 
@@ -466,7 +477,7 @@ def test_the_directory_is_a_policy_that_export_takes(policy, run, tmp_path, bloc
     points = {one.method: one for one in found.tuning.points}
     sampler, schedule = DDPM4, bc.Schedule(4, dict.fromkeys(BLOCKS, (0, 2)), bc.Fingerprint())
     chosen = ChosenSampler(sampler, port_of(policy).fingerprint, {"after": 0.5})
-    written = tune.save_tuned(policy, tune.Tuned(found.tuning, chosen, schedule), tmp_path / "tuned")
+    written = tuner.save_tuned(policy, tuner.Tuned(found.tuning, chosen, schedule), tmp_path / "tuned")
     assert written is True
     assert ChosenSampler.load(tmp_path / "tuned/sampler.json").evidence == {"after": 0.5}
     assert points
@@ -485,7 +496,7 @@ def test_a_foreign_policy_gets_its_sampler_and_schedule(run, tmp_path):
     policy = foreign_policy.Policy()
     seen = np.random.default_rng(0).standard_normal((30, policy.n_obs_steps, policy.obs_dim), dtype=np.float32)
     found = run(policy, observations=seen, keep_sampler=True, engine="patched")
-    assert tune.save_tuned(policy, found, tmp_path / "tuned") is False
+    assert tuner.save_tuned(policy, found, tmp_path / "tuned") is False
     names = {path.name for path in (tmp_path / "tuned").iterdir()}
     assert "tuning.json" in names
     assert "config.json" not in names

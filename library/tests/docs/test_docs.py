@@ -10,82 +10,18 @@ import click
 import numpy as np
 import pytest
 
-import blockcache.cli
-from blockcache.compare.methods import parse_method
+import blockcache
 from blockcache.models.dpt import save_policy
 from blockcache.schedule import Schedule
+from pages import FENCE, PAGES, fenced, lines, mentioned, parse, typed
 from repository import ROOT
 
-PAGES = {
-    page.name: page.read_text() for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"))
-}
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = ("json", "python", "sh", "text", "toml")  # sh is typed, text is printed
 QUICK = {"calibrate": ["--generations", "1"], "solve": [], "show": [], "export": []}  # the others take minutes
-SIMPLE = (click.Choice, click.IntRange, click.FloatRange, type(click.INT), type(click.FLOAT))  # these look at no files
-
-
-def fenced(text, language):
-    return [code for found, code in FENCE.findall(text) if found == language]
-
-
-def lines(code):
-    """What a reader types, without comments."""
-    return [re.sub(r"\s+# .*", "", row) for row in code.splitlines()]
-
-
-def typed(text):
-    return [line for code in fenced(text, "sh") for line in lines(code)]
-
-
-def mentioned(text):
-    """Commands within sentences, which may leave things open."""
-    return re.findall(r"`(blockcache [^`]+)`", FENCE.sub("", text))
 
 
 def everything(found):
     return [pytest.param(line, id=f"{page}: {line}") for page, text in PAGES.items() for line in found(text)]
-
-
-def parse(line, complete):
-    """Refuse what the command line would refuse, as far as that needs no files and nothing is run."""
-    command, words = _resolve(shlex.split(line)[1:])
-    context = click.Context(command, parent=click.Context(_front(), **_front().context_settings))
-    if isinstance(command, click.Group):
-        assert not words, f"{line}: there is no verb {words[0]}"
-        return
-    if not complete:
-        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-        options = [word.split("=")[0] for word in words if re.match(r"--?[A-Za-z]", word)]
-        assert set(options) <= known, f"{line}: there is no {set(options) - known}"
-        return
-    values, left, _ = command.make_parser(context).parse_args(list(words))
-    assert not left, f"{line}: nobody takes {left}"
-    for option in command.params:
-        given = values.get(option.name)
-        found = [item for item in (given if isinstance(given, list | tuple) else [given]) if isinstance(item, str)]
-        assert found or not option.required, f"{line}: {option.name} is missing"
-        for item in found:
-            if isinstance(option.type, SIMPLE):
-                option.type.convert(item, option, context)
-            if option.name == "methods":
-                parse_method(item)
-
-
-def _resolve(words):
-    """The verb's command and what is given to it."""
-    command = _front()
-    while words and isinstance(command, click.Group):
-        inner = command.get_command(click.Context(command), words[0])
-        if inner is None:
-            break
-        command, words = inner, words[1:]
-    return command, words
-
-
-def _front():
-    blockcache.cli.main(["--version"])  # verbs may be added by the first call only
-    return blockcache.cli.cli
 
 
 def test_every_block_says_what_it_is():
@@ -103,7 +39,14 @@ def test_what_one_types_is_there(line, capsys):
     elif line.startswith("python "):
         assert (ROOT / line.split()[1]).exists()
     else:
-        assert line.startswith("pip install ")
+        program, verb, *words = shlex.split(line)
+        assert program == "pip"
+        assert verb in ("install", "wheel")
+        for word in words:
+            if word.startswith("./"):
+                folder, _, extras = word.rstrip("]").partition("[")
+                known = (ROOT / folder / "pyproject.toml").read_text()
+                assert all(f"\n{extra} = [" in known for extra in extras.split(",") if extra), line
 
 
 @pytest.mark.parametrize("line", everything(mentioned))
@@ -140,31 +83,67 @@ def robot(make_policy, in_an_empty_directory, tmp_path, monkeypatch):
     sys.modules.pop("my_robot", None)
 
 
-OWN = ("diffusion-policy.md", "adding-a-family.md", "lerobot.md")  # each is run by a test of its own
+OWN = ("docs/your-policy.md", "docs/adding-a-family.md", "CONTRIBUTING.md")  # these are run by tests of their own
+ORDER = {"runtime/README.md": "docs/on-a-robot.md"}  # which page makes the file that this one opens
+
+
+def run(text, names, blockcache):
+    """The Python blocks and quick commands of a text. They build on one another, as they do for who reads it."""
+    for language, code in FENCE.findall(text):
+        if language == "python":
+            if file := re.match(r"# (\w+\.py)\n", code):
+                Path(file[1]).write_text(code)
+            exec(compile(code, "page", "exec"), names)
+        for line in lines(code) if language == "sh" else ():
+            words = shlex.split(line)
+            if words[0] == "python" and "browser" not in words[1]:
+                subprocess.run([sys.executable, ROOT / words[1], *words[2:]], check=True, capture_output=True)
+            elif words[0] == "blockcache" and words[1] in QUICK and "tuned" not in words:  # that takes a tuning
+                assert blockcache(*words[1:], *QUICK[words[1]])
 
 
 @pytest.mark.parametrize("page", [page for page, text in PAGES.items() if page not in OWN and fenced(text, "python")])
 def test_a_page_works_from_top_to_bottom(page, robot, blockcache):
-    """Blocks of a page build on one another, as they do for who reads it."""
-    for language, code in FENCE.findall(PAGES[page]):
-        if language == "python":
-            if file := re.match(r"# (\w+\.py)\n", code):
-                Path(file[1]).write_text(code)
-            exec(compile(code, page, "exec"), robot)
-        for line in lines(code) if language == "sh" else ():
-            words = shlex.split(line)
-            if words[0] == "python":
-                subprocess.run([sys.executable, ROOT / words[1], *words[2:]], check=True, capture_output=True)
-            elif words[0] == "blockcache" and words[1] in QUICK:
-                assert blockcache(*words[1:], *QUICK[words[1]])
+    if page in ORDER:
+        run(PAGES[ORDER[page]], robot, blockcache)
+    run(PAGES[page], robot, blockcache)
+
+
+def test_the_first_run_works(robot, blockcache):
+    run(PAGES["docs/start.md"], robot, blockcache)
+    assert Path("policy.onnx").exists()
+
+
+def anchors(text):
+    """The names that headings have in links, as the usual renderers of Markdown make them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 def test_links_lead_somewhere():
     for page, text in PAGES.items():
-        folder = ROOT if (ROOT / page).exists() else ROOT / "docs"
-        for target in re.findall(r"\]\(([^)#]+)\)", text):
-            assert target.startswith("https://") or (folder / target).exists(), f"{page} links to {target}"
+        for link in re.findall(r"\]\(([^)]+)\)", FENCE.sub("", text)):
+            if link.startswith("https://"):
+                continue
+            target, _, anchor = link.partition("#")
+            found = (ROOT / page).parent / target if target else ROOT / page
+            assert found.exists(), f"{page} links to {target}"
+            assert not anchor or anchor in anchors(found.read_text()), f"{page} links to {link}"
+
+
+def test_every_page_is_reached_from_the_readme():
+    links = set(re.findall(r"\]\((docs/[^)#]+)", PAGES["README.md"]))
+    assert {page for page in PAGES if page.startswith("docs/")} <= links
 
 
 def test_the_readme_is_short():
-    assert len(PAGES["README.md"].split()) <= 1000
+    assert len(re.sub(r"<!--.*?-->", "", PAGES["README.md"]).split()) <= 1000
+
+
+def test_the_pages_written_by_hand_stay_few_and_short():
+    by_hand = {page: FENCE.sub("", text) for page, text in PAGES.items() if not page.startswith("docs/generated/")}
+    assert len([page for page in by_hand if page.startswith("docs/")]) <= 12
+    words = [word for text in by_hand.values() for word in re.sub(r"<!--.*?-->", "", text).split()]
+    assert (
+        len([word for word in words if re.search(r"[a-zA-Z]", word)]) < 17_000
+    )  # figures and lines of tables are none

@@ -5,11 +5,11 @@ import sys
 from importlib.metadata import EntryPoint
 
 import pytest
-from test_docs import PAGES, fenced
 
 from blockcache.models.registry import port_of
+from pages import PAGES, fenced
 
-PAGE = "adding-a-family.md"
+PAGE = "docs/adding-a-family.md"
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_st
 from blockcache.models.flops import attention, linear
 from blockcache.models.registry import port_of
 from blockcache.samplers import SAMPLERS
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import generation_flops
 from blockcache_lab.studies.savings import DiffusersLoop
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

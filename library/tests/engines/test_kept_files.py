@@ -1,4 +1,4 @@
-"""Files that were written before still load: those in docs, and those that ship with the package."""
+"""Files that were written before still load: those in docs, gzipped or not, and those that ship with the packages."""
 
 import json
 from importlib import resources
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from blockcache import load_policy
+from blockcache.files import read_json
 from blockcache.results.distances import FrontierDistances
 from blockcache.results.rollouts import Results
 from blockcache.results.stored import Stored
@@ -33,12 +34,15 @@ LOADERS = {
 }
 PRINTED = {"published_results.json", "published_schedules.json"}  # the paper's, in no format of ours
 FILES = sorted(
-    path for place in PLACES for path in place.rglob("*.json") if path.name not in PRINTED and "state" not in path.parts
+    path
+    for place in PLACES
+    for path in (*place.rglob("*.json"), *place.rglob("*.json.gz"))
+    if path.name not in PRINTED and "state" not in path.parts
 )
 
 
 def kind(path):
-    found = json.loads(path.read_text()).get("format")
+    found = read_json(path, "file").get("format")
     return "blockcache.policy" if path.name == "config.json" else found
 
 

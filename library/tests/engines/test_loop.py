@@ -8,8 +8,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 import blockcache as bc
 from blockcache.engines.build import build
-from blockcache.engines.loop import Loop
-from blockcache.engines.torch_backend import TorchBackend
+from blockcache.engines.loop import Loop, TorchBackend
 from blockcache.engines.walk import denoiser_output
 from blockcache.errors import EngineError
 from blockcache.models.registry import port_of

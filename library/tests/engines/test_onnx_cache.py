@@ -53,6 +53,11 @@ def act(policy, observe):
     return policy.predict_action(observe(), generator=torch.Generator().manual_seed(0))["action"]
 
 
+def kept_in(directory):
+    """All that is there, without the lock."""
+    return [path for path in directory.iterdir() if path.name != ".lock"]
+
+
 def forbid(*args):
     raise AssertionError("this should have come from the cache")
 
@@ -60,13 +65,13 @@ def forbid(*args):
 def test_an_export_is_made_once(policy, make_policy, schedule, observe, cache, monkeypatch):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         expected = act(policy, observe)
-    (kept,) = cache.iterdir()
+    (kept,) = kept_in(cache)
     monkeypatch.setattr(f"{ENGINE}._file", forbid)
     same = bc.Schedule(6, schedule.updates, origin={"method": "the same, by another way"})
     for again in (policy, make_policy()):
         with bc.accelerate(again, same, engine="onnx", threads=1):
             assert torch.equal(act(again, observe), expected)
-    assert [*cache.iterdir()] == [kept]
+    assert kept_in(cache) == [kept]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,7 @@ def test_another_policy_has_another_export(policy, make_policy, schedule, observ
         expected = act(other, observe)
     with bc.accelerate(other, schedule, engine="onnx", threads=1):
         torch.testing.assert_close(act(other, observe), expected, atol=1e-5, rtol=0)
-    assert len([*cache.iterdir()]) == 2
+    assert len(kept_in(cache)) == 2
 
 
 def test_numbers_that_no_fingerprint_holds_count_too(make_policy, observe, cache):
@@ -94,7 +99,7 @@ def test_numbers_that_no_fingerprint_holds_count_too(make_policy, observe, cache
         expected = act(policy, observe)
         with bc.accelerate(policy, engine="onnx", threads=1):
             torch.testing.assert_close(act(policy, observe), expected, atol=1e-5, rtol=0)
-    assert len([*cache.iterdir()]) == 2
+    assert len(kept_in(cache)) == 2
 
 
 def test_masks_and_code_count_too(policy, make_policy, schedule, monkeypatch):
@@ -122,7 +127,7 @@ def test_another_schedule_or_output_has_another_export(policy, schedule, cache):
     for followed in (schedule, None):
         for output in ("chunk", "action"):
             bc.accelerate(policy, followed, engine="onnx", output=output, threads=1).disable()
-    assert len([*cache.iterdir()]) == 4
+    assert len(kept_in(cache)) == 4
 
 
 def test_exports_of_no_use_for_longest_are_deleted_when_the_cache_is_full(policy, cache, monkeypatch):
@@ -130,7 +135,7 @@ def test_exports_of_no_use_for_longest_are_deleted_when_the_cache_is_full(policy
         """The cache's files, with one for a schedule of these updates among them."""
         schedule = bc.Schedule(6, dict.fromkeys(BLOCKS, updates))
         bc.accelerate(policy, schedule, engine="onnx", threads=1).disable()
-        return {path.name for path in cache.iterdir() if path.is_file()}
+        return {path.name for path in kept_in(cache) if path.is_file()}
 
     first = use(0, 2)
     second = use(0, 3) - first
@@ -187,13 +192,13 @@ DAMAGE = {
 def test_a_damaged_file_in_the_cache_is_made_again(policy, schedule, observe, cache, damage):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         expected = act(policy, observe)
-    (kept,) = cache.iterdir()
+    (kept,) = kept_in(cache)
     whole = kept.read_bytes()
     DAMAGE[damage](kept)
     assert kept.read_bytes() != whole
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         assert torch.equal(act(policy, observe), expected)
-    assert [*cache.iterdir()] == [kept]
+    assert kept_in(cache) == [kept]
     assert kept.read_bytes() == whole
 
 
@@ -201,7 +206,7 @@ def test_another_policys_export_under_the_name_is_not_used(policy, make_policy, 
     other = make_policy(seed=1)
     for one in (policy, other):
         bc.accelerate(one, schedule, engine="onnx", threads=1).disable()
-    mine, theirs = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    mine, theirs = sorted(kept_in(cache), key=lambda path: path.stat().st_mtime_ns)
     expected = act_with(policy, schedule, observe)
     whole = mine.read_bytes()
     mine.write_bytes(theirs.read_bytes())
@@ -218,7 +223,7 @@ def test_what_cannot_be_read_or_replaced_costs_the_cache_and_nothing_else(
     policy, schedule, observe, cache, monkeypatch, caplog
 ):
     expected = act_with(policy, schedule, observe)
-    (kept,) = cache.iterdir()
+    (kept,) = kept_in(cache)
 
     def unreadable(path, what):
         raise FileError(f"cannot read the {what} {path}: Permission denied")
@@ -242,8 +247,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one(policy, o
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with bc.accelerate(policy, engine="onnx", threads=1):
         act(policy, observe)
-    (directory,) = [path for path in tmp_path.iterdir() if path.is_dir()]
-    assert directory.name.startswith("blockcache-")
+    (directory,) = tmp_path.glob("blockcache-*")  # torch may make one of its own, too
     assert len([*directory.glob("*.onnx")]) == 1
 
 
@@ -282,13 +286,9 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_directory() == tmp_path / "xdg" / "blockcache"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cache_directory() == tmp_path / "home" / ".cache" / "blockcache"
-
-    def homeless():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it is where nobody knows a home
     assert cache_directory().parent == Path(tempfile.gettempdir())
     monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
     assert cache_directory() == tmp_path / "cache", "a home is not needed then"

@@ -281,7 +281,7 @@ def test_accelerating_again_takes_the_policy_as_it_is(engine, policy):
 
 def test_the_promise_names_the_numbers_that_hold():
     """In the handle, in accelerate's docstring and in the docs."""
-    for promise in (inspect.getdoc(bc.accelerate), (DOCS / "engines.md").read_text()):
+    for promise in (inspect.getdoc(bc.accelerate), (DOCS / "engines-and-samplers.md").read_text()):
         assert f"within {TURNS} calls" in promise
         assert f"within {PARTS} calls" in promise
         assert "noticed_within" in promise

@@ -20,10 +20,10 @@ import blockcache as bc
 from blockcache import Block, Fingerprint, Recording, Schedule
 from blockcache.cli.arguments import PolicySource
 from blockcache.compare.candidates import Candidate
-from blockcache.compare.jobs import FORMAT as JOB
-from blockcache.compare.jobs import Store
 from blockcache.compare.paired import Group, OpenLoop, Setting
-from blockcache.compare.tune import STATE as TUNING_STATE
+from blockcache.compare.store import FORMAT as JOB
+from blockcache.compare.store import Store
+from blockcache.compare.tuner import STATE as TUNING_STATE
 from blockcache.engines import export_policy
 from blockcache.files import write_arrays
 from blockcache.measure.distance import Distances

@@ -4,5 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
+GENERATED = DOCS / "generated"  # what commands wrote
+RECORDS = GENERATED / "records"
 SHARED = ROOT.parent / "shared"
 HELPERS = Path(__file__).parent

@@ -1,6 +1,7 @@
 """A paired evaluation on the toy task, ready to run."""
 
 from blockcache.compare.evaluation import prepare
+from blockcache.compare.methods import parse_method
 from toy_task import Toy, observations
 
 METHODS = ("uniform:S=3", "ddim-3", "teacache:threshold=0.5")
@@ -11,7 +12,7 @@ def ready(policy, state, make=Toy, methods=METHODS, rollouts=6, group=2, **other
     return prepare(
         policy,
         "toy",
-        methods,
+        [parse_method(method) for method in methods],
         observations(),
         state=state,
         rollouts=rollouts,

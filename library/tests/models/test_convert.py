@@ -161,7 +161,7 @@ def test_a_checkpoint_is_converted_once(monkeypatch):
     monkeypatch.setattr("blockcache.models.dpt.convert.read_checkpoint", None)
     Path("b.ckpt").write_bytes(Path("a.ckpt").read_bytes())
     assert gap(reference, bc.load_policy("b.ckpt")) < 1e-5  # known by its content, not by its name
-    assert [*Path("cache").iterdir()] == [made]
+    assert [*Path("cache").glob("*.policy")] == [made]
 
 
 def test_what_is_kept_is_made_again_if_it_is_damaged_or_by_other_code(monkeypatch):
@@ -173,17 +173,17 @@ def test_what_is_kept_is_made_again_if_it_is_damaged_or_by_other_code(monkeypatc
     assert gap(reference, load_policy(made)) < 1e-5
     monkeypatch.setattr("blockcache.models.dpt.convert.source_hash", lambda file: "older")
     load_checkpoint("a.ckpt")
-    assert len([*Path("cache").iterdir()]) == 2
+    assert len([*Path("cache").glob("*.policy")]) == 2
 
 
 def test_converted_policies_count_in_the_cache(monkeypatch):
     for name in "abc":
         write_checkpoint(f"{name}.ckpt", config(n_layer=1), seed=ord(name))
     load_checkpoint("a.ckpt")
-    (first,) = Path("cache").iterdir()
+    (first,) = Path("cache").glob("*.policy")
     os.utime(first, (1, 1))
     load_checkpoint("b.ckpt")
-    (second,) = set(Path("cache").iterdir()) - {first}
+    (second,) = set(Path("cache").glob("*.policy")) - {first}
     os.utime(second, (2, 2))
     load_checkpoint("a.ckpt")  # of use since
     size = sum(file.stat().st_size for file in first.iterdir())
@@ -191,7 +191,7 @@ def test_converted_policies_count_in_the_cache(monkeypatch):
     load_checkpoint("c.ckpt")
     assert first.exists()
     assert not second.exists()
-    assert len([*Path("cache").iterdir()]) == 2
+    assert len([*Path("cache").glob("*.policy")]) == 2
 
 
 def test_a_cache_that_cannot_be_written_costs_the_conversion_only(monkeypatch, caplog):

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_docs import PAGES, fenced
 
 import blockcache as bc
 import lerobot_directory
@@ -19,6 +18,7 @@ from blockcache.models.registry import port_of
 from blockcache.testing import PolicyContract
 from dit_policies import STEPS, LivePolicy, live_observation
 from lerobot_directory import Reference, config, observation
+from pages import fenced, section
 
 REAL = find_spec("transformers") is not None
 pytestmark = pytest.mark.usefixtures("exports_stay_here", "clip")
@@ -212,15 +212,15 @@ def test_without_transformers_the_extra_is_named(directory, monkeypatch):
 
 
 def test_the_page_works(tmp_path, monkeypatch):
-    """docs/lerobot.md from top to bottom, with small policies in the places of the reader's."""
+    """What docs/your-policy.md says of LeRobot, with small policies in the places of the reader's."""
     monkeypatch.chdir(tmp_path)
     Reference().write(tmp_path / "my_dit")
     policy, batch = LivePolicy("ddpm"), live_observation(1)
     policy._queues["observation.state"] = list(batch["observation.state"].unbind(1))
     names = {"policy": policy, "batch": batch, "batches": [live_observation(2)], "observation": observation(1)}
-    for code in fenced(PAGES["lerobot.md"], "python"):
+    for code in fenced(section("docs/your-policy.md", "## LeRobot's DiT"), "python"):
         updates = str(STEPS - 1)  # a small policy has few steps
-        exec(compile(code.replace("updates=10", f"updates={updates}"), "lerobot.md", "exec"), names)
+        exec(compile(code.replace("updates=10", f"updates={updates}"), "page", "exec"), names)
     assert any("schedule.json" in note for note in names["fast"].stats().notes)
 
 

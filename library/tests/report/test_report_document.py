@@ -25,7 +25,7 @@ from blockcache.report.document import (
 from blockcache.report.markdown import render
 from blockcache.report.terminal import display
 from blockcache_lab.pages import caching, performance
-from repository import DOCS
+from repository import GENERATED
 
 SMALL = Document(
     "Fruit",
@@ -125,9 +125,9 @@ def test_markdown():
 
 @pytest.mark.parametrize(("name", "page"), [("performance", performance.page), ("caching-error", caching.page)])
 def test_the_published_page_is_what_the_code_makes_of_the_published_figures(name, page):
-    """docs/results.md has its own test."""
-    made = render(page(json.loads((DOCS / f"{name}.json").read_text())))
-    assert made == (DOCS / f"{name}.md").read_text()
+    """docs/generated/results.md has its own test."""
+    made = render(page(json.loads((GENERATED / f"{name}.json").read_text())))
+    assert made == (GENERATED / f"{name}.md").read_text()
 
 
 # ---- terminal

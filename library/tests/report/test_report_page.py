@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from test_docs import parse
 
 from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
@@ -30,6 +29,7 @@ from blockcache.solvers import solve
 from blockcache_lab.analysis.claims import claims
 from file_formats import EXAMPLES
 from made_up_policy import NASTY, blocks, fingerprint, named_schedule, recording, schedule
+from pages import parse
 from repository import ROOT
 from toy_analysis import toy_analysis
 
@@ -463,7 +463,7 @@ def test_sections_that_were_not_analysed_are_named():
 
 def test_the_page_of_the_shipped_policy_says_what_the_readme_says(blockcache, tmp_path, monkeypatch, no_library):
     monkeypatch.chdir(ROOT)
-    said = blockcache("report", "docs/results/frontier-pusht", "pusht", "-o", tmp_path / "out.html")
+    said = blockcache("report", "docs/generated/records/frontier-pusht", "pusht", "-o", tmp_path / "out.html")
     assert "6 figures" in said
     read = Reader((tmp_path / "out.html").read_text())
     words = " ".join("".join(read.words).split())

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+import pages
 from blockcache.errors import FileError
 from blockcache.results.analysis import Analysis
 from blockcache.results.analysis_section import AnalysisError, arrays_of
@@ -33,8 +34,8 @@ def test_every_section_comes_back_as_it_was(tmp_path):
                 assert one == other
 
 
-def test_all_sections_are_in_the_toy_and_on_the_page_of_the_format(request):
-    page = (request.config.rootpath / "docs/analysis-format.md").read_text()
+def test_all_sections_are_in_the_toy_and_on_the_page_of_the_format():
+    page = pages.section("docs/file-formats.md", "## Analysis")
     assert set(toy_analysis().sections) == set(SECTIONS)
     for name, section in SECTIONS.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]

@@ -10,8 +10,9 @@ import pytest
 
 import blockcache
 from blockcache.errors import FileError, SamplerError
+from blockcache.files import read_json
 from blockcache.samplers import DDIM, DDPM, SAMPLERS, DPMSolver, Euler, SamplerConfig, SDEDPMSolver, fewer_steps, table
-from repository import DOCS
+from repository import RECORDS
 
 
 def test_tables_and_configs_are_frozen():
@@ -226,9 +227,9 @@ def stored_samplers():
     package = Path(blockcache.__file__).parent
     files = [
         *package.glob("assets/policies/*/config.json"),
-        *DOCS.glob("results/*/*.json"),
+        *RECORDS.glob("*/*.json.gz"),
     ]
-    return [(file, sampler) for file in files for sampler in found(json.loads(file.read_text()))]
+    return [(file, sampler) for file in files for sampler in found(read_json(file, "file"))]
 
 
 def test_stored_samplers_are_read_and_written_as_they_were():

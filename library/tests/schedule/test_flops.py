@@ -9,7 +9,7 @@ import blockcache as bc
 from blockcache.errors import ScheduleError
 from blockcache.models.dpt.flops import DPTShape
 from blockcache.models.registry import port_of
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import generation_flops
 
 GIGA = 1e9
 REFERENCE = DPTShape()

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from blockcache import Block, Fingerprint, Recording, solve
 from blockcache.attach.action_costs import lower_mean, segment_costs
 from blockcache.errors import RecordingError, ScheduleError
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import generation_flops
 from blockcache.solvers.budget import split_budget, split_counts
 
 EVERY_STEP = 7

@@ -22,6 +22,7 @@ paper = LazyGroup(
         ),
         "frontier": (".suite_pages:frontier", "The page of suite frontier, with its pictures."),
         "rdt": (".suite_pages:rdt", "The page of suite rdt, with its pictures."),
+        "figures": (".suite_pages:figures", "The records' figures, put into pages that people write."),
         "performance": (
             "blockcache_lab.cli.studies:performance",
             "Everything that the page on performance shows, and the page.",

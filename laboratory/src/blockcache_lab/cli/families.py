@@ -23,7 +23,7 @@ def families(output: str | None) -> None:
     """
     from dataclasses import asdict
 
-    from blockcache.report.document import Document
+    from blockcache.report.document import Document, Paragraph
     from blockcache.report.markdown import render
     from blockcache.report.terminal import display
     from blockcache_lab.pages.families import families_table
@@ -33,7 +33,11 @@ def families(output: str | None) -> None:
     if output is None:
         display(found)
     else:
-        write_bytes(output, render(Document("Families", (found,))).encode())
+        about = (
+            "A policy is recognised by its shape, never by its class. Made by `blockcache paper families -o FILE.md`, which "
+            "tries every engine on a small policy of each kind. Where an engine says no, `auto` takes `patched`."
+        )
+        write_bytes(output, render(Document("Which policies are accepted", (Paragraph(about), found))).encode())
 
 
 @click.command("rdt-size")

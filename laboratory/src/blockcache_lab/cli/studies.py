@@ -26,12 +26,12 @@ render_option = click.option("--render-only", is_flag=True, help="The page anew 
 @render_option
 @click.option("--repeats", type=click.IntRange(2, arg.MOST), default=30, help="Interleaved rounds.")
 def performance(output: Path, render_only: bool, repeats: int) -> None:
-    """Measure everything that docs/performance.md shows, and write the page. About ten minutes on two idle cores.
+    """Measure everything that the page on performance shows, and write the page. About ten minutes on two idle cores.
 
     \b
     Examples:
       blockcache paper performance
-      blockcache paper performance -o docs --render-only
+      blockcache paper performance -o docs/generated --render-only
     """
     from blockcache.report.bench import bench_chart
     from blockcache.report.drawing import draw
@@ -117,7 +117,7 @@ def errors(
     \b
     Examples:
       blockcache paper errors pusht
-      blockcache paper errors -o docs --render-only
+      blockcache paper errors -o docs/generated --render-only
     """
     from blockcache.report.markdown import render
     from blockcache.report.terminal import display
@@ -173,7 +173,7 @@ def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: in
 
     from blockcache.models.dpt.flops import DPTShape
     from blockcache.report.terminal import display
-    from blockcache.schedule.strategy import generation_flops
+    from blockcache.schedule import generation_flops
     from blockcache_lab.pages.performance import flops_table
 
     if policy is not None:

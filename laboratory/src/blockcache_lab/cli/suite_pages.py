@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from blockcache.cli import arguments as arg
-from blockcache.files import make_directory, write_bytes
+from blockcache.files import make_directory, read_bytes, write_bytes
 
 stored_option = click.option(
     "--stored", type=arg.OUTPUT, help="Also write the small summary that the demo shows as stored."
@@ -29,8 +29,8 @@ def results(directory: str, others: tuple[str, ...], output: Path, stored: str |
     \b
     Examples:
       blockcache paper results out/suites
-      blockcache paper results out/suites out/assembly-seed0 out/assembly-seed1 -o docs
-      blockcache paper results out/suites -o docs --stored src/blockcache/assets/stored_results.json
+      blockcache paper results out/suites out/assembly-seed0 out/assembly-seed1 -o docs/generated
+      blockcache paper results out/suites -o docs/generated --stored library/src/blockcache/assets/stored_results.json
     """
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
@@ -65,8 +65,8 @@ def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> 
 
     \b
     Examples:
-      blockcache paper frontier out/frontier out/frontier-assembly -o docs
-      blockcache paper frontier out/frontier -o docs --stored src/blockcache/assets/stored_results.json
+      blockcache paper frontier out/frontier out/frontier-assembly -o docs/generated
+      blockcache paper frontier out/frontier -o docs/generated --stored library/src/blockcache/assets/stored_results.json
     """
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
@@ -93,7 +93,7 @@ def rdt(directories: tuple[str, ...], output: Path) -> None:
 
     \b
     Example:
-      blockcache paper rdt out/rdt-push-cube out/rdt-pick-cube -o docs
+      blockcache paper rdt out/rdt-push-cube out/rdt-pick-cube -o docs/generated
     """
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
@@ -107,3 +107,27 @@ def rdt(directories: tuple[str, ...], output: Path) -> None:
         draw(item, output)
     write_bytes(output / "rdt.md", render(page(found)).encode())
     click.echo(f"{output / 'rdt.md'}")
+
+
+@click.command()
+@click.argument("pages", nargs=-1, required=True)
+@click.option(
+    "--records", type=click.Path(path_type=Path), default="docs/generated/records", help="The directory of all records."
+)
+def figures(pages: tuple[str, ...], records: Path) -> None:
+    """Put the records' figures into PAGES that people write, between the marks that say which figure is meant.
+
+    \b
+    Example:
+      blockcache paper figures README.md docs/who-wins-where.md
+    """
+    from blockcache_lab.pages.figures import count, fill
+
+    for page in pages:
+        text = read_bytes(page, "page").decode()
+        made = fill(text, records)
+        if made != text:
+            write_bytes(page, made.encode())
+        click.echo(
+            f"{page}: {count(made)} figures and tables" + ("" if made == text else ", now as the records have them")
+        )

@@ -1,4 +1,4 @@
-"""What an analysis says of the paper's claims: for the terminal, and as the page docs/analyses.md. From the file alone."""
+"""What an analysis says of the paper's claims: for the terminal, and as the page docs/generated/analyses.md. From the file alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def page(analysis: Analysis) -> Document:
             Paragraph(
                 f"Made by `{setting['command']}`: {len(analysis.blocks)} blocks, {analysis.steps} steps, calibrated on "
                 f"{setting['generations']} generations, {observed['count']} observations, seed {setting['seed']}. Every sentence "
-                "is computed from the file of the analysis ([its format](analysis-format.md)). Where the paper gives no figure, "
+                "is computed from the file of the analysis ([its format](../file-formats.md#analysis)). Where the paper gives no figure, "
                 "the sentence says what was asked of the data."
             ),
             *claims_blocks(analysis),

@@ -1,4 +1,4 @@
-"""docs/caching-error.md, from the JSON that `blockcache paper errors` wrote."""
+"""docs/generated/caching-error.md, from the JSON that `blockcache paper errors` wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of docs/families.md: which policies are accepted, and by which engines."""
+"""The table of docs/generated/families.md: which policies are accepted, and by which engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/frontier.md, from the files of suite frontier only: who wins where, and whether distances would have told it.
+"""docs/generated/frontier.md, from the files of suite frontier only: who wins where, and whether distances would have told it.
 
 Every verdict is computed; none is written down here. Knows nothing of torch.
 """
@@ -110,7 +110,7 @@ def page(found: Sequence[Found]) -> Document:
     """The whole page; its pictures lie beside it."""
     made_from = (
         "Made from the files of suite frontier; every sentence with a figure or a verdict in it is computed from them. The "
-        f"command:\n`blockcache paper frontier {' '.join(item.directory for item in found)} -o docs`."
+        f"command:\n`blockcache paper frontier {' '.join(item.directory for item in found)} -o docs/generated`."
     )
     sampler = (
         "Everything but the first table changes the sampler: other actions are drawn than the policy's own sampler would "

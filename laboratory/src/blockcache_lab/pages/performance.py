@@ -1,4 +1,4 @@
-"""docs/performance.md, from the JSON that `blockcache paper performance` wrote; also what `paper flops` prints."""
+"""docs/generated/performance.md, from the JSON that `blockcache paper performance` wrote; also what `paper flops` prints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def page(results: Mapping[str, Any]) -> Document:
         "Performance",
         (
             Paragraph(
-                f"Made by `blockcache paper performance -o docs --repeats {bench['repeats']}`; every figure below is of that one run. Ratios\n"
+                f"Made by `blockcache paper performance -o docs/generated --repeats {bench['repeats']}`; every figure below is of that one run. Ratios\n"
                 "come from interleaved rounds: each round calls every candidate once, and a speed-up is the median of the rounds' ratios."
             ),
             Paragraph(

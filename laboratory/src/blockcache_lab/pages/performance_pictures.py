@@ -1,4 +1,4 @@
-"""The picture of growth in docs/performance.md. Knows nothing of what is written around it."""
+"""The picture of growth in docs/generated/performance.md. Knows nothing of what is written around it."""
 
 from __future__ import annotations
 

@@ -88,7 +88,10 @@ def summary(found: Sequence[Found]) -> list[str]:
         for line in counted((item.collection, pair) for item in found for pair in item.cheaper_pairs)
     ]
     if exact := [line for item in found if (line := _exactly(item))]:
-        items.append(f"**Exact savings alone**, nothing approximated: {'; '.join(exact)}.")
+        items.append(
+            f"**The engine alone**, every block computed and nothing approximated: {'; '.join(exact)}. Speed beyond the FLOPs "
+            "that are saved is the engine's own: it runs no Python."
+        )
     if weak := [item.task for item in found if _seldom_succeeds(item)]:
         items.append(
             f"Full precision itself seldom succeeds on {', '.join(map(plain, weak))}: little can be lost there."
@@ -146,9 +149,9 @@ def _exactly(item: Found) -> str | None:
         return None
     full = item.collection.full.method.flops
     over = None if item.timings is None else item.timings.over(BASELINE, PLAIN)
-    speed = "" if over is None else f" and {over:.1f}x the speed of the plain policy"
+    speed = "" if over is None else f"{over:.1f}x the speed of the plain policy with "
     return (
-        f"on {plain(item.task)} {of_full(item.exact.flops[BASELINE], full)} of the FLOPs{speed}, actions "
+        f"on {plain(item.task)} {speed}{item.exact.flops[BASELINE] / full:.0%} of its FLOPs, actions "
         f"{'the same' if item.exact.largest_difference < EXACT else '**not the same**'} within {EXACT:g}"
     )
 

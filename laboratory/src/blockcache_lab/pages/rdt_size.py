@@ -1,4 +1,4 @@
-"""docs/rdt-size.md, from the JSON that `blockcache paper rdt-size` wrote."""
+"""docs/generated/rdt-size.md, from the JSON that `blockcache paper rdt-size` wrote."""
 
 from __future__ import annotations
 

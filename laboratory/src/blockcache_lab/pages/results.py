@@ -1,4 +1,4 @@
-"""docs/results.md, from the files of `blockcache paper suite` only. Every verdict is computed; none is written down here."""
+"""docs/generated/results.md, from the files of `blockcache paper suite` only. Every verdict is computed; none is written down here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def page(collection: Collection, directory: str, others: Sequence[TaskPolicies] 
     warning = "**From a quick run: a few shortened rollouts. No figure on this page means anything.**"
     made_from = (
         "Made from the files of the suites; every sentence with a figure or a verdict in it is computed from them. The command:\n"
-        f"`blockcache paper results {directories} -o docs`."
+        f"`blockcache paper results {directories} -o docs/generated`."
     )
     picture = Figure(
         PICTURE,

@@ -1,4 +1,4 @@
-"""Who wins where, computed from the suites: the section of docs/results.md that says so."""
+"""Who wins where, computed from the suites: the section of docs/generated/results.md that says so."""
 
 from __future__ import annotations
 

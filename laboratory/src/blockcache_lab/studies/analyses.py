@@ -5,7 +5,6 @@ Knows nothing of plots.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockcache.compare.candidates import digest
+from blockcache.compare.store import Store, digest
 from blockcache.engines.accelerate import check_fit
-from blockcache.errors import BlockcacheError
-from blockcache.files import PathLike, exists, make_directory
+from blockcache.files import PathLike
 from blockcache.fingerprint import fingerprint_differences
 from blockcache.measure import machine
 from blockcache.models.registry import port_of
@@ -107,21 +105,20 @@ def analyse(
 
 def _kept(inputs: AnalysisInputs, about: Mapping[str, Any], name: str) -> Analysis:
     """An analysis of one section, from the state if it is there."""
-    file = inputs.state / f"{name}-{digest({'section': name, **inputs.origin})[:16]}.safetensors"
-    with contextlib.suppress(BlockcacheError):  # a damaged one, or one of another state of the code, is made again
-        if exists(file):
-            return Analysis.load(file)
-    started, sections, absent = time.perf_counter(), dict[str, Section](), dict[str, str]()
-    try:
-        sections[name] = _MAKERS[name](inputs)
-    except AnalysisError as error:
-        absent[name] = str(error)
-    origins = {key: {"origin": dict(value.origin)} for key, value in inputs.schedules.items()}
-    seconds = {name: round(time.perf_counter() - started, 2)}
-    made = Analysis(**about, schedules=origins, sections=sections, absent=absent, seconds=seconds)
-    make_directory(inputs.state)
-    made.save(file)
-    return made
+
+    def make() -> Analysis:
+        started, sections, absent = time.perf_counter(), dict[str, Section](), dict[str, str]()
+        try:
+            sections[name] = _MAKERS[name](inputs)
+        except AnalysisError as error:
+            absent[name] = str(error)
+        origins = {key: {"origin": dict(value.origin)} for key, value in inputs.schedules.items()}
+        seconds = {name: round(time.perf_counter() - started, 2)}
+        return Analysis(**about, schedules=origins, sections=sections, absent=absent, seconds=seconds)
+
+    file = f"{name}-{digest({'section': name, **inputs.origin})[:16]}.safetensors"
+    # a damaged one, or one of another state of the code, is made again
+    return Store(inputs.state).value(file, Analysis.load, make, mend=True)
 
 
 def _weaker(inputs: AnalysisInputs) -> Section:

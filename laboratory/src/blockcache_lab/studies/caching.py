@@ -14,7 +14,7 @@ from blockcache.measure.action_error import action_error, actions
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, parts, rows
 from blockcache.results.rollouts import GENERATIONS
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import generation_flops
 from blockcache.solvers import PAPER_METHODS, solve
 from blockcache_lab.analysis.caching import caching_error
 

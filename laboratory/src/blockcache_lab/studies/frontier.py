@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from blockcache.compare.candidates import running
-from blockcache.compare.clouds import draw_chunks, flattened
-from blockcache.compare.evaluation import FITTING, OPEN_LOOP
+from blockcache.compare.dealing import COMPARED, DISTANCES, FITTED, deal_for_evaluation
 from blockcache.errors import ObservationError
 from blockcache.files import PathLike
+from blockcache.fitting.clouds import draw_chunks, flattened
 from blockcache.measure.distance import Cloud, distances
-from blockcache.observations import batch_size, hash_observations, rows
+from blockcache.observations import batch_size, hash_observations
 from blockcache.progress import progress_bar
 from blockcache.results.distances import FrontierDistances, MethodDistances
 from blockcache.results.rollouts import BASELINE
@@ -37,14 +37,14 @@ def measure_distances(
     samples    chunks for each observation
     seed       of the noise
     """
-    port, used = setting.port, setting.counts.generations + OPEN_LOOP + FITTING
+    port, used = setting.port, setting.counts.generations + COMPARED + FITTED
     count = batch_size(setting.observations) - used
     if count < LEAST:
         raise ObservationError(
             f"distances need at least {LEAST} observations besides {used} to calibrate, compare and fit on, got "
             f"{max(0, count)}; record more with 'blockcache policy observe'"
         )
-    seen = rows(setting.observations, used, used + count)
+    seen = deal_for_evaluation(setting.observations, setting.counts.generations)[DISTANCES]
     (suite,) = as_run(setting, directory, [FRONTIER])
     evaluation = setting.evaluation(suite.methods, 1)
     evaluation.check_alike(Path(directory) / f"{FRONTIER}.json")

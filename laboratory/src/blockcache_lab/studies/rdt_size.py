@@ -23,7 +23,7 @@ from blockcache.models.rdt.config import RDTConfig, public_sampler
 from blockcache.models.rdt.shape import random_policy
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import generation_flops
 
 PLAIN = "plain"
 ENGINES = ("patched", "loop")

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from blockcache.engines.loop import Loop, by_moment
-from blockcache.engines.torch_backend import TorchBackend
+from blockcache.engines.loop import Loop, TorchBackend, by_moment
 from blockcache.engines.walk import denoiser_output, perceive
 from blockcache.models.sampling import denoise
 from blockcache.samplers import SamplerConfig

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from blockcache.compare.candidates import Calibrations, Candidate, engine_flops
-from blockcache.compare.equal_flops import equal_flops
+from blockcache.compare.dealing import CALIBRATION, deal_for_evaluation
 from blockcache.compare.evaluation import Evaluation, prepare
 from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.methods import parse_method
@@ -35,6 +35,7 @@ from blockcache.results.rollouts import (
 )
 from blockcache.tasks import Task, make_task, task_spec
 from blockcache.tasks.base import Array, Tree
+from blockcache_lab.studies.equal_flops import equal_flops
 from blockcache_lab.studies.suites import KINDS, SUITES, Cell, ExactSavings, Suite, suite_by_name, suite_of, with_tuned
 
 
@@ -92,7 +93,7 @@ class SuiteSetting:
         return prepare(
             self.port,
             self.task,
-            methods,
+            list(map(parse_method, methods)),
             self.observations if not self.counts.quick else rows(self.observations, 0, self.counts.generations + 4),
             state=self.state,
             source=self.source,
@@ -108,7 +109,7 @@ class SuiteSetting:
     def suites(self, names: Iterable[str]) -> list[Suite]:
         """Suites by name, their methods chosen. The calibration is the one that `prepare` will find in the store."""
         self.evaluation((), 1)  # refuses what does not fit before anything takes long
-        seen = rows(self.observations, 0, self.counts.generations)
+        seen = deal_for_evaluation(self.observations, self.counts.generations)[CALIBRATION]
         equal = equal_flops(Calibrations(self.port, seen, keep=self.state, progress=self.progress))
         found = [suite_by_name(name, equal, self.counts.quick) for name in names]
         return found if self.tuned is None else [with_tuned(suite, self.tuned) for suite in found]

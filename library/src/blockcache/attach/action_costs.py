@@ -38,10 +38,11 @@ beyond what ever happens to the action; they would decide everything."""
 class ActionCostCollector:
     """Collects generations, walks them back in parts, and keeps every sample's costs.
 
-    port      the policy, attached
-    attached  its patches
-    samples   how many there will be, as far as that is known
-    progress  whether to show a bar
+    Args:
+        port: The policy, attached.
+        attached: Its patches.
+        samples: How many there will be, as far as that is known.
+        progress: Whether to show a bar.
     """
 
     def __init__(self, port: Port, attached: Attached, samples: int, progress: bool) -> None:
@@ -77,17 +78,15 @@ class ActionCostCollector:
         self._waiting = []
         for run in runs:
             steps = walk_back(self._port, self._attached, run)
-            bar = progress_bar(
-                steps,
-                "action costs",
-                total=len(run.calls),
-                unit="step",
-                disable=not self._progress,
-                delay=1.0,
-                leave=False,
-            )
+            shown: dict[str, Any] = {
+                "total": len(run.calls),
+                "unit": "step",
+                "disable": not self._progress,
+                "delay": 1.0,
+                "leave": False,
+            }
             products = np.zeros((run.size, VECTORS, *self._shape), dtype=np.float32)
-            for step, gradients in bar:  # gradients: by block, (V, B, F)
+            for step, gradients in progress_bar(steps, "action costs", **shown):  # gradients: by block, (V, B, F)
                 for index, (gradient, residual) in enumerate(zip(gradients, run.residuals, strict=True)):
                     differences = residual[:step] - residual[step]
                     found = torch.einsum("vbf,sbf->bvs", gradient, differences)

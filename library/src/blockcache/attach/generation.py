@@ -2,7 +2,7 @@
 
 A scope opens around one `predict_action` and dies with it. Inside, the step is the position in the sampler's table of
 timesteps, verified at every call against the timestep that the denoiser is really given. Outside a scope, and in the
-scope of another policy that shares the denoiser, every call runs as if we were not there.
+scope of another policy that shares the denoiser, every call runs as if nothing was attached.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,8 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from blockcache.attach.constant_outputs import ConstantOutputs
-from blockcache.attach.patching import Patches
+from blockcache.attach.patching import Make, Patches
 from blockcache.errors import StepError
 from blockcache.models.adapter import Layer, Route
 from blockcache.models.port import Port
@@ -57,7 +56,7 @@ class Generation(ABC):
     """Decides what each layer does in one generation, and holds all state of that generation."""
 
     def denoise(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call of the denoiser, layers and all; for who wants to see what goes in and comes out."""
+        """One call of the denoiser, layers and all; to be overridden to see what goes in and comes out."""
         return forward(*args, **kwargs)
 
     @abstractmethod
@@ -81,41 +80,41 @@ class Watcher(Protocol):
 
 
 class _Scope:
-    def __init__(self, owner: object, generation: Generation, watcher: Watcher | None) -> None:
-        self.owner = owner
-        self.generation = generation
-        self.watcher = watcher
-        self.kept = ConstantOutputs()
-        self.step = -1
+    def __init__(self, owner: object, generation: Generation, watcher: Watcher | None, step: int = -1) -> None:
+        self.owner, self.generation, self.watcher, self.step = owner, generation, watcher, step
+        self.constants = _ConstantOutputs()
 
 
 _current: ContextVar[_Scope | None] = ContextVar("blockcache_generation", default=None)
 
 
+@contextmanager
+def _opened(scope: _Scope) -> Iterator[None]:
+    token = _current.set(scope)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 class Attached(Patches):
     """The patches of `attach`: removing them undoes everything."""
 
-    @contextmanager
-    def at(self, step: int, generation: Generation) -> Iterator[None]:
+    def at(self, step: int, generation: Generation) -> AbstractContextManager[None]:
         """Inside, the next denoiser call of this thread is that step of a generation, by itself."""
-        scope = _Scope(self, generation, None)
-        scope.step = step - 1
-        token = _current.set(scope)
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        return _opened(_Scope(self, generation, None, step - 1))
 
 
 def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watcher | None] = lambda: None) -> Attached:
-    """From now on each `predict_action` of the policy is one generation, decided by a Generation that `begin` makes.
+    """From now on each `predict_action` of the policy is one generation.
 
-    `watch` makes who looks on, if anybody.
+    Args:
+        port: The policy.
+        begin: Makes the Generation that decides what happens in one.
+        watch: Makes who looks on at it, if anybody.
     """
-    owner = patches = Attached()
-    guard = nullcontext() if port.reentrant else threading.RLock()
-
-    last = len(port.adapter.layers) - 1
+    patches, last = Attached(), len(port.adapter.layers) - 1
+    one_at_a_time = nullcontext() if port.reentrant else threading.RLock()
 
     def scoped(predict_action: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(predict_action).parameters)
@@ -126,9 +125,8 @@ def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watc
                 check_finite(value, "noise" if name == "noise" else "the observation")
             obs = next(iter((*args, *kwargs.values())), None)
             port.check_observation(obs)
-            scope = _Scope(owner, begin(), watch())
-            with guard:
-                token = _current.set(scope)
+            scope = _Scope(patches, begin(), watch())
+            with one_at_a_time, _opened(scope):
                 try:
                     result = predict_action(*args, **kwargs)
                 except Exception as error:  # foreign code may raise anything
@@ -136,8 +134,6 @@ def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watc
                     if explained is None:
                         raise
                     raise explained from error
-                finally:
-                    _current.reset(token)
             if scope.step + 1 != len(port.timesteps):
                 raise StepError(
                     f"the policy took {scope.step + 1} denoising steps, the schedule counts {len(port.timesteps)}; "
@@ -150,55 +146,48 @@ def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watc
 
         return call
 
-    def counted(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            scope = _current.get()
-            if scope is None or scope.owner is not owner:
-                return forward(*args, **kwargs)
-            _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
-            output = scope.generation.denoise(forward, args, kwargs)
-            if scope.watcher is not None:
-                scope.watcher.see(output)
-            return output
+    def in_scope(run: Callable[..., Any]) -> Make:
+        """A replacement that calls `run` in a generation of this policy, and the method itself elsewhere."""
 
-        return call
-
-    def routed(index: int, layer: Layer) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(forward: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
                 scope = _current.get()
-                if scope is None or scope.owner is not owner:
+                if scope is None or scope.owner is not patches:
                     return forward(*args, **kwargs)
-                if not args:  # a denoiser may hand its layers everything by name
-                    args = (kwargs.pop(layer.stream),)
-                stream = scope.generation.layer(LayerCall(scope.step, index, layer, forward, args, kwargs))
-                if scope.watcher is not None and index == last:
-                    scope.watcher.see(stream)
-                return stream
+                return run(scope, forward, args, kwargs)
 
             return call
 
         return make
 
-    def kept(module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def make(forward: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                scope = _current.get()
-                if scope is None or scope.owner is not owner:
-                    return forward(*args, **kwargs)
-                return scope.kept(module, forward, args, kwargs)
+    def denoise(scope: _Scope, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
+        output = scope.generation.denoise(forward, args, kwargs)
+        if scope.watcher is not None:
+            scope.watcher.see(output)
+        return output
 
-            return call
+    def layer_of(index: int, layer: Layer) -> Callable[..., Any]:
+        def run(scope: _Scope, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not args:  # a denoiser may hand its layers everything by name
+                args = (kwargs.pop(layer.stream),)
+            stream = scope.generation.layer(LayerCall(scope.step, index, layer, forward, args, kwargs))
+            if scope.watcher is not None and index == last:
+                scope.watcher.see(stream)
+            return stream
 
-        return make
+        return run
+
+    def constant(module: nn.Module) -> Callable[..., Any]:
+        return lambda scope, *call: scope.constants(module, *call)
 
     try:
         patches.replace_entry(port.policy, port.entry, scoped)
-        patches.replace(port.adapter.denoiser, "forward", counted)
+        patches.replace(port.adapter.denoiser, "forward", in_scope(denoise))
         for index, layer in enumerate(port.adapter.layers):
-            patches.replace(layer.module, "forward", routed(index, layer))
+            patches.replace(layer.module, "forward", in_scope(layer_of(index, layer)))
         for module in port.adapter.constant:
-            patches.replace(module, "forward", kept(module))
+            patches.replace(module, "forward", in_scope(constant(module)))
     except BaseException:
         patches.remove()
         raise
@@ -218,3 +207,52 @@ def _advance(scope: _Scope, timesteps: tuple[float, ...], given: Any) -> None:
             "was the sampler changed after enabling?"
         )
     scope.step = step
+
+
+class _ConstantOutputs:
+    """Outputs of modules that see nothing but conditions, kept within a generation until they are given other numbers.
+
+    That the numbers are the same is compared, not assumed, so what is kept is what would be computed again, to the bit.
+    Nothing is kept where gradients are wanted, nor in torch's inference mode, which does not count edits of a tensor.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[
+            object, tuple[_Input, Tensor, int]
+        ] = {}  # by module: its input, its output and that one's version
+
+    def __call__(self, module: object, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """The module's output: computed, unless it is kept."""
+        able = not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if not able or kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or args[0].is_inference():
+            return forward(*args, **kwargs)
+        known = self._kept.get(module)
+        if known is not None:
+            given, output, version = known
+            if output._version == version and given.is_same(args[0]):
+                return output
+        output = forward(*args)
+        if isinstance(output, Tensor) and not output.is_inference():
+            # modules that are given the same tensor share what is known of it
+            shared = next((given for given, _, _ in self._kept.values() if given.is_same(args[0])), None)
+            self._kept[module] = shared or _Input(args[0]), output, output._version
+        return output
+
+
+class _Input:
+    """A tensor as it was given, and the last one that was found to hold the same numbers: a step's layers share one."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._first = self._latest = (value, value._version)
+
+    def is_same(self, value: Tensor) -> bool:
+        first, version = self._first
+        if first._version != version:
+            return False  # written into since: its former numbers are lost
+        latest, version = self._latest
+        if value is latest and value._version == version:
+            return True
+        alike = first.dtype == value.dtype and first.device == value.device and torch.equal(first, value)
+        if alike:
+            self._latest = (value, value._version)
+        return alike

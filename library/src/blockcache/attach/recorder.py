@@ -44,13 +44,17 @@ def calibrate(
 ) -> Recording:
     """Record how each block's output changes over the steps. The policy runs unchanged and comes back unchanged.
 
-    policy        the policy object, ours or foreign (or its port)
-    observations  batches as the policy takes them: one generation is recorded for each
-    generations   at most so many of them
-    seed          the noise depends on it alone
-    action_costs  whether to record as well what reusing each block does to the executed action, for `solve` with
-                  method="action"; the denoiser must be differentiable, and observations should come from whole episodes
-    progress      whether to show a bar
+    Args:
+        policy: The policy object of any family, or its port.
+        observations: Batches as the policy takes them: one generation is recorded for each.
+        generations: At most so many of them; all without it.
+        seed: The noise depends on it alone.
+        action_costs: Whether to record as well what reusing each block does to the executed action, for `solve` with
+            method="action"; the denoiser must be differentiable, and observations should come from whole episodes.
+        progress: Whether to show a bar.
+
+    Returns:
+        The recording, for `solve` and `fit_teacache`.
     """
     if generations is not None and generations < 1:
         raise RecordingError(f"calibration needs at least one generation, got generations={generations}")
@@ -68,15 +72,8 @@ def calibrate(
     try:
         if action_costs:
             recorder.costs = ActionCostCollector(port, patches, total or 1, progress)
-        bar = progress_bar(
-            islice(observations, generations),
-            "calibrating",
-            total=total,
-            unit="generation",
-            disable=not progress,
-            delay=1.0,
-        )
-        for count, batch in enumerate(bar, start=1):
+        shown: dict[str, Any] = {"total": total, "unit": "generation", "disable": not progress, "delay": 1.0}
+        for count, batch in enumerate(progress_bar(islice(observations, generations), "calibrating", **shown), start=1):
             recorder.generation(batch, seed=seed + count)
         if not count:
             raise RecordingError("calibration needs at least one observation, got none")
@@ -154,12 +151,13 @@ class _Recorder:
         self, generations: int, origin: Mapping[str, Any], action_costs: NDArray[np.float64] | None
     ) -> Recording:
         samples = len(self.changes)
+        inputs, outputs = (np.stack(changes) for changes in zip(*self.changes, strict=True))
         return Recording(
             blocks=self.port.adapter.blocks,
             matrices={name: total / samples for name, total in self.sums.items()},
             scores=self.scores / samples,
-            input_change=np.stack([change[0] for change in self.changes]),
-            output_change=np.stack([change[1] for change in self.changes]),
+            input_change=inputs,
+            output_change=outputs,
             generations=generations,
             fingerprint=self.port.fingerprint,
             origin={**origin, "samples": samples},

@@ -48,10 +48,11 @@ class DenoiserCall:
 class Recorded:
     """A generation of B samples, as far as it is needed to walk it back.
 
-    calls      of the denoiser, by step
-    residuals  by block, (K, B, F) in single precision on the CPU
-    action     what the policy returned, (B, n, A)
-    vectors    (V, B, n, A) over the executed actions in normalised units
+    Args:
+        calls: Of the denoiser, by step.
+        residuals: By block, (K, B, F) in single precision on the CPU.
+        action: What the policy returned, (B, n, A).
+        vectors: (V, B, n, A) over the executed actions in normalised units.
     """
 
     calls: Sequence[DenoiserCall]

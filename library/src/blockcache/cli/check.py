@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from blockcache.schedule import Schedule
 
 
-def _method_or_schedule(text: str) -> Schedule | str:
-    """A schedule file or one of the paper's by name, read; else a method's name, looked at."""
+def _method_or_schedule(text: str) -> tuple[Schedule | str, str]:
+    """A schedule file or one of the paper's by name, read; else a method's name. And what it is called."""
     from blockcache.solvers.presets import published_names
 
     if Path(text).exists() or text.endswith(".json") or text in published_names():
-        return arg.load_schedule(text)
-    return parse_method(text).name
+        return arg.load_schedule(text), text
+    name = parse_method(text).name
+    return name, name
 
 
 @click.command(epilog=f"\b\nMethods:\n{NAMES}")
@@ -48,12 +49,8 @@ def check(
     schedule: str,
     observations: str | None,
     output: str | None,
-    count: int,
-    samples: int,
-    generations: int,
-    seed: int,
-    engine: str,
     threads: int,
+    **settings: Any,
 ) -> None:
     """Compare the actions of POLICY under SCHEDULE with those of the full policy, at recorded observations. No simulator.
 
@@ -65,29 +62,17 @@ def check(
       blockcache check pusht ddpm-10
       blockcache check my_module:make_policy bac:S=10,n=5,metric=mse --observations obs.npz -o check.json
     """
-    chosen = _method_or_schedule(schedule)
+    chosen, name = _method_or_schedule(schedule)
     seen, moments = policy.observations(observations), policy.moments(observations)
 
     import torch
 
-    from blockcache.compare.check import check as run
+    from blockcache.compare.checker import check as run
     from blockcache.report.check import check_blocks
     from blockcache.report.terminal import display
 
     torch.set_num_threads(threads)
-    found = run(
-        policy.port,
-        chosen,
-        seen,
-        moments=moments,
-        count=count,
-        samples=samples,
-        generations=generations,
-        seed=seed,
-        engine=engine,
-        source=str(policy),
-        name=schedule if not isinstance(chosen, str) else "",
-    )
+    found = run(policy.port, chosen, seen, moments=moments, source=str(policy), name=name, **settings)
     display(*check_blocks(found))
     if output is not None:
         found.save(output)

@@ -12,6 +12,7 @@ from blockcache.errors import ObservationError, TaskError
 
 if TYPE_CHECKING:
     from blockcache.compare.candidates import Calibrations
+    from blockcache.compare.methods import Method
     from blockcache.compare.showcase import Showcase
 
 
@@ -55,7 +56,8 @@ def demo(
     import torch
 
     from blockcache.compare.candidates import Calibrations
-    from blockcache.observations import batch_size, rows
+    from blockcache.compare.dealing import CALIBRATION, COMPARISON, deal_for_evaluation
+    from blockcache.observations import batch_size
 
     torch.set_num_threads(threads)
     port, total = policy.port, batch_size(seen)
@@ -67,8 +69,9 @@ def demo(
     if total <= generations:
         raise ObservationError(f"of {total} observations, {generations} to calibrate on leave none to compare on")
     with tempfile.TemporaryDirectory() as kept:  # one calibration for both comparisons
-        calibrations = Calibrations(port, rows(seen, 0, generations), keep=kept)
-        _open_loop(calibrations, rows(seen, generations, generations + 32), repeats)
+        dealt = deal_for_evaluation(seen, generations)
+        calibrations = Calibrations(port, dealt[CALIBRATION], keep=kept)
+        _open_loop(calibrations, dealt[COMPARISON], repeats)
         found = _closed_loop(policy, seen, generations, seconds, kept) if seconds else None
         if report is not None:
             _write_page(policy, calibrations, found, report)
@@ -77,33 +80,37 @@ def demo(
 def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> None:
     import torch
 
-    from blockcache.compare.equal_flops import equal_flops
-    from blockcache.compare.methods import parse_method
+    from blockcache.compare.methods import FULL, Method
+    from blockcache.compare.parts import FewerSteps
+    from blockcache.compare.reuse_parts import BAC, Uniform
     from blockcache.compare.tradeoff import tradeoff
     from blockcache.report.evaluation import open_loop_blocks
     from blockcache.report.terminal import display
-    from blockcache_lab.studies.suites import BASE
 
-    recording = calibrations.recording(action_costs=True)
+    recording, bac = calibrations.recording(action_costs=True), Method(reuse=BAC())
     click.echo(f"calibrated on {recording.generations} generations in {recording.origin['seconds']:.0f} s\n")
-    methods = {
-        "DDIM, 16 steps": calibrations.candidate(parse_method("ddim-16"), engine=None),
-        "Uniform, S = 10": calibrations.candidate(parse_method("uniform:S=10"), "patched"),
-        "BAC, S = 10, n = 5": calibrations.candidate(parse_method("bac:S=10,n=5"), "patched"),
-        "BAC, S = 10, n = 5 ": calibrations.candidate(parse_method("bac:S=10,n=5")),
-        "Action costs, same GFLOP ": calibrations.candidate(parse_method(equal_flops(calibrations)("action", BASE))),
-        "full precision ": calibrations.candidate(parse_method("full")),
-    }
-    result = tradeoff(calibrations.port, methods, observations, repeats=repeats)
+    equal = calibrations.action_budget(calibrations.candidate(bac).flops(calibrations.port, 0.0))
+    methods = [
+        (Method(FewerSteps("ddim", 16)), None),
+        (Method(reuse=Uniform()), "patched"),
+        (bac, "patched"),
+        (bac, "auto"),
+        (equal, "auto"),
+        (FULL, "auto"),
+    ]
+    candidates = [(method.label, calibrations.candidate(method, engine)) for method, engine in methods]
+    result = tradeoff(calibrations.port, candidates, observations, repeats=repeats)
     display(*open_loop_blocks(result, repeats, torch.get_num_threads()))
 
 
-def _tuned(policy: arg.PolicySource) -> list[str]:
+def _tuned(policy: arg.PolicySource) -> list[Method]:
     """What lies beside the policy, tuned for it, as a method."""
+    from blockcache.compare.methods import Method
+    from blockcache.compare.parts import TunedFiles
     from blockcache.models.policy_files import TUNED, TUNING, in_directory, policy_directory
 
     directory = policy_directory(policy.name) / TUNED if in_directory(policy.name) else None
-    return [f"tuned:{directory}"] if directory is not None and (directory / TUNING).is_file() else []
+    return [Method(TunedFiles(str(directory)))] if directory and (directory / TUNING).is_file() else []
 
 
 def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: Showcase | None, path: str) -> None:
@@ -119,7 +126,7 @@ def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: Sho
     from blockcache.solvers import solve
 
     command, recording = arg.typed(), calibrations.recording(action_costs=True)
-    tuned = {name: Tuning.load(f"{name.removeprefix('tuned:')}/{TUNING}") for name in _tuned(policy)}
+    tunings = [Tuning.load(f"{method.tuned_in}/{TUNING}") for method in _tuned(policy)]
     results, timings = [], []
     if found is not None:
         speed = f"seconds per chunk, batch 1, one torch thread, {found.repeats} interleaved rounds"
@@ -130,7 +137,7 @@ def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: Sho
         schedules=(Source(command, solve(recording)),),
         results=tuple(results),
         timings=tuple(timings),
-        tunings=tuple(Source(f"{policy}/tuned/{TUNING}", tuning) for tuning in tuned.values()),
+        tunings=tuple(Source(f"{policy}/tuned/{TUNING}", tuning) for tuning in tunings),
         command=command,
     )
     write_bytes(path, render(page(made)).encode())

@@ -36,7 +36,7 @@ def export(
 
     SCHEDULE is a file, or one of the paper's by name; without it, the one in the policy's directory where `tune` wrote one,
     or else full precision. The file needs no Python, no cache
-    and no policy code to run; blockcache_runtime (docs/deploy.md) runs it with numpy and onnxruntime alone.
+    and no policy code to run; blockcache_runtime (docs/on-a-robot.md) runs it with numpy and onnxruntime alone.
 
     \b
     Examples:

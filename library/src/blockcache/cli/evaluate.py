@@ -9,7 +9,7 @@ import click
 
 from blockcache.cli import arguments as arg
 from blockcache.cli.rollouts import chosen_backend, exit_if_failed, resumable, run_options
-from blockcache.compare.methods import NAMES, parse_method
+from blockcache.compare.methods import NAMES, Method, parse_method
 
 if TYPE_CHECKING:
     from blockcache.compare.evaluation import Evaluation
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from blockcache.tasks.video import Frame
 
 
-def _method(text: str) -> str:
-    parse_method(text).check_files()
-    return text
+def _method(text: str) -> Method:
+    method = parse_method(text)
+    method.check_files()
+    return method
 
 
 @click.command("eval", epilog=f"\b\nMethods:\n{NAMES}")
@@ -40,7 +41,7 @@ def _method(text: str) -> str:
 @click.option("--video", type=arg.OUTPUT, help="A .gif or .mp4 of the first episode: full beside the last method.")
 def evaluate(
     policy: arg.PolicySource,
-    methods: tuple[str, ...],
+    methods: tuple[Method, ...],
     output: str,
     task: str | None,
     workers: int | None,

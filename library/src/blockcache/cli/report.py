@@ -30,7 +30,7 @@ def report(files: tuple[str, ...], output: str, figures: Path | None) -> None:
 
     \b
     Examples:
-      blockcache report docs/results/frontier-pusht pusht
+      blockcache report docs/generated/records/frontier-pusht pusht
       blockcache report recording.safetensors schedule.json results.json -o page.html
       blockcache report analysis.safetensors --figures figures/
     """

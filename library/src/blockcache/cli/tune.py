@@ -12,7 +12,7 @@ from blockcache.cli import arguments as arg
 from blockcache.cli.rollouts import chosen_backend, engine_option, resumable
 
 if TYPE_CHECKING:
-    from blockcache.compare.tune import Tuned
+    from blockcache.compare.tuner import Tuned
 
 
 def _milliseconds(text: str) -> float:
@@ -70,7 +70,7 @@ def tune(
         require_matplotlib()
     seen = policy.observations(observations)
 
-    from blockcache.compare.tune import tune as run
+    from blockcache.compare.tuner import tune as run
     from blockcache.report.terminal import display
     from blockcache.report.tuning import draw_front, tuning_blocks
 
@@ -97,7 +97,7 @@ def tune(
 
 def _written(policy: arg.PolicySource, found: Tuned, output: Path) -> list[str]:
     """Write the directory, and say how to go on from there."""
-    from blockcache.compare.tune import save_tuned
+    from blockcache.compare.tuner import save_tuned
 
     whole = save_tuned(policy.port, found, output)
     if whole:

@@ -29,8 +29,7 @@ from blockcache.models.program import Program
 from blockcache.observations import batch_size
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import fewer_steps
-from blockcache.schedule import Schedule
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import Schedule, generation_flops
 from blockcache.solvers import uniform
 from blockcache_lab.studies.savings import DiffusersLoop
 

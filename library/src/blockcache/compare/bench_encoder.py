@@ -18,9 +18,8 @@ from blockcache.attach.first_call import FirstDenoiserCall
 from blockcache.attach.patching import Patches
 from blockcache.compare.bench_candidates import Timed, on_threads
 from blockcache.engines.build import rehearsed_build
-from blockcache.engines.loop import by_moment
+from blockcache.engines.loop import Constants, TorchBackend, by_moment
 from blockcache.engines.onnx import open_cached
-from blockcache.engines.torch_backend import Constants, TorchBackend
 from blockcache.engines.walk import perceive
 from blockcache.errors import EngineError, FileError
 from blockcache.measure.latency import Latency

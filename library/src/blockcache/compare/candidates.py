@@ -5,12 +5,10 @@ Knows nothing of tasks, and of policies no more than their port.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,10 @@ from blockcache._version import __version__
 from blockcache.attach.recorder import calibrate
 from blockcache.compare.methods import Method
 from blockcache.compare.parts import FewerSteps, FittedSteps, MethodError, Part, Resolved
+from blockcache.compare.reuse_parts import ActionBudget
+from blockcache.compare.store import Store, digest
 from blockcache.engines import Stats, accelerate
-from blockcache.files import PathLike, exists, make_directory
+from blockcache.files import PathLike, exists
 from blockcache.fitting import Clouds, Effort, fit, place
 from blockcache.models.pairing import generate, takes_generator
 from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
@@ -33,8 +33,7 @@ from blockcache.models.program import Program
 from blockcache.observations import hash_observations, parts
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
-from blockcache.schedule import Schedule, Strategy
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import Schedule, Strategy, generation_flops
 from blockcache.solvers.recording import Recording
 
 
@@ -153,11 +152,10 @@ class Calibrations:
     ) -> None:
         self.port, self._block_costs = port, block_costs
         self._fitting, self._effort = fitting, effort or Effort()
-        self._clouds: Clouds | None = None
         self._chosen: dict[Part, ChosenSampler] = {}
         self.observations = observations
         self.seed = seed
-        self._keep = None if keep is None else Path(keep)
+        self._store = Store(keep)
         self._progress = progress
         self._made: dict[SamplerConfig | None, Recording] = {}
 
@@ -165,6 +163,11 @@ class Calibrations:
         """Solve or read what the method follows."""
         sampler, strategy = method.resolve(self)
         return Candidate(strategy, engine, sampler)
+
+    def action_budget(self, flops: int) -> Method:
+        """The schedule from action costs with so many FLOPs: its budget is a share of what the steps cost."""
+        once, full = self.port.encoder_flops, Candidate().flops(self.port, 0.0)
+        return Method(reuse=ActionBudget(budget=float(f"{(flops - once) / (full - once):.4g}")))
 
     def recording(self, sampler: SamplerConfig | None = None, action_costs: bool = False) -> Recording:
         """With that sampler, or the policy's own; with action costs, which take a while, if somebody needs them."""
@@ -220,51 +223,33 @@ class Calibrations:
         return next(made, ChosenSampler(sampler, self.port.fingerprint))
 
     def _choose(self, wanted: Part, make: Callable[[Clouds], ChosenSampler]) -> ChosenSampler:
-        if wanted in self._chosen:
-            return self._chosen[wanted]
-        if self._fitting is None:
-            raise MethodError(
-                f"{wanted} needs observations besides those to calibrate and to compare on, and there are none; give more, "
-                "or choose it once with 'blockcache policy place' or 'blockcache policy fit' and name sampler:FILE"
-            )
-        file = None
-        if self._keep is not None:
-            name = digest(
-                {**self._origin(self.port, self._fitting), "sampler": str(wanted), "effort": asdict(self._effort)}
-            )
-            file = self._keep / f"sampler-{name[:16]}.json"
-        if file is not None and file.exists():
-            made = ChosenSampler.load(file)
-        else:
-            self._clouds = self._clouds or Clouds(self.port, self._fitting, seed=self.seed, progress=self._progress)
-            made = make(self._clouds)
-            if file is not None:
-                make_directory(file.parent)
-                made.save(file)
-        self._chosen[wanted] = made
-        return made
+        if wanted not in self._chosen:
+            if self._fitting is None:
+                raise MethodError(
+                    f"{wanted} needs observations besides those to calibrate and to compare on, and there are none; give "
+                    "more, or choose it once with 'blockcache policy place' or 'blockcache policy fit' and name sampler:FILE"
+                )
+            origin = {**self._origin(self.port, self._fitting), "sampler": str(wanted), "effort": asdict(self._effort)}
+            name = f"sampler-{digest(origin)[:16]}.json"
+            self._chosen[wanted] = self._store.value(name, ChosenSampler.load, lambda: make(self._clouds))
+        return self._chosen[wanted]
+
+    @cached_property
+    def _clouds(self) -> Clouds:
+        return Clouds(self.port, self._fitting, seed=self.seed, progress=self._progress)
 
     def _recording(self, port: Port, action_costs: bool) -> Recording:
+        def make() -> Recording:
+            batches = [port.prepare_observation(one) for one in parts(self.observations, 1)]
+            return calibrate(port, batches, seed=self.seed, action_costs=action_costs, progress=self._progress)
+
         name = digest(self._origin(port, self.observations))[:16]
         without, with_costs = (f"recording-{name}{end}.safetensors" for end in ("", "-action"))
-        fitting = (with_costs,) if action_costs else (without, with_costs)  # costs come on top of the same recording
-        for kept in () if self._keep is None else (self._keep / item for item in fitting):
-            if kept.exists():
-                return Recording.load(kept)
-        file = None if self._keep is None else self._keep / fitting[0]
-        batches = [port.prepare_observation(one) for one in parts(self.observations, 1)]
-        made = calibrate(port, batches, seed=self.seed, action_costs=action_costs, progress=self._progress)
-        if file is not None:
-            make_directory(file.parent)
-            made.save(file)
-        return made
+        # costs come on top of the same recording
+        names = (with_costs,) if action_costs else (without, with_costs)
+        return self._store.value(names[0], Recording.load, make, *names[1:])
 
     def _origin(self, port: Port, observations: Any) -> dict[str, Any]:
         """What a recording or a sampler is made from."""
         seen, fingerprint = hash_observations(observations), port.fingerprint.to_dict()
         return {"made_by": __version__, "policy": fingerprint, "observations": seen, "seed": self.seed}
-
-
-def digest(value: Mapping[str, Any]) -> str:
-    """One name for a JSON value, the same in every process."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from blockcache._version import __version__
-from blockcache.compare.candidates import Calibrations, Candidate, digest, running
-from blockcache.compare.jobs import Backend, Outcome, Store, one_by_one, run_jobs
-from blockcache.compare.methods import FULL, parse_method
+from blockcache.compare.candidates import Calibrations, Candidate, running
+from blockcache.compare.dealing import CALIBRATION, COMPARISON, FITTING, deal_for_evaluation
+from blockcache.compare.jobs import Backend, one_by_one, run_jobs
+from blockcache.compare.methods import FULL, Method
 from blockcache.compare.paired import Group, OpenLoop, Setting, one_thread, play, work
+from blockcache.compare.store import Outcome, Store, digest
 from blockcache.errors import TaskError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
@@ -43,7 +45,6 @@ from blockcache.results.rollouts import (
 from blockcache.results.timings import Timings
 from blockcache.tasks import Rollout, Task, TaskSpec, make_task
 
-OPEN_LOOP, FITTING = 32, 32  # observations to compare actions on, and to place and fit samplers on; at most
 _REFERENCE, _FLOOR = OpenLoop(Candidate(), seed=0), OpenLoop(Candidate(), seed=10_000)
 
 
@@ -179,7 +180,7 @@ class Evaluation:
 def prepare(
     policy: Any,
     task: str,
-    methods: Sequence[str],
+    methods: Sequence[Method],
     observations: Any,
     *,
     state: PathLike,
@@ -207,7 +208,6 @@ def prepare(
     """
     if rollouts < 1 or group < 1:
         raise EvaluationError(f"an evaluation needs at least one rollout in groups of one, got {rollouts=}, {group=}")
-    parsed = {method.name: method for method in (FULL, *map(parse_method, methods))}
     make = partial(make_task, task) if make is None else make
     probe = make()  # an unknown task or a missing simulator shows now
     spec = probe.spec
@@ -224,11 +224,9 @@ def prepare(
             "actions on; give more observations or fewer generations"
         )
     with one_thread():
-        used = generations + OPEN_LOOP
-        others = rows(observations, used, used + FITTING) if batch_size(observations) > used else None
-        seen = rows(observations, 0, generations)
-        calibrations = Calibrations(port, seen, keep=state, fitting=others, progress=progress)
-        found = {name: calibrations.candidate(method, engine) for name, method in parsed.items()}
+        dealt = deal_for_evaluation(observations, generations)
+        calibrations = Calibrations(port, dealt[CALIBRATION], keep=state, fitting=dealt.get(FITTING), progress=progress)
+        found = {method.name: calibrations.candidate(method, engine) for method in (FULL, *methods)}
         # the onnx engine writes a graph for each method that it has not met before
         bar = progress_bar(found.items(), desc="preparing", unit="method", delay=2, leave=False, disable=not progress)
         candidates = {name: _with_engine(port, candidate) for name, candidate in bar}
@@ -236,7 +234,7 @@ def prepare(
         task=spec,
         source=source,
         fingerprint=fingerprint,
-        setting=Setting(port, make, rows(observations, generations, generations + OPEN_LOOP)),
+        setting=Setting(port, make, dealt[COMPARISON]),
         candidates=candidates,
         seeds=tuple(range(start, start + rollouts)),
         group=group,

@@ -9,48 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from blockcache.errors import FileError
+from blockcache.compare.store import Outcome, Store
 from blockcache.extras import installed, require
-from blockcache.files import Format, Name, PathLike, exists, make_directory
 from blockcache.progress import progress_bar
 from blockcache.results.rollouts import EvaluationError
 from blockcache_runtime.cores import cores
 
-FORMAT = Format("blockcache.job", "finished job", {"key": Name, "outcome": dict}, again="delete it and run again")
-Outcome: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Any], Outcome]
 # (work, jobs) -> (the job's place, its outcome), in the order in which they are finished
 Backend: TypeAlias = Callable[[Work, Sequence[Any]], Iterator[tuple[int, Outcome]]]
-
-
-class Store:
-    """A directory of finished jobs, one small JSON file each. Only the process that hands out jobs writes to it."""
-
-    def __init__(self, directory: PathLike) -> None:
-        self.directory = Path(directory)
-
-    def get(self, key: str, check: Callable[[Outcome], object] = dict) -> Outcome | None:
-        """What is kept of a job, if anything is; `check` raises if that is not what the job gives."""
-        path = self._path(key)
-        if not exists(path):
-            return None
-        value = FORMAT.load(path)
-        if value["key"] != key:
-            raise FileError(f"the finished job {path} is not the one that its name says; delete it and run again")
-        outcome: Outcome = value["outcome"]
-        with FORMAT.reading(path):
-            check(outcome)
-        return outcome
-
-    def put(self, key: str, outcome: Outcome) -> None:
-        make_directory(self.directory)
-        FORMAT.save(self._path(key), {"key": key, "outcome": outcome})
-
-    def _path(self, key: str) -> Path:
-        return self.directory / f"{key[:32]}.json"
 
 
 def run_jobs(

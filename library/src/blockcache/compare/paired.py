@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from blockcache.compare.candidates import Candidate, Running, running
-from blockcache.compare.jobs import Outcome
+from blockcache.compare.store import Outcome
 from blockcache.errors import ContentError
 from blockcache.files import Fields, Limit, read
 from blockcache.measure.action_error import actions

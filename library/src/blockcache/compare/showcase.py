@@ -11,7 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blockcache.compare.evaluation import prepare
-from blockcache.compare.jobs import Backend, Outcome, Work, one_by_one
+from blockcache.compare.jobs import Backend, Work, one_by_one
+from blockcache.compare.methods import Method
+from blockcache.compare.parts import FewerSteps
+from blockcache.compare.reuse_parts import BAC
+from blockcache.compare.store import Outcome
 from blockcache.files import PathLike
 from blockcache.measure.latency import Latency
 from blockcache.models.port import Port
@@ -20,7 +24,7 @@ from blockcache.progress import progress_bar
 from blockcache.results.rollouts import Results
 from blockcache.tasks import Task
 
-METHODS = ("bac:S=10,n=5", "ddpm-16")  # and the full policy, and what was tuned
+METHODS = (Method(reuse=BAC(10, 5)), Method(FewerSteps("ddpm", 16)))  # and the full policy, and what was tuned
 GROUP, MOST = 5, 250  # rollouts: at a time, and at most
 MARGIN = 1.1  # the next group may take this much longer than the last
 
@@ -41,7 +45,7 @@ def showcase(
     state: PathLike,
     generations: int,
     source: str = "",
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[Method] = METHODS,
     engine: str = "auto",
     repeats: int = 5,
     backend: Backend = one_by_one,

@@ -5,7 +5,7 @@ Knows nothing of tasks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from blockcache.measure.action_error import ActionError, action_error, actions
 from blockcache.measure.latency import Latency, measure
 from blockcache.models.port import Port
 from blockcache.observations import parts, rows
-from blockcache.results.rollouts import EAGER, PLAIN
+from blockcache.results.rollouts import EAGER
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Tradeoff:
 
 def tradeoff(
     port: Port,
-    methods: Mapping[str, Candidate],
+    methods: Sequence[tuple[str, Candidate]],
     observations: Any,
     *,
     repeats: int = 10,
@@ -47,29 +47,28 @@ def tradeoff(
 ) -> Tradeoff:
     """Compare methods with the full policy, open loop.
 
-    methods       candidates by name
-    observations  a batch: all are used for accuracy, `batch` at a time, the first one for speed
-    repeats       interleaved rounds
-    seed          of the noise, the same for every method; one with fewer steps shares the initial noise only
+    Args:
+        port: The policy.
+        methods: Candidates, each with a name for people.
+        observations: A batch: all are used for accuracy, the first one for speed.
+        repeats: Interleaved rounds.
+        batch: Observations run at once.
+        seed: Of the noise, the same for every method; one with fewer steps shares the initial noise only.
+        progress: Whether to show bars.
     """
     one, batches = rows(observations, 0, 1), parts(observations, batch)
+    note = "comparing actions" if progress else None
     with ExitStack() as stack:
-        everything = {PLAIN: Candidate(), **methods}
-        started = {name: stack.enter_context(running(port, candidate)) for name, candidate in everything.items()}
-        latency = measure({name: fast.timed(one) for name, fast in started.items()}, repeats, progress=progress)
-        note = "comparing actions" if progress else None
-        plain = started.pop(PLAIN)
+        plain, *others = [stack.enter_context(running(port, item)) for _, item in [("", Candidate()), *methods]]
+        timed = {str(place): fast.timed(one) for place, fast in enumerate([plain, *others])}
+        plain_time, *times = measure(timed, repeats, progress=progress).values()
         full = actions(plain.act, batches, seed, note)
         floor = action_error(actions(plain.act, batches, seed + 10_000, note), full, port.action_scale)
-        errors = {
-            name: action_error(actions(fast.act, batches, seed, note), full, port.action_scale)
-            for name, fast in started.items()
-        }
-    found = [MethodTradeoff("full precision", EAGER, latency[PLAIN], 1.0, Candidate().flops(port, 0.0), 0.0, None)]
-    for name, fast in started.items():
+        errors = [action_error(actions(fast.act, batches, seed, note), full, port.action_scale) for fast in others]
+    found = [MethodTradeoff("full precision", EAGER, plain_time, 1.0, Candidate().flops(port, 0.0), 0.0, None)]
+    for (name, candidate), fast, latency, error in zip(methods, others, times, errors, strict=True):
         stats = fast.stats()
         reused = 0.0 if stats is None else stats.reused_share
-        flops = methods[name].flops(port, reused)
-        speedup = latency[name].over(latency[PLAIN])
-        found.append(MethodTradeoff(name, fast.engine, latency[name], speedup, flops, reused, errors[name]))
+        flops, speedup = candidate.flops(port, reused), latency.over(plain_time)
+        found.append(MethodTradeoff(name, fast.engine, latency, speedup, flops, reused, error))
     return Tradeoff(tuple(found), floor)

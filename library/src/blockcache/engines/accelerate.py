@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal
 
 import torch
@@ -42,15 +41,11 @@ class Acceleration:
     def __init__(
         self, port: Port, engine: str, attached: AttachedEngine, counts: Counts, notes: tuple[str, ...]
     ) -> None:
-        self.policy = port.policy
-        self.engine = engine
+        self.policy, self.engine = port.policy, engine
         self.noticed_within = attached.noticed_within
         """Calls after which a change of weights or settings was noticed, see `accelerate`; patched reads them anyway."""
         self._blocks = tuple(block.name for block in port.adapter.blocks)
-        self._attached = attached
-        self._counts = counts
-        self._notes = notes
-        self._entry = port.entry
+        self._attached, self._counts, self._notes, self._entry = attached, counts, notes, port.entry
         self.predict_action = self._with_signature_of(getattr(port.policy, port.entry))
         attached.patches.handle = self  # for `handle_of`
 
@@ -59,7 +54,7 @@ class Acceleration:
         return bool(self._attached.patches)
 
     def _with_signature_of(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        """The policy's own `predict_action`, accelerated. Who looks for `generator` in it must find what the policy has."""
+        """`predict_action`, accelerated, with the signature of the policy's own: callers look for `generator` in it."""
 
         @functools.wraps(own, updated=())
         def predict_action(*args: Any, **kwargs: Any) -> Any:
@@ -84,7 +79,7 @@ class Acceleration:
     def disable(self) -> None:
         """Put the policy back exactly as it was, when the generations of other threads have ended: it waits for them.
 
-        Who calls the policy meanwhile waits too, and then gets the policy as it was. Calling it again does nothing.
+        Whoever calls the policy meanwhile waits too, and then gets the policy as it was. Calling it again does nothing.
         """
         self._attached.patches.remove()
 
@@ -95,9 +90,7 @@ class Acceleration:
     def __enter__(self) -> Acceleration:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.disable()
 
 
@@ -188,9 +181,6 @@ def handle_of(policy: Any) -> Acceleration:
 
     Args:
         policy: The policy object (or its port), not the handle.
-
-    Returns:
-        What `accelerate` returned.
 
     Raises:
         PolicyError: The policy is not accelerated.
@@ -307,16 +297,7 @@ def open_export(path: PathLike, policy: Any = None, threads: int | None = None) 
 
 
 def check_fit(bound: Fingerprint, port: Port, check: str = "strict") -> tuple[str, ...]:
-    """Refuse a schedule that was made for something else.
-
-    Args:
-        bound: What the schedule was made for.
-        port: The policy that is to follow it.
-        check: "strict", or "shape" to let other weights of the same shape pass.
-
-    Returns:
-        Notes on what was let pass.
-    """
+    """Refuse a schedule that was made for something else than a policy; return notes on what was let pass."""
     differences = fingerprint_differences(bound, port.shape)
     other_weights = bound.weights is not None and bound.weights != port.weights
     if differences or (other_weights and check == "strict"):

@@ -6,12 +6,7 @@ are kept on disk by fingerprint, so that the wait comes once. How a file is run 
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import inspect
-import json
-import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockcache.cache import cache_directory, prune, source_hash
+from blockcache.cache import Cache, digest, source_hash
 from blockcache.engines.build import Build
-from blockcache.errors import ContentError, EngineError, FileError
+from blockcache.errors import ContentError, EngineError
 from blockcache.extras import require
-from blockcache.files import PathLike, header_of, header_text, write_bytes
+from blockcache.files import PathLike, header_of, header_text, read, write_bytes
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.models.noise import draw
 from blockcache.models.program import Program
@@ -33,7 +28,7 @@ from blockcache_runtime.graph import check_model
 from blockcache_runtime.session import FORMAT, MINIMUM, MOST_BYTES, with_hash
 
 ONNX_MINIMUM = (1, 18)
-_logger = logging.getLogger("blockcache")
+_EXPORTS = Cache("an export", "onnx")
 _SINGLE = torch.empty(0, dtype=torch.float32)
 
 
@@ -93,43 +88,30 @@ def _encoder(program: Program) -> dict[str, Any]:
 
 def open_cached(build: Build, fingerprint: Fingerprint, threads: int | None) -> OnnxRunner:
     """A runner for just this policy, schedule and output, from the cache; made if there is none that is whole and right."""
-    content = {**_content(build, fingerprint), "build": _digest(build, fingerprint)}
-    path = cache_directory() / f"{content['build']}.onnx"
-    if path.exists() and (kept := _open_kept(path, content, threads)) is not None:
-        return kept
-    data = _file(build, content, path)
-    runner = OnnxRunner(path, threads, data)
-    try:
-        write_bytes(path, data)
-    except FileError as error:
-        _logger.warning("an export was made but cannot be kept for the next time: %s", error)
-    else:
-        prune(path.parent)
+    key = _digest(build, fingerprint)
+    content = {**_content(build, fingerprint), "build": key}
+    runner = _EXPORTS.get(key, lambda path: _open_kept(path, content, threads))
+    if runner is None:
+        path = _EXPORTS.path(key)
+        data = _file(build, content, path)
+        runner = OnnxRunner(path, threads, data)
+        _EXPORTS.put(key, lambda place: write_bytes(place, data))
     return runner
 
 
 def _open_kept(path: Path, content: dict[str, Any], threads: int | None) -> OnnxRunner | None:
-    """None if this file is not what it should be, in whatever way: nobody wrote it by hand, so nobody needs to know."""
-    try:
-        runner = OnnxRunner(path, threads)
-    except Exception:  # an error here would come back with every start
-        return None
-    expected = json.loads(json.dumps({**content, "origin": runner.header["origin"]}))  # whose origin, is no matter
-    if any(runner.header.get(key) != value for key, value in expected.items()):
-        return None  # an export of something else, under this name
-    with contextlib.suppress(OSError):
-        os.utime(path)  # was of use just now, see `prune`
-    return runner
+    runner = OnnxRunner(path, threads)
+    expected = {key: read(FORMAT.keys[key], value) for key, value in content.items() if key != "origin"}
+    same = all(runner.header.get(key) == value for key, value in expected.items())
+    return runner if same else None  # otherwise an export of something else, under this name
 
 
 def _digest(build: Build, fingerprint: Fingerprint) -> str:
     """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
     header = {**header_of(FORMAT), **_content(build, fingerprint)}
     del header["origin"]  # for the record only
-    text = json.dumps(
-        [header, build.program.causal, build.program.signature, source_hash(inspect.getfile(type(build.program)))]
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    code = source_hash(inspect.getfile(type(build.program)))
+    return digest(header, build.program.causal, build.program.signature, code)
 
 
 class OnnxRunner:

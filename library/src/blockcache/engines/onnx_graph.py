@@ -28,7 +28,11 @@ def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: b
     With cameras it takes frames by moment, and as `kept_features` what the moments before them showed, which need not be
     looked at again: none of them, or all but one. It gives the `features` of all moments back.
 
-    `unrolled` has full precision unrolled as well: a little faster, but slow to load and large. For comparison.
+    Args:
+        program: The denoiser.
+        plan: Which blocks are computed at which step.
+        sampler: The coefficients of all steps.
+        unrolled: Have full precision unrolled as well: a little faster, but slow to load and large. For comparison.
     """
     backend = OnnxBackend(program, unrolled)
     inputs = _inputs(program)

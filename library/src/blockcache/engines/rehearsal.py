@@ -8,10 +8,7 @@ the policy's own code and settings.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockcache.cache import cache_directory, source_hash
+from blockcache.cache import Cache, digest, source_hash
 from blockcache.engines.description import IndescribableError, describe_policy
 from blockcache.engines.loop import Loop
 from blockcache.errors import EngineError, NonFiniteError, in_one_line
@@ -32,21 +29,21 @@ from blockcache.samplers import table
 from blockcache.schedule import Schedule, compile_plan
 
 _SAMPLES = 4
+_AGREEMENTS = Cache("what a comparison found", "agrees")
 
 
 def rehearse(port: Port, program: Program, engine: str) -> None:
     """Refuse a foreign policy whose actions come out differently; leaves torch's generators as they were."""
-    known = _known(port, program)
-    if known is not None and known.exists():
+    key = _key(port, program)
+    if key is not None and _AGREEMENTS.get(key, lambda path: True):
         return
     reason = disagreement(port, program, getattr(port.policy, port.entry))
     if reason is not None:
         raise EngineError(
             f'the {engine} engine cannot stand in for this policy\'s own predict_action, {reason}; use engine="patched"'
         )
-    if known is not None:
-        with contextlib.suppress(OSError):
-            known.touch()
+    if key is not None:
+        _AGREEMENTS.put(key, Path.touch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +115,11 @@ def _own_actions(port: Port, own: Callable[..., Any], obs: Any, steps: int) -> T
             hook.remove()
 
 
-def _known(port: Port, program: Program) -> Path | None:
-    """Where it is remembered that this very policy agrees; None for one that cannot be described."""
+def _key(port: Port, program: Program) -> str | None:
+    """Under which it is remembered that this very policy agrees; None for one that cannot be described."""
     try:
         behaviour = describe_policy(port)
     except IndescribableError:
         return None
     code = source_hash(inspect.getfile(type(program)))
-    text = json.dumps([port.fingerprint.to_dict(), program.signature, code, behaviour])
-    return cache_directory() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.agrees"
+    return digest(port.fingerprint.to_dict(), program.signature, code, behaviour)

@@ -131,10 +131,10 @@ class Structure:
     def _describe(self) -> Iterator[tuple[tuple[str, str], Any]]:
         for name, part in self._parts.items():
             yield (name, "__class__"), type(part)
-            for key in _own(part):
-                value = vars(part).get(key)
-                noted = (id(part), key) in self._notes
-                if not isinstance(value, Replacement) and (name, key) != self._entry and not noted:
+            for key, value in [*vars(part).items()]:
+                of_torch = isinstance(part, nn.Module) and key in OF_EVERY_MODULE
+                left_out = of_torch or (name, key) == self._entry or (id(part), key) in self._notes
+                if not left_out and not isinstance(value, Replacement):
                     yield (name, key), _comparable(value)
             if isinstance(part, nn.Module):
                 for registry in _registries(part):
@@ -149,7 +149,7 @@ class Structure:
         modules = [part for part in parts if isinstance(part, nn.Module)]
         registries = [registry for part in modules for registry in _registries(part) if registry]
         self._always = _Values([vars(self._parts["policy"]), *registries])
-        tables = [[vars(part), *(_tables(part) if isinstance(part, nn.Module) else ())] for part in parts]
+        tables = [_tables(part) for part in parts]
         self._in_turn = [_Values([*chain.from_iterable(tables[turn::TURNS])]) for turn in range(TURNS)]
 
 
@@ -172,13 +172,11 @@ def _registries(module: nn.Module) -> list[dict[str, Any]]:
     return [module._modules, module._parameters, module._buffers]
 
 
-def _tables(module: nn.Module) -> list[dict[Any, Any]]:
-    return [*_registries(module), module._forward_hooks, module._forward_pre_hooks]
-
-
-def _own(part: Any) -> list[str]:
-    """Names of what an instance holds, without those that torch gives every module."""
-    return [name for name in [*vars(part)] if not (isinstance(part, nn.Module) and name in OF_EVERY_MODULE)]
+def _tables(part: Any) -> list[dict[Any, Any]]:
+    own = [vars(part)]
+    if not isinstance(part, nn.Module):
+        return own
+    return [*own, *_registries(part), part._forward_hooks, part._forward_pre_hooks]
 
 
 def _comparable(value: Any) -> Any:
@@ -219,12 +217,8 @@ class WeightsGuard:
         self._counted = [tensor for tensor in tensors if not tensor.is_inference()]  # others have no counter
         self._versions, self._places = self._count(), self._locate()
         bytes_of = [memory(tensor) for tensor in tensors]
-        both = [*zip(tensors, bytes_of, strict=True)]
-        self._probes = [
-            _probe(tensor.element_size(), held)
-            for tensor, held in both
-            if held.is_cpu and len(held) and tensor.ndim > 1
-        ]
+        matrices = [pair for pair in zip(tensors, bytes_of, strict=True) if pair[0].ndim > 1]
+        self._probes = [_probe(item.element_size(), held) for item, held in matrices if held.is_cpu and len(held)]
         self._values = self._look()
         self._parts = _parts(bytes_of)
         self._sums = [checksum(part) for part in self._parts]
@@ -277,9 +271,7 @@ def _parts(pieces: list[Tensor]) -> list[list[Tensor | memoryview]]:
             number, taken = divmod(place + start, size)
             stop = start + size - taken
             share = piece[start:stop]
-            parts[number].append(
-                share.numpy().data if share.is_cpu else share
-            )  # what lies elsewhere is fetched in its turn
+            parts[number].append(share.numpy().data if share.is_cpu else share)  # others are fetched in their turn
             start = stop
         place += len(piece)
     return parts

@@ -46,10 +46,5 @@ class Counts:
 
     def stats(self, engine: str, blocks: tuple[str, ...], notes: tuple[str, ...]) -> Stats:
         with self._lock:
-            return Stats(
-                engine=engine,
-                generations=self._generations,
-                computed={name: self._computed[name] for name in blocks},
-                reused={name: self._reused[name] for name in blocks},
-                notes=notes,
-            )
+            computed, reused = ({name: found[name] for name in blocks} for found in (self._computed, self._reused))
+            return Stats(engine, self._generations, computed, reused, notes)

@@ -41,11 +41,18 @@ def generate(
 ) -> dict[str, Value]:
     """One generation.
 
-    obs    the observation in robot units, by the program's input names; of cameras the moments come before the batch
-    noise  (1 + draws, B, T, D): the start, then one for each step that draws
-    Returns `action`, and `action_pred` where the whole chunk is computed, in robot units; and `norms`, in which shows
-    what a clip or a norm hides from the actions: see `finite`. With cameras also `features`, (moments, B, features): of
-    those that come before the frames in `obs`, where `obs` has `EARLIER_FEATURES` too, and of the frames.
+    Args:
+        backend: Executes operations, or writes them down.
+        program: The denoiser.
+        plan: Which blocks are computed at which step.
+        sampler: The coefficients of all steps.
+        obs: The observation in robot units, by the program's input names; of cameras the moments come before the batch.
+        noise: (1 + draws, B, T, D): the start, then one for each step that draws.
+
+    Returns:
+        `action`, and `action_pred` where the whole chunk is computed, in robot units; and `norms`, which shows what a clip
+        or a norm hides from the actions. With cameras also `features`, (moments, B, features): of the moments before the
+        frames in `obs`, where `obs` has `EARLIER_FEATURES` too, and of the frames.
     """
     scales = [float(scale) for scale, draws in zip(sampler.s, sampler.draws, strict=True) if draws]
     scaled = backend.scaled_noise(noise, [1.0, *scales], program.tokens)
@@ -73,12 +80,7 @@ def perceive(ops: Ops, program: Program, obs: Mapping[str, Value]) -> tuple[Mapp
 
 
 def denoise(
-    backend: Backend,
-    program: Program,
-    plan: Plan,
-    sampler: SamplerTable,
-    conditions: Any,
-    noise: Sequence[Value],
+    backend: Backend, program: Program, plan: Plan, sampler: SamplerTable, conditions: Any, noise: Sequence[Value]
 ) -> Value:
     """All steps of the sampler; the clean sample (rows, D). `noise` is scaled already."""
 

@@ -14,6 +14,7 @@ from blockcache.files.atomic import (
     writing,
 )
 from blockcache.files.format import Format, dict_of, header_of, header_text, list_of
+from blockcache.files.json_files import read_json
 from blockcache_runtime.fields import (
     Count,
     Fields,
@@ -54,6 +55,7 @@ __all__ = [
     "parse_json",
     "read",
     "read_bytes",
+    "read_json",
     "read_tensors",
     "reading",
     "write_arrays",

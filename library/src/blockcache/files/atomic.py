@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from blockcache.files.json_files import packed_exists
 from blockcache_runtime.errors import FileError, short
 from blockcache_runtime.files import PathLike
 
@@ -28,9 +29,9 @@ PATIENCE = 30.0  # seconds to wait for another writer of the same directory
 
 
 def exists(path: PathLike) -> bool:
-    """Whether there is anything; a name that cannot be one is none. Path.exists raises there."""
+    """Whether there is anything, NAME.json.gz in place of NAME.json too; a name that cannot be one is none."""
     try:
-        return os.path.exists(path)
+        return os.path.exists(path) or packed_exists(path)
     except (OSError, ValueError):
         return False
 

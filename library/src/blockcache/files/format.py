@@ -10,9 +10,10 @@ import blockcache_runtime.files
 from blockcache._version import __version__
 from blockcache.files.arrays import TensorInfo, read_tensors
 from blockcache.files.atomic import write_bytes
+from blockcache.files.json_files import read_json
 from blockcache_runtime.errors import BlockcacheError, FileError
 from blockcache_runtime.fields import Kind, read
-from blockcache_runtime.files import JSON_BYTES, PathLike, parse_json, read_bytes
+from blockcache_runtime.files import PathLike
 
 T = TypeVar("T")
 
@@ -60,8 +61,8 @@ class Format(blockcache_runtime.files.Format):
         write_bytes(path, (_render(_whole(self, content, path), "") + "\n").encode())
 
     def load(self, path: PathLike) -> dict[str, Any]:
-        """The content of a JSON file; one of another kind or version, or with other keys, is refused."""
-        return self.content(parse_json(read_bytes(path, self.what, JSON_BYTES), self.what, path), path)
+        """The content of a JSON file, gzipped or not; one of another kind or version, or with other keys, is refused."""
+        return self.content(read_json(path, self.what), path)
 
     def save_tensors(
         self, path: PathLike, content: Mapping[str, Any], tensors: Mapping[str, T], save: Callable[..., bytes]

@@ -12,19 +12,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blockcache.engines import accelerate
 from blockcache.errors import FitError
+from blockcache.measure.action_error import Act
 from blockcache.models.pairing import generate
 from blockcache.models.port import Port
-from blockcache.observations import batch_size, hash_observations, pick
+from blockcache.observations import batch_size, hash_observations, parts, pick
 from blockcache.observations.tensors import as_one_batch
 from blockcache.progress import progress_bar
 from blockcache.samplers import SamplerConfig
 
 TOGETHER = 192
 """Chunks in one call of the policy."""
+BATCH = 32
+"""Observations in one call of whatever draws the clouds of a check."""
 LEAST = 4
 """Observations: one of them is held back."""
 
@@ -92,10 +96,10 @@ class Clouds:
     def _draw(self, port: Port, places: Sequence[int], samples: int, noise: int, shown: str | None = None) -> Tensor:
         entry: Callable[..., Any] = getattr(port.policy, port.entry)
         each = max(1, TOGETHER // samples)
-        parts = [places[start : start + each] for start in range(0, len(places), each)]
+        calls = [places[start : start + each] for start in range(0, len(places), each)]
         found = []
         for number, part in enumerate(
-            progress_bar(parts, shown, unit="call", disable=shown is None or not self.progress)
+            progress_bar(calls, shown, unit="call", disable=shown is None or not self.progress)
         ):
             batch = pick(self.observations, [place for place in part for _ in range(samples)])
             returned = generate(entry, port.prepare_observation(batch), self.noise(noise, number))
@@ -107,3 +111,46 @@ def executed(port: Port, action: Tensor) -> Tensor:
     """Actions (B, n_action_steps, A) in robot units -> (B, features), normalised."""
     scale, offset = (torch.as_tensor(value) for value in (port.action_scale, port.action_offset))
     return (action.detach().cpu().double() * scale + offset).flatten(1)
+
+
+def draw_chunks(
+    act: Act,
+    observations: Any,
+    samples: int,
+    scale: NDArray[np.float64],
+    seed: int,
+    *,
+    batch: int = BATCH,
+    progress: str | None = None,
+) -> NDArray[np.float64]:
+    """Executed chunks in normalised units, (observations, samples, n_action, A).
+
+    Each sample is a pass over all observations, so that the first few samples are those that a smaller number gives.
+    Another seed gives independent noise; the same seed, observations and batch give two methods the same noise.
+
+    act           such as `Running.act`: (a batch of observations, seed) -> executed actions in robot units
+    observations  a batch
+    samples       chunks for each observation
+    scale         (A,) the port's `action_scale`
+    progress      what a bar says, if there is to be one
+    """
+    batches = parts(observations, batch)
+    bar = progress_bar(
+        total=samples * batch_size(observations), desc=progress, unit="chunk", disable=progress is None, leave=False
+    )
+    drawn = []
+    with bar:
+        for sample in range(samples):
+            chunks = []
+            for place, part in enumerate(batches):
+                # mixed, not added: seeds that are neighbours must not share a pass
+                mixed = np.random.SeedSequence((seed, sample, place)).generate_state(1)
+                chunks.append(act(part, int(mixed[0])) * scale)
+                bar.update(len(chunks[-1]))
+            drawn.append(np.concatenate(chunks))
+    return np.stack(drawn, axis=1)
+
+
+def flattened(chunks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(observations, samples, features), as distances take them."""
+    return chunks.reshape(*chunks.shape[:2], -1)

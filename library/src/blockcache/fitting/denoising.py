@@ -43,9 +43,10 @@ class Differentiable:
 class FewSteps:
     """Generations at given observations, one for each sample of the batch.
 
-    port         a copy of the policy, whose weights want no gradient
-    batch        the observations, as a file or a rollout has them
-    whole_times  whether the denoiser is given timesteps as whole numbers, which nothing can be differentiated by
+    Args:
+        port: A copy of the policy, whose weights want no gradient.
+        batch: The observations, as a file or a rollout has them.
+        whole_times: Whether the denoiser is given timesteps as whole numbers, which nothing can be differentiated by.
     """
 
     def __init__(self, port: Port, batch: Any, whole_times: bool = False) -> None:
@@ -55,9 +56,10 @@ class FewSteps:
     def run(self, constants: Tensor, clip: float | None, noise: Tensor) -> Tensor:
         """The executed actions (B, features), normalised.
 
-        constants  (K, 7), see `COLUMNS`
-        clip       of x0
-        noise      (K, B, T, D): the start, then what each step but the last adds
+        Args:
+            constants: (K, 7), see `COLUMNS`.
+            clip: Of x0.
+            noise: (K, B, T, D): the start, then what each step but the last adds.
         """
         last, x, x0 = len(constants) - 1, noise[0], None
         for number, row in enumerate(constants.to(x.dtype)):

@@ -33,10 +33,11 @@ TOGETHER = 48
 class Effort:
     """How much work a fit is. The defaults take two to three minutes on two cores for 8 layers of width 128.
 
-    iterations    of Adam; the constants of every tenth part are judged on the held-back observations
-    observations  in one iteration, drawn anew for each
-    samples       chunks for each of them
-    rate          Adam's first step, in shares of a constant; it falls to 0 along a cosine
+    Args:
+        iterations: Of Adam; the constants of every tenth part are judged on the held-back observations.
+        observations: In one iteration, drawn anew for each.
+        samples: Chunks for each of them.
+        rate: Adam's first step, in shares of a constant; it falls to 0 along a cosine.
     """
 
     iterations: int = 100
@@ -67,17 +68,23 @@ def fit_sampler(
 ) -> ChosenSampler:
     """Fit all constants of a sampler of few steps, so that its actions are distributed like those of the policy's own.
 
-    policy        the policy object, ours or foreign (or its port), with a denoiser that can be differentiated
-    observations  a batch (N, ...), or a list of batches, from closed-loop states; a quarter is held back: the constants
-                  that do best on it are kept
-    steps         how many
-    spread        w in 2 E|X - Y| - w E|X - X'|: 1 keeps the spread of the actions, less makes them sharper
-    start         where to start from, such as placed DDPM steps; without it DDPM steps are placed first
-    effort        how much work, see `Effort`
-    samples       chunks for each observation in the policy's own cloud
-    seed          of all noise and of what is held back; the same seed gives the same constants
-    progress      whether to show bars
-    A `FitError` says that the fit did not beat its start on the held-back observations; its start is what to use then.
+    Args:
+        policy: The policy object of any family, or its port, with a denoiser that can be differentiated.
+        observations: A batch (N, ...), or a list of batches, from closed-loop states; a quarter is held back: the constants
+            that do best on it are kept.
+        steps: How many.
+        spread: w in 2 E|X - Y| - w E|X - X'|: 1 keeps the spread of the actions, less makes them sharper.
+        start: Where to start from, such as placed DDPM steps; without it DDPM steps are placed first.
+        effort: How much work, see `Effort`.
+        samples: Chunks for each observation in the policy's own cloud.
+        seed: Of all noise and of what is held back; the same seed gives the same constants.
+        progress: Whether to show bars.
+
+    Returns:
+        The sampler, with its evidence.
+
+    Raises:
+        FitError: The fit did not beat its start on the held-back observations; the start is what to use then.
     """
     clouds = Clouds(port_of(policy), observations, samples=samples, seed=seed, progress=progress)
     return fit(clouds, steps, spread, start, effort or Effort())

@@ -15,11 +15,12 @@ from torch import Tensor
 class Closeness:
     """Of a cloud to the policy's own, over all observations.
 
-    objective     what is minimised: 2 E|X - Y| - w E|X - X'| - E|Y - Y'|, over E|Y - Y'|; w = 1 makes it the energy distance
-    energy        the energy distance, over E|Y - Y'|
-    centre_shift  root of the mean squared distance between the means, unbiased: what the means scatter by is taken off, and
-                  0 where that leaves nothing
-    spread        E|X - X'| over E|Y - Y'|
+    Args:
+        objective: What is minimised: 2 E|X - Y| - w E|X - X'| - E|Y - Y'|, over E|Y - Y'|; w = 1 is the energy distance.
+        energy: The energy distance, over E|Y - Y'|.
+        centre_shift: Root of the mean squared distance between the means, unbiased: what the means scatter by is taken
+            off, and 0 where that leaves nothing.
+        spread: E|X - X'| over E|Y - Y'|.
     """
 
     objective: float
@@ -31,8 +32,10 @@ class Closeness:
 def objective(found: Tensor, reference: Tensor, spread: float) -> Tensor:
     """2 E|X - Y| - w E|X - X'|, the mean over observations; the term that no sampler changes is left out.
 
-    found, reference  (observations, samples, features)
-    spread            w: 1 keeps the spread of the policy's own cloud, less gives a sharper one
+    Args:
+        found: (observations, samples, features), X.
+        reference: The same of the policy's own sampler, Y.
+        spread: w: 1 keeps the spread of the policy's own cloud, less gives a sharper one.
     """
     return 2 * between(found, reference).mean() - spread * inside(found).mean()
 

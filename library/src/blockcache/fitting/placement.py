@@ -38,15 +38,18 @@ def place_steps(
 ) -> ChosenSampler:
     """Find timesteps for a sampler of few steps, by the energy distance of its actions to those of the policy's own sampler.
 
-    policy        the policy object, ours or foreign (or its port)
-    observations  a batch (N, ...), or a list of batches, from closed-loop states; a quarter is held back for the evidence
-    steps         how many
-    sampler       "ddpm", "ddim", "sde-dpmsolver++" or another one of a diffusion, by name
-    samples       chunks for each observation in the policy's own cloud
-    seed          of all noise and of what is held back
-    progress      whether to show bars
-    Its evidence has the distance before (the sampler's usual timesteps) and after, both on held-back observations, and the
-    number of generations that it took.
+    Args:
+        policy: The policy object of any family, or its port.
+        observations: A batch (N, ...), or a list of batches, from closed-loop states; a quarter is held back as evidence.
+        steps: How many.
+        sampler: "ddpm", "ddim", "sde-dpmsolver++" or another one of a diffusion, by name.
+        samples: Chunks for each observation in the policy's own cloud.
+        seed: Of all noise and of what is held back.
+        progress: Whether to show bars.
+
+    Returns:
+        The sampler. Its evidence has the distance before (the sampler's usual timesteps) and after, both on held-back
+        observations, and the number of generations that it took.
     """
     return place(Clouds(port_of(policy), observations, samples=samples, seed=seed, progress=progress), steps, sampler)
 
@@ -88,8 +91,11 @@ def search(
 ) -> tuple[Timesteps, int]:
     """The timesteps with the lowest score that a small search finds, and how many it looked at.
 
-    score     of falling whole timesteps in 0..train - 1; a SamplerError says that they are too close to one another
-    usual     the ones to beat, as many as are wanted
+    Args:
+        score: Of falling whole timesteps in 0..train - 1; a SamplerError says that they are too close to one another.
+        usual: The ones to beat, as many as are wanted.
+        train: Timesteps of the training.
+        progress: Whether to show a bar.
     """
     scores: dict[Timesteps, float] = {}
     total = len(_STARTS) * len(_ENDS) + len(_POWERS) + 1 + 2 * len(usual)

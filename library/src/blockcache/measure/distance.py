@@ -1,18 +1,10 @@
-"""How far one cloud of actions lies from another, observation by observation: what predicts a method's loss in closed loop
-without a rollout. Plain arrays in, plain values out; knows nothing of policies.
+"""How far one cloud of actions lies from another: what predicts a method's loss in closed loop without a rollout.
 
 A cloud is (observations, samples, features): for each observation so many chunks drawn by one method, each the executed
-slice in normalised units, flattened. The two clouds are over the same observations. Samples at different places have
-independent noise; samples at the same place may share it, which makes the estimates steadier and adds no bias, since no
-estimate looks at such a pair. All figures are about whole distributions: two draws of one sampler are at distance 0.
-
-- centre shift: the distance between the two clouds' means;
-- energy distance, 2 E|X - Y| - E|X - X'| - E|Y - Y'|, over the mean distance between two samples of the reference;
-- spread: the mean distance between two samples of the one over that of the other; 1 where nothing is lost;
-- energy beyond spread: what is left of the energy distance when that of a mere change of spread is taken off, which does no
-  harm in closed loop.
-
-Estimates of a distance scatter around 0 for equal distributions, so they are negative about every other time.
+slice in normalised units, flattened. The two clouds are over the same observations. Samples at the same place may share
+their noise, which makes the estimates steadier and adds no bias, since no estimate looks at such a pair. Estimates of a
+distance scatter around 0 for equal distributions, so they are negative about every other time. Plain arrays in, plain
+values out; knows nothing of policies.
 """
 
 from __future__ import annotations
@@ -32,7 +24,14 @@ CUTS = 32
 
 @dataclass(frozen=True)
 class Distances:
-    """Each is a mean over all observations with a 95 % interval by resampling these."""
+    """Each is a mean over all observations with a 95 % interval by resampling these.
+
+    Args:
+        centre_shift: The distance between the two clouds' means.
+        energy: 2 E|X - Y| - E|X - X'| - E|Y - Y'|, over the mean distance between two samples of the reference.
+        spread: The mean distance between two samples of the one over that of the other; 1 where nothing is lost.
+        beyond_spread: What is left of `energy` without that of a mere change of spread, which does no harm in closed loop.
+    """
 
     centre_shift: Estimate
     energy: Estimate
@@ -57,8 +56,9 @@ class PairDistances:
 def distances(found: Cloud, reference: Cloud) -> Distances:
     """All distances of a method's cloud from the reference's.
 
-    found      (observations, samples, features) of the method that is judged
-    reference  the same of the policy as it is; it may have more samples or fewer
+    Args:
+        found: (observations, samples, features) of the method that is judged.
+        reference: The same of the policy as it is; it may have more samples or fewer.
     """
     pairs = pair_distances(found, reference)
     if not pairs.inside_reference.any():

@@ -37,14 +37,17 @@ class Latency:
 
 
 def measure(
-    candidates: Mapping[str, Callable[[], Any]],
-    repeats: int,
-    warmup: int = 2,
-    progress: bool = True,
+    candidates: Mapping[str, Callable[[], Any]], repeats: int, warmup: int = 2, progress: bool = True
 ) -> dict[str, Latency]:
     """Time each candidate `repeats` times, one call each in turn; the order rotates from round to round.
 
     A short rest before each call lets the threads of the one before come to rest too: torch's keep spinning for a while.
+
+    Args:
+        candidates: Calls by name.
+        repeats: Timed calls of each.
+        warmup: Calls of each before.
+        progress: Whether to show a bar.
     """
     names = list(candidates)
     for name in names:

@@ -13,6 +13,7 @@ from blockcache_runtime.cores import cores
 
 
 def describe() -> dict[str, Any]:
+    """Processor, cores, system, and versions of what is measured with."""
     return {
         "processor": _processor(),
         "cores": cores(),

@@ -81,8 +81,9 @@ def difference_interval(differences: ArrayLike, *, of_successes: bool) -> Estima
 def interval_of(statistic: Callable[..., NDArray[np.float64]], *rows: ArrayLike) -> Estimate:
     """A value that follows from the means of several rows, with its 95 % interval by resampling all rows together.
 
-    statistic  takes an array of means for each row and gives as many values, such as `np.divide` for a ratio of means
-    rows       as many values each
+    Args:
+        statistic: Takes an array of means for each row and gives as many values, such as `np.divide` for a ratio of means.
+        rows: As many values each.
     """
     values = np.stack([_checked(row) for row in rows])
     n = values.shape[1]

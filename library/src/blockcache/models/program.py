@@ -1,4 +1,4 @@
-"""A denoiser as a program over a dozen operations, written once by its family and run by two backends.
+"""A denoiser as a program over 23 operations, written once by its family and run by two backends.
 
 `Ops` is what a backend offers: torch executes it, ONNX writes nodes. `Program` is what a family folds its denoiser into:
 exact algebra at build time, so that little is left to do in a generation. Neither knows schedules, samplers or engines.

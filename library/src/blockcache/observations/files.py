@@ -43,12 +43,13 @@ def fit_observations(
 ) -> Any:
     """A batch as a policy takes it: an array, or several by name.
 
-    arrays   of a file
-    inputs   the policy's: shapes by name, without the batch
-    cameras  which of them are frames
-    path     of that file, for a sentence
-
     A task that shows one array has no name for it: it is the only input of a policy that has one.
+
+    Args:
+        arrays: Of a file.
+        inputs: The policy's: shapes by name, without the batch.
+        cameras: Which of them are frames.
+        path: Of that file, for errors.
     """
     if len(inputs) == 1 and ALONE in arrays:
         arrays = {**dict.fromkeys(inputs, arrays[ALONE]), **arrays}

@@ -68,8 +68,11 @@ def check_tree(
 ) -> dict[str, Tensor]:
     """An observation of several inputs, as tensors with the dtype and device of `like`, or a sentence saying what is wrong.
 
-    inputs   shapes by name, without the batch
-    cameras  which of them are frames: uint8, or floats from 0 to 1, which is what they become
+    Args:
+        obs: As somebody handed it over.
+        inputs: Shapes by name, without the batch.
+        cameras: Which of them are frames: uint8, or floats from 0 to 1, which is what they become.
+        like: Gives dtype and device.
     """
     if not isinstance(obs, Mapping):
         raise ObservationError(

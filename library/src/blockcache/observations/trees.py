@@ -100,10 +100,11 @@ def split(batch: Any, sizes: Mapping[str, int], seed: int = 0, taken: Any = None
     Who goes where depends on the samples' values and the seed, not on their order. Equal samples count once, so that
     none can be in two parts.
 
-    batch  the observations
-    sizes  how many samples each part needs
-    seed   another one deals anew
-    taken  a batch whose samples go to no part, such as what a schedule was calibrated on
+    Args:
+        batch: The observations.
+        sizes: How many samples each part needs.
+        seed: Another one deals anew.
+        taken: A batch whose samples go to no part, such as what a schedule was calibrated on.
     """
     used = set() if taken is None else {hash_observations(one) for one in parts(taken, 1)}
     first = {hash_observations(one): place for place, one in reversed(list(enumerate(parts(batch, 1))))}

@@ -128,7 +128,7 @@ def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: S
     if stored:
         notes.append(
             "Stored: not measured now but kept with the package, from `blockcache paper suite` on this very policy, calibrated on "
-            f"{stored.calibration['generations']} generations (docs/frontier.md)."
+            f"{stored.calibration['generations']} generations (docs/generated/frontier.md)."
         )
     return chosen(columns, rows, left=2), *map(Paragraph, notes)
 

@@ -40,7 +40,7 @@ def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
     notes = [
         "Milliseconds: one chunk, batch 1, all interleaved in one run with the plain policy, "
         f"which takes {found.plain_ms:.1f} ms.",
-        "Predicted loss: from how far the actions are from the policy's own as distributions (docs/check.md); a prediction.",
+        "Predicted loss: from how far the actions are from the policy's own as distributions (docs/tune-and-check.md); a prediction.",
         _sampler_note(chosen),
         *(plain(note) + "." for note in found.notes),
     ]

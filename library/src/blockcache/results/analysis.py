@@ -1,6 +1,6 @@
 """The Analysis: every section that was found of one policy, by name, with what made it. A safetensors file.
 
-Sections may be missing, and one that a policy cannot have says why in a sentence. The format is in docs/analysis-format.md.
+Sections may be missing, and one that a policy cannot have says why in a sentence. The format is in docs/file-formats.md.
 Knows nothing of torch and of how sections are found.
 """
 

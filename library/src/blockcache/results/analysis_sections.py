@@ -1,6 +1,6 @@
 """The sections of an analysis: what each of the paper's figures needs, and what can be read off it at once.
 
-Steps count in execution order, blocks are those of the policy in execution order. Written down in docs/analysis-format.md.
+Steps count in execution order, blocks are those of the policy in execution order. Written down in docs/file-formats.md.
 Knows nothing of torch, of how a section is found and of files.
 """
 

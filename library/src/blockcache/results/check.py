@@ -18,8 +18,8 @@ from blockcache.measure.distance import Distances
 
 Verdict: TypeAlias = Literal["looks lossless", "will likely cost score", "do not use"]
 VERDICTS: tuple[Verdict, ...] = ("looks lossless", "will likely cost score", "do not use")
-# From methods on Push-T whose losses are known from 250 paired rollouts each (docs/check.md): all that lost 0.02 or less lie
-# below the first of each pair, all that lost 0.07 or more above the second in at least one of the two.
+# From methods on Push-T whose losses are known from 250 paired rollouts each (docs/tune-and-check.md): all that lost 0.02 or
+# less lie below the first of each pair, all that lost 0.07 or more above the second in at least one of the two.
 PUSHT_FEATURES = 16
 SHIFTS = (0.04, 0.06)
 ENERGIES = (0.05, 0.09)  # beyond spread

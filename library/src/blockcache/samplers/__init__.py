@@ -5,9 +5,7 @@
 
 from blockcache.samplers.base import SAMPLERS, ChosenSampler, SamplerConfig, table
 from blockcache.samplers.coefficients import Arithmetic, Coefficients, SamplerTable, step
-from blockcache.samplers.ddim import DDIM
-from blockcache.samplers.ddpm import DDPM
-from blockcache.samplers.diffusion import Diffusion
+from blockcache.samplers.diffusion import DDIM, DDPM, Diffusion
 from blockcache.samplers.dpmsolver import DPMSolver, SDEDPMSolver
 from blockcache.samplers.euler import Euler
 from blockcache.samplers.fewer_steps import fewer_steps, sampler_names

@@ -45,9 +45,10 @@ def number(kind: Callable[[Any], float], low: float, high: float) -> dict[str, A
 class DiffusersForm:
     """The scheduler of diffusers that does the same as a sampler.
 
-    scheduler: its class.
-    lacks: settings of ours that it does not take.
-    fixed: settings of its own that it must have.
+    Args:
+        scheduler: Its class.
+        lacks: Settings of the sampler that it does not take.
+        fixed: Settings of its own that it must have.
     """
 
     scheduler: str
@@ -59,8 +60,9 @@ class DiffusersForm:
 class SamplerConfig(ABC):
     """The settings of a sampler, validated on creation; subclasses are the samplers.
 
-    num_inference_steps: how often the denoiser is called; not given, it is the number of `timesteps`, or 100.
-    timesteps: where the steps lie, in execution order, whole or not; without them the sampler spaces them itself.
+    Args:
+        num_inference_steps: How often the denoiser is called; not given, it is the number of `timesteps`, or 100.
+        timesteps: Where the steps lie, in execution order, whole or not; without them the sampler spaces them itself.
     """
 
     type: ClassVar[str]
@@ -133,12 +135,11 @@ class SamplerConfig(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """The settings in JSON types; `from_dict` gives back an equal sampler. `timesteps` only if they were given."""
-        settings = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "timesteps"}
-        placed = {} if self.timesteps is None else {"timesteps": self.timesteps}
-        listed = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in (settings | placed).items()
-        }
-        return {"type": self.type, **listed}
+        settings = {item.name: getattr(self, item.name) for item in fields(self)}
+        timesteps = settings.pop("timesteps")
+        settings |= {} if timesteps is None else {"timesteps": timesteps}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+        return {"type": self.type, **plain}
 
     def save(self, path: PathLike) -> None:
         """Write the JSON file, atomically."""
@@ -166,9 +167,10 @@ def sampler_class(name: object) -> type[SamplerConfig]:
 class ChosenSampler:
     """What `place_steps` and `fit_sampler` give back: `policy.with_sampler(chosen.sampler)` uses it.
 
-    sampler   like any other
-    policy    whom it was chosen for, with the policy's own sampler in it; None for whoever it may concern
-    evidence  how it was found and what it is worth, in JSON types
+    Args:
+        sampler: Like any other.
+        policy: What it was chosen for, with the policy's own sampler in it; None for any policy.
+        evidence: How it was found and what it is worth, in JSON types.
     """
 
     sampler: SamplerConfig

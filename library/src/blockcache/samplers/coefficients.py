@@ -90,9 +90,7 @@ class SamplerTable:
     @cached_property
     def _rows(self) -> tuple[Coefficients, ...]:
         columns = [getattr(self, name).tolist() for name in COLUMNS]
-        return tuple(
-            Coefficients(**dict(zip(COLUMNS, row, strict=True)), clip=self.clip) for row in zip(*columns, strict=True)
-        )
+        return tuple(Coefficients(*row, self.clip) for row in zip(*columns, strict=True))  # type: ignore[call-arg]
 
 
 def make_table(
@@ -119,11 +117,13 @@ class Arithmetic(Protocol[T]):
 def step(arithmetic: Arithmetic[T], at: Coefficients, x: T, out: T, x0_prev: T | None, noise: T | None) -> tuple[T, T]:
     """One step of the loop: the next sample, and the clipped x0 to hand to the next step.
 
-    arithmetic: what adds and clips.
-    at: the step's coefficients; who has scaled the noise already passes `replace(at, s=1.0)`.
-    x, out: the sample, and the denoiser's output for it.
-    x0_prev: the x0 of the step before, None at the first.
-    noise: what was drawn for this step, None if nothing was.
+    Args:
+        arithmetic: What adds and clips.
+        at: The step's coefficients; for noise that is scaled already, `replace(at, s=1.0)`.
+        x: The sample.
+        out: The denoiser's output for it.
+        x0_prev: The x0 of the step before, None at the first.
+        noise: What was drawn for this step, None if nothing was.
     """
     x0 = _mix(arithmetic, (x, at.x0_x), (out, at.x0_out))
     if at.clip is not None:

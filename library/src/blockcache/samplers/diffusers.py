@@ -47,8 +47,10 @@ def from_diffusers(
 ) -> tuple[SamplerConfig | None, str]:
     """The sampler of a scheduler and "", or None and what about the scheduler cannot be tabulated.
 
-    num_inference_steps: what its `set_timesteps` is given.
-    step_arguments: what its `step` is given besides the sample, DDIM's eta for one.
+    Args:
+        scheduler: Of diffusers.
+        num_inference_steps: What its `set_timesteps` is given.
+        step_arguments: What its `step` is given besides the sample, DDIM's eta for one.
     """
     return _from_settings(type(scheduler).__name__, _config(scheduler), num_inference_steps, step_arguments)
 
@@ -56,12 +58,13 @@ def from_diffusers(
 def from_config(
     name: str, settings: Mapping[str, Any], num_inference_steps: int | None, step_arguments: Mapping[str, Any]
 ) -> tuple[SamplerConfig | None, str]:
-    """The sampler of a scheduler that somebody describes, as `from_diffusers` gives it; no scheduler is made.
+    """The same for a scheduler that is only described; none is made.
 
-    name: its class in diffusers.
-    settings: what it would be made with; for the others it has the defaults of diffusers.
-    num_inference_steps: what its `set_timesteps` is given; None for as many as it was trained with.
-    step_arguments: what its `step` is given besides the sample.
+    Args:
+        name: Its class in diffusers.
+        settings: What it would be made with; for the others it has the defaults of diffusers.
+        num_inference_steps: What its `set_timesteps` is given; None for as many as it was trained with.
+        step_arguments: What its `step` is given besides the sample.
     """
     if name not in scheduler_names():
         return None, f"the sampler {shortened(name, 80)}"

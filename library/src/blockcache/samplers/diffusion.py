@@ -1,4 +1,4 @@
-"""What the samplers of a diffusion share: its noise levels, where the steps lie, and x0 and eps from the output.
+"""DDPM and DDIM, and what the samplers of a diffusion share: noise levels, timesteps, x0 and eps from the output.
 
 The numbers and the timesteps are those of diffusers 0.42, quirks included. They are computed in single precision,
 operation by operation as in torch, and only then widened: `1 - now / after` cancels, and in double precision a small
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from blockcache.samplers.base import SamplerConfig, number, one_of
+from blockcache.samplers.base import DiffusersForm, SamplerConfig, number, one_of
 from blockcache.samplers.coefficients import Array, SamplerTable, make_table
 
 Singles: TypeAlias = npt.NDArray[np.float32]
@@ -108,6 +108,60 @@ class Diffusion(SamplerConfig):
         """A table from the levels of signal and noise at each step and the columns of its update."""
         columns = update | _prediction(self.prediction_type, signal.astype(np.float64), noise.astype(np.float64))
         return make_table(timesteps, draws, columns, self.clip_sample_range if self.clip_sample else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDIM(Diffusion):
+    """As diffusers' `DDIMScheduler` does it: deterministic, or with `eta` partly stochastic.
+
+    eta: how much of DDPM's noise a step adds, 0 to 1. set_alpha_to_one: end at the clean sample, not at t = 0.
+    """
+
+    type: ClassVar[str] = "ddim"
+    in_diffusers: ClassVar[DiffusersForm | None] = DiffusersForm("DDIMScheduler", lacks=("eta",))  # its step takes eta
+
+    eta: float = field(default=0.0, metadata=number(float, 0, 1))
+    set_alpha_to_one: bool = field(default=True, metadata=SWITCH)
+
+    def tabulate(self) -> SamplerTable:
+        """Towards x0 and along eps: to the next timestep if they are listed, else as diffusers by a fixed stride, even
+        where the next timestep is another ("linspace")."""
+        timesteps, power = self.times(), self.signal_power()
+        now, end = self.power_at(timesteps), np.float32(1) if self.set_alpha_to_one else power[0]
+        if self.timesteps is not None:
+            after = np.append(now[1:], end)
+        else:
+            target = timesteps.astype(np.int64) - self.num_train_timesteps // self.num_inference_steps
+            after = np.where(target >= 0, power[np.maximum(target, 0)], end)
+        std = np.float32(self.eta) * np.sqrt((1 - after) / (1 - now) * (1 - now / after))
+        along = np.sqrt(np.maximum(1 - after - std**2, 0))  # next to a clean end the difference may round below zero
+        draws = [self.eta > 0] * len(timesteps)
+        return self.fill(timesteps, np.sqrt(now), np.sqrt(1 - now), draws, b=np.sqrt(after), e=along, s=std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPM(Diffusion):
+    """Ancestral sampling, as diffusers' `DDPMScheduler` does it. variance_type: of the noise that a step adds."""
+
+    type: ClassVar[str] = "ddpm"
+    in_diffusers: ClassVar[DiffusersForm | None] = DiffusersForm("DDPMScheduler")
+
+    variance_type: str = field(default="fixed_small", metadata=one_of("fixed_small", "fixed_small_log", "fixed_large"))
+
+    def tabulate(self) -> SamplerTable:
+        """Mean and variance of the posterior between neighbouring timesteps; the last step ends at the clean sample."""
+        timesteps = self.times()
+        now = self.power_at(timesteps)
+        after = np.append(now[1:], np.float32(1))
+        alpha = now / after
+        beta = 1 - alpha
+        variance = np.maximum((1 - after) / (1 - now) * beta, np.float32(1e-20))
+        # "fixed_small_log" is the same standard deviation, which diffusers merely takes through a logarithm.
+        std = np.sqrt(beta if self.variance_type == "fixed_large" else variance)
+        a, b = np.sqrt(alpha) * (1 - after) / (1 - now), np.sqrt(after) * beta / (1 - now)
+        # A last step at t > 0 ("trailing", or an offset) adds noise and draws it; a step at t = 0 does neither.
+        draws = timesteps > 0
+        return self.fill(timesteps, np.sqrt(now), np.sqrt(1 - now), draws.tolist(), a=a, b=b, s=np.where(draws, std, 0))
 
 
 def _prediction(prediction_type: str, signal: Array, noise: Array) -> dict[str, Any]:

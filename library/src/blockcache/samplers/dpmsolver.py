@@ -1,6 +1,6 @@
 """DPM-Solver++ and SDE-DPM-Solver++, as diffusers' `DPMSolverMultistepScheduler` does them with the midpoint solver ("2M").
 
-Clipping x0 is ours: diffusers' scheduler never clips, and does the work only while `clip_sample` is off. A policy that
+Clipping x0 is an addition: diffusers' scheduler never clips, and is used only while `clip_sample` is off. A policy that
 predicts noise under the cosine schedule needs it, or what little is wrong at the first timestep is blown up a thousandfold.
 Not known here: the third order, Heun's solver.
 """

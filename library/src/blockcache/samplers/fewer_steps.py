@@ -6,12 +6,11 @@ from typing import Any
 
 from blockcache.errors import SamplerError
 from blockcache.samplers.base import SAMPLERS, SamplerConfig, sampler_class
-from blockcache.samplers.ddpm import DDPM
-from blockcache.samplers.diffusion import Diffusion
+from blockcache.samplers.diffusion import DDPM, Diffusion
 from blockcache.samplers.fitted import Fitted
 
-_LEVELS = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end")
-_KEPT = (*_LEVELS, "prediction_type", "clip_sample", "clip_sample_range")
+_TRAINING = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end", "prediction_type")
+_KEPT = (*_TRAINING, "clip_sample", "clip_sample_range")
 
 
 def sampler_names() -> list[str]:
@@ -22,10 +21,11 @@ def sampler_names() -> list[str]:
 def fewer_steps(own: SamplerConfig, kind: str, steps: int) -> SamplerConfig:
     """The same diffusion (or flow), drawn by another sampler in fewer steps: what a user would try first.
 
-    own: the policy's sampler, whose noise levels, prediction and clipping are kept.
-    kind: the name of the sampler to use; its own settings take their defaults.
-    steps: how many; spaced as that sampler does by default, whatever the policy's own spacing, since not every spacing
-        can have every number of steps.
+    Args:
+        own: The policy's sampler, whose noise levels, prediction and clipping are kept.
+        kind: The name of the sampler to use; its own settings take their defaults.
+        steps: How many; spaced as that sampler does by default, whatever the policy's own spacing, since not every
+            spacing can have every number of steps.
     """
     chosen = sampler_class(kind)
     if issubclass(chosen, Fitted):

@@ -54,7 +54,8 @@ class Fitted(Diffusion):
     def of(sampler: SamplerConfig) -> Fitted:
         """The same table, written down; its last step adds no noise.
 
-        sampler: one of a diffusion whose steps are made of sample and x0 alone, such as DDPM; DDIM's go along eps.
+        Args:
+            sampler: One of a diffusion whose steps are made of sample and x0 alone, such as DDPM; DDIM's go along eps.
         """
         made = table(sampler)
         if not isinstance(sampler, Diffusion) or bool(np.any(made.e)):

@@ -2,7 +2,6 @@
 
 from blockcache.schedule.plan import Plan, compile_plan
 from blockcache.schedule.reuse import Reuse
-from blockcache.schedule.schedule import Schedule, check_updates
-from blockcache.schedule.strategy import Strategy
+from blockcache.schedule.schedule import Schedule, Strategy, check_updates, generation_flops
 
-__all__ = ["Plan", "Reuse", "Schedule", "Strategy", "check_updates", "compile_plan"]
+__all__ = ["Plan", "Reuse", "Schedule", "Strategy", "check_updates", "compile_plan", "generation_flops"]

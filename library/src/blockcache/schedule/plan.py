@@ -89,8 +89,10 @@ class Plan:
 def compile_plan(schedule: Schedule, blocks: Sequence[str] | None = None, *, sums: bool = True) -> Plan:
     """Compile a schedule.
 
-    `blocks`, if given, must be the schedule's blocks in execution order. Without `sums` skipped blocks are added one by
-    one: where each has a gate of its own, their sum means nothing.
+    Args:
+        schedule: What to compile.
+        blocks: If given, they must be the schedule's blocks in execution order.
+        sums: Whether neighbouring skipped blocks are added as one sum; where each has a gate of its own, that means nothing.
     """
     names = schedule.blocks if blocks is None else tuple(blocks)
     if names != schedule.blocks:

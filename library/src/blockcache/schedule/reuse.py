@@ -18,8 +18,9 @@ T = TypeVar("T")
 class Reuse(Generic[T]):
     """The residuals of one generation.
 
-    plan  when blocks are computed
-    add   makes the sum of several: of tensors, or of nodes of a graph; who goes block by block needs none
+    Args:
+        plan: When blocks are computed.
+        add: Makes the sum of several: of tensors, or of nodes of a graph; whoever goes block by block needs none.
     """
 
     def __init__(self, plan: Plan, add: Callable[[Sequence[T]], T] = lambda values: values[0]) -> None:

@@ -1,7 +1,7 @@
-"""The Schedule: at which denoising steps each block is computed. A frozen value with a JSON file format.
+"""The Schedule: at which denoising steps each block is computed, and the FLOPs of that. A frozen value with a JSON file.
 
 Steps count in execution order, 0 is the first denoising step (most noise). Between its update steps a block's last
-output is used again. The format is specified in docs/schedule-format.md. Knows nothing of torch or of solvers.
+output is used again. The format is specified in docs/file-formats.md. Knows nothing of torch or of solvers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from blockcache.block import Block
 from blockcache.errors import BlockcacheError, ContentError, ScheduleError, short
@@ -24,12 +24,36 @@ FORMAT = Format(
 MOST_STEPS, MOST_BLOCKS, LONGEST_NAME = 10_000, 10_000, 200
 
 
+class Strategy(Protocol):
+    """When blocks are computed. A Schedule knows it beforehand, a TeaCacheRule decides while the policy runs."""
+
+    static: ClassVar[bool]
+    """Whether all is decided beforehand; only the patched engine can follow what is not."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+
+    def describe(self) -> dict[str, Any]:
+        """All that decides the actions, in JSON types."""
+        ...
+
+    def flops(self, blocks: Sequence[Block], reused: float) -> int:
+        """FLOPs of the blocks computed in one generation; `reused`, as measured, counts where nothing is static."""
+        ...
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Update steps per block, in execution order of the blocks; checked when it is made.
 
-    `fingerprint` says what the schedule fits (its blocks and steps always those of the schedule itself), `origin` is
-    a record of how it came to be.
+    Args:
+        steps: Denoising steps of one generation, K.
+        updates: For each block, in execution order, the steps at which it is computed; the first is always 0.
+        fingerprint: What the schedule fits; its blocks and steps are always those of the schedule itself.
+        origin: A record of how it came to be, in JSON types.
     """
 
     static: ClassVar[bool] = True
@@ -89,34 +113,57 @@ class Schedule:
         return {"updates": {name: list(steps) for name, steps in self.updates.items()}}
 
     def flops(self, blocks: Sequence[Block], reused: float = 0.0) -> int:
-        """FLOPs of the blocks computed in one generation; `reused` is known already."""
+        """FLOPs of the blocks computed in one generation.
+
+        Args:
+            blocks: The policy's, with their costs.
+            reused: Of no concern here: a schedule knows already what it reuses.
+        """
         if self.blocks != tuple(block.name for block in blocks):
             raise ScheduleError(f"the schedule's {len(self.blocks)} blocks are not the {len(blocks)} of this shape")
         return sum(block.cost * len(self.updates[block.name]) for block in blocks)
 
     @classmethod
     def every_step(cls, steps: int, blocks: Sequence[str], fingerprint: Fingerprint = Fingerprint()) -> Schedule:
-        """Nothing is ever reused: full precision, written as a schedule."""
+        """Nothing is ever reused: full precision, written as a schedule.
+
+        Args:
+            steps: Denoising steps of one generation.
+            blocks: Names in execution order.
+            fingerprint: What the schedule fits.
+        """
         return cls(steps, {name: range(steps) for name in blocks}, fingerprint, {"method": "full"})
 
     def save(self, path: PathLike) -> None:
         """Write the JSON file, atomically."""
-        FORMAT.save(
-            path,
-            {
-                "steps": self.steps,
-                "updates": {name: list(steps) for name, steps in self.updates.items()},
-                "fingerprint": self.fingerprint.to_dict(),
-                "origin": dict(self.origin),
-            },
-        )
+        bound = {"fingerprint": self.fingerprint.to_dict(), "origin": dict(self.origin)}
+        FORMAT.save(path, {"steps": self.steps, **self.describe(), **bound})
 
     @classmethod
     def load(cls, path: PathLike) -> Schedule:
-        """Read a JSON file. Unknown versions and keys are refused, so no meaning is ever lost in silence."""
+        """Read a JSON file; unknown versions and keys are refused."""
         value = FORMAT.load(path)
         with FORMAT.reading(path):
             return cls(**value)
+
+
+def generation_flops(
+    blocks: Sequence[Block], every_step: int, steps: int, strategy: Strategy | None = None, reused: float = 0.0
+) -> int:
+    """FLOPs of one whole generation.
+
+    Args:
+        blocks: In execution order, with their costs.
+        every_step: What a step costs outside the blocks.
+        steps: How many there are.
+        strategy: When blocks are computed; without one every block is, at every step.
+        reused: The share of block computations that was saved, as measured; for strategies that decide as they run.
+    """
+    if strategy is None:
+        return steps * (every_step + sum(block.cost for block in blocks))
+    if strategy.steps != steps:
+        raise ScheduleError(f"the schedule is for {strategy.steps} steps, the generation has {steps}")
+    return steps * every_step + strategy.flops(blocks, reused)
 
 
 def checked_origin(origin: Mapping[str, Any], error: type[BlockcacheError]) -> dict[str, Any]:

@@ -17,9 +17,13 @@ from blockcache.errors import RecordingError, ScheduleError
 def adaptive(similarity: ArrayLike, updates: int, maximise: bool = True) -> tuple[int, ...]:
     """The `updates` steps (0 among them) that best stand for all K steps; exact.
 
-    Maximises the sum, over all steps t, of similarity[c, t] where c is the last update at or before t. With
-    `maximise=False` the matrix holds distances. Of equal optima the lexicographically smallest is returned; sums that
-    differ by rounding alone (1e-12 of their size) count as equal.
+    Maximises the sum, over all steps t, of similarity[c, t] where c is the last update at or before t. Of equal optima the
+    lexicographically smallest is returned; sums that differ by rounding alone (1e-12 of their size) count as equal.
+
+    Args:
+        similarity: (K, K), how alike the block's outputs at two steps are.
+        updates: How many steps to choose.
+        maximise: False where the matrix holds distances.
     """
     matrix = _checked(similarity)
     steps = len(matrix)
@@ -35,9 +39,10 @@ def adaptive(similarity: ArrayLike, updates: int, maximise: bool = True) -> tupl
 class Segments:
     """The best division of K steps into segments, exactly, for every number of segments up to a limit.
 
-    gain   (K, K + 1): what the segment of steps i..j-1 is worth at [i, j], -inf where j <= i
-    limit  the largest number of segments that is asked for
-    size   of what is added up in `gain`; sums that differ by 1e-12 of it count as equal
+    Args:
+        gain: (K, K + 1): what the segment of steps i..j-1 is worth at [i, j], -inf where j <= i.
+        limit: The largest number of segments that is asked for.
+        size: Of what is added up in `gain`; sums that differ by 1e-12 of it count as equal.
     """
 
     def __init__(self, gain: NDArray[np.float64], limit: int, size: float) -> None:
@@ -64,8 +69,7 @@ class Segments:
 def consecutive(similarity: ArrayLike, updates: int, maximise: bool = True) -> tuple[int, ...]:
     """The paper's printed objective, taken literally: the steps that are least like the step before them.
 
-    Kept for comparison only. Adding up similarities of neighbours leaves nothing to optimise but which values to leave
-    out, so the updates crowd where the features move fastest.
+    For comparison: the updates crowd where the features move fastest. Arguments as for `adaptive`.
     """
     matrix = _checked(similarity)
     steps = len(matrix)
@@ -82,13 +86,14 @@ def uniform(steps: int, updates: int) -> tuple[int, ...]:
 
 
 def bubbling_union(
-    schedules: Mapping[str, Sequence[int]],
-    upstream: Collection[str],
-    blocks: Sequence[Block] | None = None,
+    schedules: Mapping[str, Sequence[int]], upstream: Collection[str], blocks: Sequence[Block] | None = None
 ) -> dict[str, tuple[int, ...]]:
     """Each block of `upstream` is also computed wherever a feed-forward block strictly behind it is.
 
-    The mapping's order is execution order. Without `blocks` the names' suffixes (SA, CA, FFN) give the kinds.
+    Args:
+        schedules: Update steps by block, in execution order.
+        upstream: The blocks that the union is over.
+        blocks: Give the kinds; without them the names' suffixes do (SA, CA, FFN).
     """
     names = list(schedules)
     kinds = {block.name: block.kind for block in blocks} if blocks else {name: kind_from_name(name) for name in names}

@@ -34,9 +34,10 @@ class Split:
 def split_budget(costs: Array, prices: Sequence[float], limit: float) -> Split:
     """The schedules of all blocks with the least error, as far as the budget allows.
 
-    costs   (blocks, K, K): [b, s, e] is the error of computing block b at step s and reusing it up to step e
-    prices  what one update of each block costs, positive
-    limit   what all updates together may cost; one for each block at least
+    Args:
+        costs: (blocks, K, K): [b, s, e] is the error of computing block b at step s and reusing it up to step e.
+        prices: What one update of each block costs, positive.
+        limit: What all updates together may cost; one for each block at least.
     """
     blocks, steps = costs.shape[:2]
     if blocks * steps**3 > WORK:
@@ -53,10 +54,7 @@ def split_budget(costs: Array, prices: Sequence[float], limit: float) -> Split:
 
 
 def split_counts(errors: Array, prices: Sequence[float], limit: float) -> list[int]:
-    """How often each block is computed.
-
-    errors  (blocks, K): the error of each block with 1, 2, ... K updates
-    """
+    """How often each block is computed; errors (blocks, K) are those of each block with 1, 2, ... K updates."""
     counts, left = [1] * len(errors), limit - sum(prices)
     pieces = [
         (rate / price, block, count) for block, price in enumerate(prices) for rate, count in _hull(errors[block])

@@ -18,25 +18,25 @@ STEPS = 100
 
 
 def published_names() -> tuple[str, ...]:
+    """The paper's tasks."""
     return tuple(_printed()["tasks"])
 
 
 def published_schedule(name: str, union: bool = True) -> Schedule:
-    """A printed schedule; `union=False` gives the one before the bubbling union.
+    """A printed schedule.
 
     Rows that the union does not touch are as printed. Two union rows are misprints; they are replaced by what the
     paper's own rule gives, and the schedule's `origin` says so.
+
+    Args:
+        name: One of `published_names()`.
+        union: False gives the schedule before the bubbling union.
     """
     if name not in published_names():
         raise ScheduleError(f"no published schedule {name!r}, known are {', '.join(published_names())}")
     task = _printed()["tasks"][name]
     acs = {block: tuple(steps) for block, steps in task["acs"].items()}
-    origin: dict[str, Any] = {
-        "method": "blockwise",
-        "updates": 10,
-        "metric": "cosine",
-        "source": f"paper, {name}",
-    }
+    origin: dict[str, Any] = {"method": "blockwise", "updates": 10, "metric": "cosine", "source": f"paper, {name}"}
     if not union:
         return Schedule(STEPS, acs, Fingerprint(family="dp-t"), origin)
     # a selected block with no FFN behind it adds nothing and has no row in print, so `added` names all that matter
@@ -52,6 +52,11 @@ def stretched_schedule(name: str, blocks: Sequence[Block], steps: int) -> Schedu
     """A printed schedule, stretched to other blocks and another number of steps, to have something of its kind to time.
 
     A block gets the steps of a printed one of its kind (or of the feed-forward blocks) at the same depth.
+
+    Args:
+        name: One of `published_names()`.
+        blocks: The policy's.
+        steps: Of its generation.
     """
     printed = published_schedule(name)
     by_kind: dict[str, list[Sequence[int]]] = {}

@@ -1,6 +1,6 @@
 """The Recording: what calibration saw. How alike each block's outputs are between steps, and how much they change.
 
-A frozen value with a safetensors file format (docs/recording-format.md). Knows nothing of torch.
+A frozen value with a safetensors file format (docs/file-formats.md). Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -36,13 +36,18 @@ _MATRICES, _ARRAYS, _COSTS = "matrices.", ("scores", "input_change", "output_cha
 class Recording:
     """Averages over all samples of a calibration.
 
-    matrices     metric -> (blocks, K, K); one of older or newer code may have other metrics than METRICS
-    scores       (blocks,) mean over all pairs of steps of the L1 norm of the difference; picks the union's blocks
-    input_change, output_change  (samples, K - 1) relative change, from one step to the next, of the first block's
-                 normalised input and of the whole stack's residual; what TeaCache is fitted to
-    action_costs (blocks, K, K) or None: [s, e] is the mean squared error that the executed action suffers, to first
-                 order, if the block is computed at step s and reused up to step e
-    every_step   FLOPs of a step outside the blocks, where that was recorded
+    Args:
+        blocks: The policy's, in execution order.
+        matrices: Metric -> (blocks, K, K); a recording of older or newer code may have other metrics than METRICS.
+        scores: (blocks,) mean over all pairs of steps of the L1 norm of the difference; picks the union's blocks.
+        input_change: (samples, K - 1) relative change from one step to the next of the first block's normalised input.
+        output_change: The same of the whole stack's residual; TeaCache is fitted to both.
+        generations: How many were recorded.
+        fingerprint: The policy that was recorded.
+        origin: How the recording came to be, in JSON types.
+        action_costs: (blocks, K, K) or None: [s, e] is the mean squared error that the executed action suffers, to first
+            order, if the block is computed at step s and reused up to step e.
+        every_step: FLOPs of a step outside the blocks, where that was recorded.
     """
 
     blocks: tuple[Block, ...]
@@ -131,7 +136,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: PathLike) -> Recording:
-        """Read a file that `save` wrote, or another version of blockcache with other metrics; anything else is refused."""
+        """Read a file that `save` wrote; other metrics are let pass, anything else is refused."""
         content, tensors = FORMAT.load_tensors(path, safetensors.numpy.load)
         matrices = {
             name.removeprefix(_MATRICES): array for name, array in tensors.items() if name.startswith(_MATRICES)

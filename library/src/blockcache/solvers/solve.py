@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from blockcache.errors import RecordingError, ScheduleError
-from blockcache.schedule import Schedule
-from blockcache.schedule.strategy import generation_flops
+from blockcache.schedule import Schedule, generation_flops
 from blockcache.solvers.bac import adaptive, bubbling_union, consecutive, uniform
 from blockcache.solvers.budget import split_budget
 from blockcache.solvers.metrics import METRICS, SIMILARITIES
@@ -25,7 +24,7 @@ OBJECTIVES = ("anchor", "consecutive")
 
 
 def most_changing(recording: Recording, count: int) -> tuple[str, ...]:
-    """The `count` blocks, of any kind, with the largest scores; the union starts from these."""
+    """The `count` blocks, of any kind, with the largest scores: those that the union is over."""
     order = np.argsort(-recording.scores, kind="stable")
     return tuple(recording.blocks[index].name for index in order[:count])
 
@@ -45,20 +44,21 @@ def solve(
 ) -> Schedule:
     """A schedule from a recording.
 
-    recording  what `calibrate` gave; for method "action" with `action_costs=True`
-    updates    update steps of each block, S in the paper, 10 unless given; with "action" on average over the blocks
-    union      how many blocks the bubbling union is over, n in the paper; 5 unless there are fewer blocks
-    metric     "cosine" as in the paper, "mse" (as a rule the better one), "l1" or "wasserstein"
-    method     "bac" (ACS per block, then the union), "blockwise" (no union), "unified" (the first block's ACS steps for
-               all), "uniform" (evenly spaced) or "action" (where the executed action needs it, within a budget)
-    objective  "anchor", or for comparison "consecutive"
-    last       compute every block at the last step too, as the authors' released code does; the paper does not say so
+    Method "action" takes one of `updates`, `budget` and `flops`, 0.15 of the budget without any; others take `updates`.
 
-    Of the next three and `updates`, "action" takes one; without any, budget=0.15. Other methods take none of them.
-    budget     the share of the full generation's FLOPs, what is paid outside the blocks included; with `costs` the share
-               of what all blocks cost at all steps
-    flops      FLOPs of one generation
-    costs      what one update of each block costs by its name, such as milliseconds; then `budget` counts in these
+    Args:
+        recording: What `calibrate` gave; for method "action" with `action_costs=True`.
+        updates: Update steps of each block, S in the paper, 10 unless given; with "action" on average over the blocks.
+        union: How many blocks the bubbling union is over, n in the paper; 5 unless there are fewer blocks.
+        metric: "cosine" as in the paper, "mse" (as a rule the better one), "l1" or "wasserstein".
+        method: "bac" (ACS per block, then the union), "blockwise" (no union), "unified" (the first block's ACS steps for
+            all), "uniform" (evenly spaced) or "action" (where the executed action needs it, within a budget).
+        objective: "anchor", or for comparison "consecutive".
+        last: Compute every block at the last step too, as the authors' released code does; the paper does not say so.
+        budget: The share of the full generation's FLOPs, what is paid outside the blocks included; with `costs` the share
+            of what all blocks cost at all steps.
+        flops: FLOPs of one generation.
+        costs: What one update of each block costs by its name, such as milliseconds; then `budget` counts in these.
     """
     _check_choice("method", method, METHODS)
     if method == "action":

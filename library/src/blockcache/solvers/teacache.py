@@ -1,4 +1,4 @@
-"""TeaCache in our adaptation: recompute the whole stack when its input has drifted far enough. Pure numpy.
+"""TeaCache, adapted to policies: recompute the whole stack when its input has drifted far enough. Pure numpy.
 
 Not a schedule: the decision is taken while the policy runs, for each sample by itself, so only the patched engine can
 follow it. Knows nothing of how a stack is run.
@@ -22,10 +22,16 @@ DEGREE = 4
 
 @dataclass(frozen=True)
 class TeaCacheRule:
-    """Recompute once the estimated output change since the last computation reaches `threshold`.
+    """Recompute once the estimated output change since the last computation reaches a threshold.
 
-    `coefficients` (highest power first) estimate the relative change of the stack's residual over one step from that
-    of the first block's normalised input. The first and the last step are always computed.
+    The first and the last step are always computed.
+
+    Args:
+        coefficients: Highest power first; they estimate the relative change of the stack's residual over one step from that
+            of the first block's normalised input.
+        threshold: Of the estimated change, 0 or more.
+        steps: Denoising steps of one generation.
+        fingerprint: What the rule fits.
     """
 
     static: ClassVar[bool] = False
@@ -58,8 +64,12 @@ class TeaCacheRule:
 def fit_teacache(recording: Recording, threshold: float) -> TeaCacheRule:
     """TeaCache's rule for a policy.
 
-    recording  a calibration; the polynomial is fitted to its changes
-    threshold  the estimated change of the output at which the stack is computed anew: 0 computes every step
+    Args:
+        recording: A calibration; the polynomial is fitted to its changes.
+        threshold: The estimated change of the output at which the stack is computed anew: 0 computes every step.
+
+    Raises:
+        RecordingError: The recording has too few different changes to fit a polynomial to.
     """
     distinct = np.unique(recording.input_change).size
     if distinct <= DEGREE:

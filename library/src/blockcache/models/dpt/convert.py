@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from blockcache.cache import cache_directory, prune, source_hash
+from blockcache.cache import Cache, digest, source_hash
 from blockcache.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
 from blockcache.files import PathLike, opened
 from blockcache.foreign.configs import Config
@@ -32,7 +30,7 @@ from blockcache.models.stored import read_stored
 from blockcache.progress import progress_bar
 
 WHAT = "checkpoint"
-_logger = logging.getLogger("blockcache")
+_CONVERTED = Cache("a converted checkpoint", "policy")
 
 
 def convert_checkpoint(source: PathLike, directory: PathLike) -> DiffusionTransformerPolicy:
@@ -49,27 +47,17 @@ def convert_checkpoint(source: PathLike, directory: PathLike) -> DiffusionTransf
 
 def load_checkpoint(source: PathLike) -> DiffusionTransformerPolicy:
     """The policy of a checkpoint; converted once, and kept in the cache by the file's content."""
-    digest = _sha256(source)
-    key = hashlib.sha256(f"{digest} {source_hash(__file__)}".encode()).hexdigest()[:32]
-    kept = cache_directory() / f"{key}.policy"
-    if kept.is_dir():
-        with contextlib.suppress(BlockcacheError):  # one that is damaged is made again
-            policy = load_policy(kept)
-            with contextlib.suppress(OSError):
-                os.utime(kept)  # was of use just now, see `prune`
-            return policy
-    policy = read_checkpoint(source, digest)
-    try:
-        save_policy(policy, kept)
-    except FileError as error:
-        _logger.warning("a checkpoint was converted but cannot be kept for the next time: %s", error)
-    else:
-        prune(kept.parent)
+    sha256 = _sha256(source)
+    key = digest(sha256, source_hash(__file__))
+    policy = _CONVERTED.get(key, load_policy)
+    if policy is None:
+        policy = made = read_checkpoint(source, sha256)
+        _CONVERTED.put(key, lambda directory: save_policy(made, directory))
     return policy
 
 
-def read_checkpoint(source: PathLike, digest: str | None = None) -> DiffusionTransformerPolicy:
-    """The policy of a checkpoint, in eval mode; `digest` is the file's SHA-256 where it is known."""
+def read_checkpoint(source: PathLike, sha256: str | None = None) -> DiffusionTransformerPolicy:
+    """The policy of a checkpoint, in eval mode; `sha256` is the file's, where it is known."""
     with open_torch_file(source, WHAT) as file, _speaking_of(source):
         content = as_mapping(file.content)
         if content is None or not {"cfg", "state_dicts"} <= content.keys():
@@ -81,7 +69,7 @@ def read_checkpoint(source: PathLike, digest: str | None = None) -> DiffusionTra
         config = Config(content["cfg"])
         kind = architecture(config)
         tensors = _tensors(file, content["state_dicts"], uses_ema(config))
-        record = {"converted_from": shortened(Path(source).name, 200), "sha256": digest or _sha256(source)}
+        record = {"converted_from": shortened(Path(source).name, 200), "sha256": sha256 or _sha256(source)}
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         settings = camera_config(config, record, shapes) if kind == HYBRID else low_dim_config(config, record)
         storages = {tensor.storage for tensor in tensors.values()}
@@ -141,12 +129,12 @@ def _repeated(tensors: Mapping[str, Tensor], policy: DiffusionTransformerPolicy)
 
 
 def _sha256(source: PathLike) -> str:
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     with (
         opened(source, WHAT) as (file, size),
         progress_bar(desc="reading", total=size, unit="B", unit_scale=True, leave=False, delay=2.0) as bar,
     ):
         while part := file.read(2**22):
-            digest.update(part)
+            found.update(part)
             bar.update(len(part))
-    return digest.hexdigest()
+    return found.hexdigest()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from blockcache.errors import FileError, short
-from blockcache.files import JSON_BYTES, PathLike, opened, parse_json, read_bytes
+from blockcache.files import JSON_BYTES, PathLike, opened, parse_json, read_json
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.results.analysis import FORMAT as ANALYSIS
 from blockcache.results.analysis import Analysis
@@ -138,7 +138,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     PERFORMANCE.name: ("benches", _performance),
     POLICY: ("policies", _policy),
 }
-_SUFFIXES = (".json", ".safetensors")
+_SUFFIXES = (".json", ".json.gz", ".safetensors")
 _EXPECTED = "a policy's directory, a recording, schedule, results, timings, tuning, analysis or benchmark"
 
 
@@ -170,8 +170,11 @@ def load_sources(places: Mapping[str, PathLike], command: str = "blockcache repo
 def _inside(directory: Path) -> list[str]:
     """The names of files in it that may be of a known kind, and in its `tuned`."""
     places = [place for place in (directory, directory / "tuned") if place.is_dir()]
-    files = [file for place in places for file in sorted(place.iterdir()) if file.suffix in _SUFFIXES]
-    return [str(file.relative_to(directory)) for file in files]
+    files = [file for place in places for file in sorted(place.iterdir()) if file.name.endswith(_SUFFIXES)]
+    plain = [
+        file for file in files if file.suffix != ".gz" or not file.with_suffix("").exists()
+    ]  # NAME.json is the newer one
+    return [str(file.relative_to(directory)) for file in plain]
 
 
 def _format(path: PathLike) -> str | None:
@@ -183,7 +186,7 @@ def _format(path: PathLike) -> str | None:
 def _header(path: PathLike) -> dict[str, Any]:
     """A JSON file, or the header of ours in a safetensors file; none of its tensors is read."""
     if not os.fspath(path).endswith(".safetensors"):
-        return parse_json(read_bytes(path, "file", JSON_BYTES), "file", path)
+        return read_json(path, "file")
     with opened(path, "file") as (file, size):
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(size - 8, JSON_BYTES):

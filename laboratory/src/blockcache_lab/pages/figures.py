@@ -1,0 +1,177 @@
+"""Figures in pages that people write: put in from the records, between marks that a reader of the page does not see.
+
+    <!-- figure: frontier-pusht tuned difference -->-0.003 [-0.025, +0.018]<!-- end -->
+    <!-- figure: pusht ddpm-16 against bac:S=10,n=5 -->...<!-- end -->
+    <!-- figures: frontier-pusht | full tuned ddpm-16 | ms flops difference -->   (in front of a table, below)
+
+The first word is a directory of records; a pattern such as `metaworld-assembly-seed*` takes several policies of one task
+together. A method has its name, or `plain` (the policy in torch), `tuned`, or `ddpm@bac:S=10,n=5`: the method beginning
+with "ddpm" that was chosen to have the FLOPs of the other. A table has one row for each method, and for each directory
+one column for each quantity; its first column stays as it is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Protocol
+
+from blockcache.errors import FileError
+from blockcache.measure.statistics import Estimate
+from blockcache.results.rollouts import BASELINE, PLAIN
+from blockcache.results.summary import MethodSummary
+from blockcache_lab.pages.frontier import Found
+from blockcache_lab.pages.other_policies import TaskPolicies, load_other_policies
+from blockcache_lab.studies.suite_results import Collection
+from blockcache_lab.studies.suites import FRONTIER, RDT, SUITES, Cell
+
+_ONE = re.compile(r"(<!-- figure: ([^>]+) -->)(.*?)(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- figures: ([^>]+) -->\n\|.*\n\|[-:| ]+\|\n)((?:\|.*\n)+)")
+
+
+def fill(text: str, records: Path) -> str:
+    """The text with every figure as the records have it.
+
+    Args:
+        text: A page, in Markdown.
+        records: The directory that holds the directories of records.
+    """
+
+    @cache
+    def source(name: str) -> _Source:
+        return _Policies.load(records, name) if "*" in name else _Policy.load(records, name)
+
+    def one(match: re.Match[str]) -> str:
+        name, method, *asked = match[2].split()
+        return f"{match[1]}{source(name).figure(method, *asked)}{match[4]}"
+
+    def table(match: re.Match[str]) -> str:
+        names, methods, quantities = (part.split() for part in match[2].split(" | "))
+        rows = match[3].splitlines()
+        if len(rows) != len(methods):
+            raise FileError(
+                f"the table below '<!-- figures: {match[2]} -->' has {len(rows)} rows, expected {len(methods)}"
+            )
+        made = []
+        for row, method in zip(rows, methods, strict=True):
+            cells = [source(name).figure(method, quantity) for name in names for quantity in quantities]
+            made.append(f"| {row.split('|')[1].strip()} | {' | '.join(cells)} |\n".replace("|  |", "| |"))
+        return match[1] + "".join(made)
+
+    return _TABLE.sub(table, _ONE.sub(one, text))
+
+
+def count(text: str) -> int:
+    """How many figures a page has that are put in; a table counts as one."""
+    return len(_ONE.findall(text)) + len(_TABLE.findall(text))
+
+
+class _Source(Protocol):
+    def figure(self, method: str, quantity: str, other: str | None = None) -> str:
+        """One figure as it stands on a page."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Policy:
+    """The records of one policy."""
+
+    name: str
+    collection: Collection
+    directory: Path
+
+    @classmethod
+    def load(cls, records: Path, name: str) -> _Policy:
+        return cls(name, Collection.load(records / name, (*SUITES, FRONTIER, RDT)), records / name)
+
+    def figure(self, method: str, quantity: str, other: str | None = None) -> str:
+        if quantity == "correlation":
+            return f"{self._correlations[method.replace('-', ' ')]:.2f}"
+        if quantity == "noise-floor":
+            return f"{self.collection.first.noise_floor.mean:.3f}"
+        found = self._named(method)
+        if quantity == "against" and other is not None:
+            value = self.collection.compare(found, self._named(other))
+            if value is None:
+                raise FileError(f"the records {self.name} have no episode that both {found} and {other} finished")
+            return _signed(value)
+        if quantity in ("ms", "times-plain"):
+            return self._time(found, quantity)
+        shown = _of_row(quantity, self.name)
+        return shown(self.collection.rows[BASELINE if found == PLAIN else found], self.collection.full)
+
+    def _named(self, method: str) -> str:
+        return PLAIN if method == "plain" else _resolve(method, self.collection.rows, self.collection.equals, self.name)
+
+    def _time(self, method: str, quantity: str) -> str:
+        timings = self.collection.timings
+        value = None if timings is None else timings.ms(method) if quantity == "ms" else timings.over(method, PLAIN)
+        if value is None:
+            raise FileError(f"the records {self.name} hold no time of {method}; run 'blockcache paper timing' for it")
+        return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+    @cached_property
+    def _correlations(self) -> Mapping[str, float]:
+        return Found.load(str(self.directory)).correlations()
+
+
+@dataclass(frozen=True, eq=False)
+class _Policies:
+    """The records of suite main of several policies of one task."""
+
+    name: str
+    task: TaskPolicies
+
+    @classmethod
+    def load(cls, records: Path, pattern: str) -> _Policies:
+        directories = sorted(records.glob(pattern))
+        if not directories:
+            raise FileError(f"no records at {records / pattern}")
+        (task,) = load_other_policies(directories)
+        return cls(pattern, task)
+
+    def figure(self, method: str, quantity: str, other: str | None = None) -> str:
+        if quantity not in ("difference", "against") or (quantity == "against") != (other is not None):
+            raise FileError(f"of several policies there is 'difference' and 'against METHOD', got {quantity!r}")
+        return _signed(self.task.difference(self._named(method), self._named(other or BASELINE)))
+
+    def _named(self, method: str) -> list[str]:
+        """The method of each policy."""
+        cells = [[cell for cell in item.suite.cells if cell.equals] for item in self.task.policies]
+        return [
+            _resolve(method, item.rows, equal, self.name) for item, equal in zip(self.task.policies, cells, strict=True)
+        ]
+
+
+def _resolve(method: str, rows: Mapping[str, MethodSummary], equals: Sequence[Cell], where: str) -> str:
+    start, at, equal = method.partition("@")
+    if at:
+        found = [cell.method for cell in equals if cell.equals == equal and cell.method.startswith(start)]
+    else:
+        found = [name for name in rows if name == method or (method == "tuned" and name.startswith("tuned:"))]
+    if len(set(found)) != 1:
+        raise FileError(f"the records {where} have {len(found)} methods {method!r}, expected one of {', '.join(rows)}")
+    return found[0]
+
+
+def _of_row(quantity: str, where: str) -> Callable[[MethodSummary, MethodSummary], str]:
+    """How a quantity of a method's row is shown; the second row is the full policy's."""
+    known: dict[str, Callable[[MethodSummary, MethodSummary], str]] = {
+        "difference": lambda row, full: _signed(row.difference),
+        "score": lambda row, full: "" if row.score is None else row.score.text("{:.3f}"),
+        "success": lambda row, full: "" if row.success is None else f"{row.success.mean:.2f}",
+        "n": lambda row, full: "0" if row.score is None else str(row.score.n),
+        "flops": lambda row, full: "1" if row is full else f"1/{full.method.flops / row.method.flops:.0f}",
+        "error": lambda row, full: f"{row.method.error.mean:.3f}",
+        "jerk": lambda row, full: "" if row.jerk is None else f"{row.jerk:.2f}",
+    }
+    if quantity not in known:
+        words = ", ".join(("ms", "times-plain", "against METHOD", "noise-floor", "correlation", *known))
+        raise FileError(f"no quantity {quantity!r} of {where}, expected one of {words}")
+    return known[quantity]
+
+
+def _signed(value: Estimate | None) -> str:
+    return "" if value is None else value.text("{:+.3f}")

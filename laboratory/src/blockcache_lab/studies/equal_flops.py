@@ -1,0 +1,82 @@
+"""Methods of another kind with as many FLOPs, so that rivals are compared at equal cost. Knows nothing of suites."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from blockcache.compare.candidates import Calibrations
+from blockcache.compare.methods import parse_method
+from blockcache.compare.paired import one_thread
+from blockcache.compare.reuse_parts import TeaCache
+from blockcache.samplers import sampler_names, table
+from blockcache.solvers.teacache import TeaCacheRule
+from blockcache_lab.studies.suites import Equal
+
+NEAR = 0.05  # a rival within this share of the FLOPs counts as equal
+
+
+def equal_flops(calibrations: Calibrations) -> Equal:
+    """Finds, for a method, the member of another kind that has as many FLOPs.
+
+    Of samplers with fewer steps within 5 % of the FLOPs the one that starts at the most noise is taken: with diffusers'
+    spacing 17 of 100 steps start at timestep 80 and 16 at 90, and a rival shall not lose by that. Otherwise the nearest
+    counts, of two equally near ones the larger.
+    """
+    port = calibrations.port
+    steps, once = len(port.timesteps), port.encoder_flops
+
+    @cache
+    def flops(method: str, reused: float = 0.0) -> int:
+        with one_thread():
+            return calibrations.candidate(parse_method(method)).flops(port, reused)
+
+    def equal(kind: str, method: str) -> str:
+        wanted = flops(method)
+        if kind == "teacache":
+            full, least = flops("teacache", 0.0), flops("teacache", 1.0)
+            rule = calibrations.candidate(parse_method("teacache")).strategy
+            assert isinstance(rule, TeaCacheRule)
+            changes = calibrations.recording().input_change
+            return str(TeaCache(teacache_threshold(rule, changes, (full - wanted) / (full - least))))
+        if kind in sampler_names():
+            costs = {count: once + count * (flops(f"{kind}-1") - once) for count in range(1, steps + 1)}
+            near = [count for count in costs if abs(costs[count] - wanted) <= NEAR * wanted]
+            begins = {n: int(table(calibrations.sampler(kind, n)).timesteps[0]) for n in near}
+            near = [count for count in near if begins[count] == max(begins.values())] or list(costs)
+            return f"{kind}-{min(near, key=lambda count: (abs(costs[count] - wanted), -count))}"
+        if kind == "action":
+            return str(calibrations.action_budget(wanted))
+        # every block is computed at S steps, wherever they are
+        first, slope = flops("uniform:S=1"), flops("uniform:S=2") - flops("uniform:S=1")
+        updates = min(range(1, steps + 1), key=lambda s: (abs(first + (s - 1) * slope - wanted), -s))
+        return f"{kind}:S={updates}"
+
+    return equal
+
+
+def teacache_threshold(rule: TeaCacheRule, changes: npt.NDArray[np.float64], reused: float) -> float:
+    """The threshold, to three digits, with which a run that sees these input changes (samples, K - 1) reuses that share.
+
+    An estimate: what TeaCache reuses changes its later inputs. What it really computes is counted when it runs.
+    """
+    estimates = np.abs(np.polyval(rule.coefficients, changes))
+    low, high = 0.0, float(estimates.sum(axis=1).max())
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _reused_share(estimates, middle) < reused else (low, middle)
+    rounded = [float(f"{value:.3g}") for value in (high, high * 1.005)]  # rounding may fall just short of a jump
+    return min(rounded, key=lambda value: abs(_reused_share(estimates, value) - reused))
+
+
+def _reused_share(estimates: npt.NDArray[np.float64], threshold: float) -> float:
+    samples, transitions = estimates.shape
+    drift, reused = np.zeros(samples), 0
+    for step in range(transitions - 1):  # the first and the last step are always computed
+        drift += estimates[:, step]
+        computed = ~(drift < threshold)
+        reused += int(samples - computed.sum())
+        drift[computed] = 0.0
+    return float(reused / (samples * (transitions + 1)))

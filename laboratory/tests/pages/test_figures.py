@@ -1,0 +1,78 @@
+"""Figures in pages that people write: what the records say, between the marks."""
+
+import re
+
+import pytest
+
+from blockcache.errors import FileError
+from blockcache_lab.pages.figures import count, fill
+from repository import RECORDS, ROOT
+
+PAGES = ("README.md", "docs/who-wins-where.md")
+DIFFERENCE = "-0.003 [-0.025, +0.018]"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_has_the_figures_of_the_records(page):
+    text = (ROOT / page).read_text()
+    assert count(text) == len(re.findall("<!-- figures?: ", text)) > 5
+    assert fill(text, RECORDS) == text
+
+
+def test_another_number_is_replaced_and_the_rest_stays():
+    text = "Tuned: <!-- figure: frontier-pusht tuned difference -->0.5<!-- end -->, and 0.5 stays."
+    made = fill(text, RECORDS)
+    assert made == f"Tuned: <!-- figure: frontier-pusht tuned difference -->{DIFFERENCE}<!-- end -->, and 0.5 stays."
+    assert fill(made, RECORDS) == made
+
+
+def test_a_table_keeps_its_first_column():
+    mark = "<!-- figures: frontier-pusht | plain full tuned | ms flops difference -->\n| a | b | c | d |\n|-|-|-|-|\n"
+    made = fill(mark + "| torch | | | |\n| **engine** | 1 | 2 | 3 |\n| ours | | | |\n\n| other | table |\n", RECORDS)
+    rows = f"| torch | 511 | 1 | |\n| **engine** | 63.5 | 1 | |\n| ours | 4.7 | 1/25 | {DIFFERENCE} |\n"
+    assert made == mark + rows + "\n| other | table |\n"
+
+
+def test_two_directories_are_two_columns_and_policies_of_one_task_are_taken_together():
+    names = "frontier-metaworld-assembly frontier-metaworld-peg-insert-side"
+    mark = f"<!-- figures: {names} | bac:S=10,n=5,metric=mse | success -->\n| a | b | c |\n|---|---|---|\n"
+    assert fill(mark + "| x | | |\n", RECORDS).endswith("| x | 0.76 | 0.90 |\n")
+    one = "<!-- figure: metaworld-assembly-seed* bac:S=7,n=5 difference --><!-- end -->"
+    assert "-->-0.647 [" in fill(one, RECORDS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (
+            "frontier-pusht ddpm-17 difference",
+            "the records frontier-pusht have 0 methods 'ddpm-17', expected one of full",
+        ),
+        ("frontier-pusht ddpm-16 beauty", "no quantity 'beauty' of frontier-pusht, expected one of ms"),
+        ("frontier-pusht plain against full", "no episode that both plain policy and full finished"),
+        ("frontier-nowhere full ms", "no suite's results in"),
+        ("metaworld-nowhere-seed* full difference", "no records at"),
+        (
+            "metaworld-assembly-seed* full ms",
+            "of several policies there is 'difference' and 'against METHOD', got 'ms'",
+        ),
+    ],
+)
+def test_what_the_records_do_not_hold_is_refused(asked, sentence):
+    with pytest.raises(FileError, match=re.escape(sentence)):
+        fill(f"<!-- figure: {asked} --><!-- end -->", RECORDS)
+
+
+def test_a_table_with_too_few_rows_is_refused():
+    mark = "<!-- figures: frontier-pusht | full tuned | ms -->\n| a | b |\n|---|---|\n| x | |\n"
+    with pytest.raises(FileError, match="has 1 rows, expected 2"):
+        fill(mark, RECORDS)
+
+
+def test_the_command_writes_the_page_and_says_what_it_did(tmp_path, blockcache):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- figure: frontier-pusht tuned n -->0<!-- end -->\n")
+    words = ("paper", "figures", page, "--records", RECORDS)
+    assert blockcache(*words).strip() == f"{page}: 1 figures and tables, now as the records have them"
+    assert page.read_text() == "<!-- figure: frontier-pusht tuned n -->500<!-- end -->\n"
+    assert blockcache(*words).strip() == f"{page}: 1 figures and tables"

@@ -1,0 +1,175 @@
+"""Judge one method or schedule without a simulator: draw its actions and the full policy's at recorded observations.
+
+Knows nothing of tasks, and of policies no more than their port.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockcache.compare.candidates import Calibrations, Candidate, running
+from blockcache.compare.dealing import CALIBRATION, DISTANCES, deal
+from blockcache.compare.methods import parse_method
+from blockcache.errors import ObservationError, PolicyError
+from blockcache.fitting.clouds import draw_chunks, flattened
+from blockcache.measure.action_error import Act, ActionError, action_error
+from blockcache.measure.distance import Distances, distances
+from blockcache.measure.statistics import mean_jerk
+from blockcache.models.registry import port_of
+from blockcache.observations import batch_size, hash_observations, pick
+from blockcache.results.check import Check, Roughness
+from blockcache.results.rollouts import GENERATIONS, OBSERVATIONS, SAMPLES
+from blockcache.schedule import Strategy
+
+SEAMS, SEAM_SAMPLES = 16, 2  # pairs of chunks that follow each other, and samples of each
+
+
+class Reference:
+    """The full policy's actions at some observations, drawn once: any number of methods can be compared with them.
+
+    Nothing is drawn before the first comparison. The arguments are those of `check`.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        observations: Any,
+        *,
+        moments: NDArray[np.int64] | None = None,
+        count: int = OBSERVATIONS,
+        samples: int = SAMPLES,
+        generations: int = GENERATIONS,
+        seed: int = 0,
+        engine: str = "auto",
+        source: str = "",
+        progress: bool = True,
+    ) -> None:
+        if samples < 4 or samples % 2 or count < 2:
+            raise ObservationError(
+                f"a check needs at least 2 observations and an even number of samples from 4 on, got {count} and {samples}"
+            )
+        self.port, self.engine, self.samples, self.progress = port_of(policy), engine, samples, progress
+        dealt = deal(observations, {CALIBRATION: generations}, {DISTANCES: count}, seed)
+        self.calibrations = Calibrations(self.port, dealt[CALIBRATION], progress=progress)
+        seams = _seams(moments, generations, batch_size(observations), seed)
+        self._seen = dealt[DISTANCES]
+        self._sides = [pick(observations, side) for side in seams.T if len(side)]
+        # seeds of noise, each independent of the others: two halves of every cloud, both sides of a seam
+        *self._halves, before, after = range(4 * seed, 4 * seed + 4)
+        self._seam_noise = before, after
+        self._policy = {"source": source, "fingerprint": self.port.fingerprint.to_dict()}
+        self._setting = {
+            "observations": count,
+            "samples": samples,
+            "features": self.port.n_action_steps * len(self.port.action_scale),
+            "seams": len(seams),
+            "calibration": generations,
+            "seed": seed,
+            "observed": hash_observations(observations),
+        }
+
+    def compare(self, candidate: Candidate, name: str = "") -> Check:
+        """A candidate against the full policy."""
+        port = self.port
+        with running(port, candidate) as fast:  # a schedule that does not fit is refused before anything is drawn
+            full, full_roughness = self._full
+            found, roughness = self._drawn(fast.act, name or "the schedule")
+            stats, engine = fast.stats(), fast.engine
+        return Check(
+            policy=self._policy,
+            method={
+                "name": name,
+                **candidate.describe(port),
+                "engine": engine,
+                "shares_all_noise": candidate.on(port).sampler_settings == port.sampler_settings,
+                "flops": candidate.flops(port, stats.reused_share if stats else 0.0),
+                "full_flops": Candidate().flops(port, 0.0),
+            },
+            setting=self._setting,
+            error=_error(found, full),
+            noise_floor=_error(*np.split(full, 2, axis=1)),
+            distances=_distances(found, full),
+            floor=_distances(*np.split(full, 2, axis=1)),
+            roughness=roughness,
+            full_roughness=full_roughness,
+        )
+
+    @cached_property
+    def _full(self) -> tuple[NDArray[np.float64], Roughness]:
+        with running(self.port, Candidate(engine=self.engine)) as full:
+            return self._drawn(full.act, "full precision")
+
+    def _drawn(self, act: Act, label: str) -> tuple[NDArray[np.float64], Roughness]:
+        """A cloud in two halves, and how rough it is. All methods have the same noise: see `measure.distance`."""
+        bar, scale = label if self.progress else None, self.port.action_scale
+        halves = [draw_chunks(act, self._seen, self.samples // 2, scale, s, progress=bar) for s in self._halves]
+        chunks = np.concatenate(halves, axis=1)
+        return chunks, Roughness(mean_jerk(chunks), self._jump(act))
+
+    def _jump(self, act: Act) -> float | None:
+        """Mean distance from the last action of a chunk to the first of the next, where some follow each other."""
+        if not self._sides:
+            return None
+        before, after = (
+            draw_chunks(act, side, SEAM_SAMPLES, self.port.action_scale, seed)
+            for side, seed in zip(self._sides, self._seam_noise, strict=True)
+        )
+        return float(np.linalg.norm(after[:, :, 0] - before[:, :, -1], axis=-1).mean())
+
+
+def check(policy: Any, schedule: Strategy | str, observations: Any, *, name: str = "", **how: Any) -> Check:
+    """How far a method's actions are from the full policy's, and what that is likely to cost. No simulator is needed.
+
+    policy        the policy object, ours or foreign (or its port)
+    schedule      a schedule, or a method by its name, such as "bac:S=10,n=5" or "ddpm-10"
+    observations  a batch from closed-loop states over whole episodes, such as `blockcache policy observe` records
+    name          what the schedule is called; a method has a name
+    moments       (N, 2) episode and place in it, where known: chunks that follow one another show the jump between them
+    count         observations to compare at
+    samples       chunks for each observation; the full policy's are drawn as two halves, which show its own floor
+    generations   the first observations, which methods are calibrated on: they are never compared at
+    seed          of the noise and of the choice of observations
+    engine        for the method and the full policy
+    source        where the policy came from, for the record
+    progress      whether to show bars
+    """
+    reference = Reference(policy, observations, **how)
+    if isinstance(schedule, str):
+        method = parse_method(schedule)
+        return reference.compare(reference.calibrations.candidate(method, reference.engine), name or method.name)
+    return reference.compare(Candidate(schedule, reference.engine), name)
+
+
+def _distances(found: NDArray[np.float64], reference: NDArray[np.float64]) -> Distances:
+    try:
+        return distances(flattened(found), flattened(reference))
+    except ValueError as error:  # NaN, or a policy that draws no noise
+        raise PolicyError(f"the actions cannot be compared: {error}") from error
+
+
+def _error(found: NDArray[np.float64], expected: NDArray[np.float64]) -> ActionError:
+    """Of chunks (observations, samples, n_action, A) that are in normalised units already."""
+    one, other = (chunks.reshape(-1, *chunks.shape[2:]) for chunks in (found, expected))
+    return action_error(one, other, np.ones(one.shape[-1]))
+
+
+def _seams(moments: Any, first: int, total: int, seed: int) -> NDArray[np.intp]:
+    """(at most SEAMS, 2) places of two observations of which the second's chunk follows the first's."""
+    if moments is None:
+        return np.empty((0, 2), dtype=np.intp)
+    known = np.asarray(moments)
+    if known.shape != (total, 2) or known.dtype.kind not in "iu":
+        raise ObservationError(
+            f"moments need whole numbers (episode, place in it) for each of {total} observations, got {known.dtype} of "
+            f"shape {known.shape}; leave them out where they are not known"
+        )
+    place = {(int(episode), int(chunk)): index for index, (episode, chunk) in enumerate(known) if index >= first}
+    pairs = [
+        (index, place[episode, chunk + 1]) for (episode, chunk), index in place.items() if (episode, chunk + 1) in place
+    ]
+    chosen = np.random.default_rng(seed).permutation(len(pairs))[:SEAMS]
+    return np.array([pairs[index] for index in chosen], dtype=np.intp).reshape(-1, 2)

@@ -1,0 +1,39 @@
+"""Observations dealt to purposes: no observation serves two, so that nothing is judged on what it was chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from blockcache.observations import batch_size, pick, rows, split
+
+CALIBRATION, COMPARISON, FITTING, DISTANCES = "calibration", "comparison", "fitting", "distances"
+COMPARED, FITTED = 32, 32
+"""Observations to compare actions on, and to place and fit samplers on; at most."""
+
+
+def deal(
+    observations: Any, in_order: Mapping[str, int], drawn: Mapping[str, int] | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """A batch for each purpose; one that nothing is left for is missing.
+
+    Args:
+        observations: A batch.
+        in_order: Samples for each purpose, from the first on, as far as there are any.
+        drawn: Samples for each further purpose, drawn from the rest; too few are refused.
+        seed: Another one draws others.
+    """
+    dealt, start = {}, 0
+    for name, size in in_order.items():
+        if start < batch_size(observations):
+            dealt[name] = rows(observations, start, start + size)
+        start += size
+    taken = rows(observations, 0, start) if start else None
+    places = split(observations, drawn, seed, taken=taken) if drawn else {}
+    return dealt | {name: pick(observations, own) for name, own in places.items()}
+
+
+def deal_for_evaluation(observations: Any, generations: int) -> dict[str, Any]:
+    """To calibrate on, to compare actions on, to place and fit samplers on, and the rest to measure distances at."""
+    sizes = {CALIBRATION: generations, COMPARISON: COMPARED, FITTING: FITTED, DISTANCES: batch_size(observations)}
+    return deal(observations, sizes)

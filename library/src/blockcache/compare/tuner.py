@@ -1,0 +1,309 @@
+"""Tune: the best sampler, schedule and number of threads for one policy, on this machine, for a deadline or a loss.
+
+Every method has a short trial, the promising ones a longer one (successive halving), and the best few are rolled out if
+there is a task. What is finished is kept, so that a tuning that was killed goes on where it was. Knows nothing of plots.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from blockcache.compare.dealing import CALIBRATION, DISTANCES, FITTING, deal
+from blockcache.compare.evaluation import prepare
+from blockcache.compare.jobs import Backend, one_by_one
+from blockcache.compare.methods import FULL, Method, method_named
+from blockcache.compare.parts import FewerSteps, FittedSteps
+from blockcache.compare.reuse_parts import ActionBudget
+from blockcache.compare.trials import FINAL_SAMPLES, FIRST_SAMPLES, TimeLimit, Trials
+from blockcache.files import Count, Format, PathLike, make_directory
+from blockcache.measure.machine import describe
+from blockcache.measure.statistics import Estimate
+from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
+from blockcache.models.port import Port
+from blockcache.models.registry import port_of
+from blockcache.observations import batch_size, hash_observations
+from blockcache.results.rollouts import BASELINE, FRESH_SEEDS, GENERATIONS
+from blockcache.results.summary import summarise
+from blockcache.results.tuning import Goal, Point, Tuning, TuningError, choose, front, promising
+from blockcache.samplers import ChosenSampler, Diffusion, SamplerConfig
+from blockcache.schedule import Schedule
+from blockcache.tasks import task_spec
+
+STATE = Format(
+    "blockcache.tuning-state",
+    "tuning state",
+    {"policy": dict, "machine": str, "observations": str, "seed": Count},
+    again="tune into another directory",
+)
+WANTED, LEAST = {CALIBRATION: GENERATIONS, FITTING: 32, DISTANCES: 24}, 8
+"""Observations for each purpose. Fewer where there are fewer, but never below the least."""
+KEPT_SPREAD = (0.9, 1.1)
+STEPS, DDIM_STEPS, CHOSEN_STEPS, FIRST_CHOSEN = (25, 16, 10, 8, 6, 5, 4), (10, 6), (3, 4, 5, 6, 8), 5
+OWN_BUDGETS, BUDGETS = (0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05), (0.8, 0.65, 0.5)
+FINALISTS, ROLLED_OUT = 5, 3
+TUNING_SEEDS = -10_000
+"""From a task's first test seed: nobody calibrates, evaluates or trains on them by default."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What `tune` gives back.
+
+    tuning    what was tried, what was chosen, and the evidence
+    chosen    the sampler with its evidence; None is the policy's own
+    schedule  for `accelerate`; None computes every block at every step
+    """
+
+    tuning: Tuning
+    chosen: ChosenSampler | None
+    schedule: Schedule | None
+
+    @property
+    def sampler(self) -> SamplerConfig | None:
+        """For `policy.with_sampler`; None is the policy's own."""
+        return None if self.chosen is None else self.chosen.sampler
+
+
+def tune(
+    policy: Any,
+    observations: Any,
+    *,
+    state: PathLike | None = None,
+    deadline_ms: float | None = None,
+    loss: float | None = None,
+    task: str | None = None,
+    rollouts: int = 200,
+    minutes: float = 10.0,
+    keep_sampler: bool = False,
+    keep_spread: bool = False,
+    engine: str = "auto",
+    seed: int = 0,
+    source: str = "",
+    backend: Backend = one_by_one,
+    progress: bool = True,
+) -> Tuned:
+    """The best that fits, and why it may be trusted.
+
+    Args:
+        policy: A policy object of any known family, or its port.
+        observations: A batch from closed-loop states over whole episodes, such as `blockcache policy observe` records.
+        state: A directory that keeps what is finished, so that the same call goes on from there; None keeps nothing.
+        deadline_ms: For one chunk: the least loss within it; or
+        loss: Of the score that may be lost: the fastest within it.
+        task: By name: the best few are rolled out, and the winner again on seeds that nothing was chosen by.
+        rollouts: Pairs on tuning seeds, and as many on fresh ones.
+        minutes: After which no new method is tried; rollouts come on top.
+        keep_sampler: Only schedules, under the policy's own sampler.
+        keep_spread: Only methods whose actions keep the spread of the policy's own.
+        engine: For every method.
+        seed: Of all noise and of the split of the observations.
+        source: Where the policy came from, for the record.
+        backend: Runs the rollouts, see `jobs`.
+        progress: Whether to show bars.
+    """
+    goal = Goal(deadline_ms, loss, KEPT_SPREAD if keep_spread else None)
+    if not (minutes > 0 and rollouts > 0):
+        raise TuningError(f"tuning needs minutes and rollouts above 0, got {minutes} and {rollouts}")
+    port = port_of(policy)
+    dealt = deal(observations, {}, sizes(batch_size(observations)), seed)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()) if state is None else state)
+        _claim(directory, port, observations, seed)
+        trials = Trials(port, dealt, directory, TimeLimit(minutes), engine=engine, seed=seed, progress=progress)
+        plain_ms, points = trials.timed(try_methods(trials, goal, keep_sampler))
+        fresh = None
+        if task is None:
+            chosen = choose(measured_most(points), goal)
+        else:
+
+            def differences(methods: list[str], first_seed: int) -> dict[str, Estimate]:
+                names = {trials.as_files(method): method for method in methods}
+                evaluation = prepare(
+                    port,
+                    task,
+                    list(names),
+                    observations,
+                    state=directory / "rollouts",
+                    source=source,
+                    rollouts=rollouts,
+                    first_seed=task_spec(task).first_test_seed + first_seed,
+                    engine=engine,
+                    progress=progress,
+                )
+                rows = summarise(evaluation.run(backend, progress=progress))
+                found = {row.method.name: row.difference for row in rows if row.difference is not None}
+                return {names[method]: found[method.name] for method in names if method.name in found}
+
+            points = roll_out(points, goal, lambda methods: differences(methods, TUNING_SEEDS))
+            chosen = choose([point for point in points if point.rollouts or point.method == BASELINE], goal)
+            if chosen.method != BASELINE:
+                fresh = differences([chosen.method], FRESH_SEEDS)[chosen.method]
+    tuning = Tuning(
+        policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
+        goal=goal,
+        setting={
+            "observations": {name: batch_size(part) for name, part in dealt.items()},
+            "observed": hash_observations(observations),
+            "seed": seed,
+            "minutes": minutes,
+            "task": task,
+            "rollouts": 0 if task is None else rollouts,
+            "seconds": round(trials.limit.passed, 1),
+        },
+        machine=describe(),
+        plain_ms=plain_ms,
+        points=tuple(sorted(points, key=lambda point: point.p50_ms)),
+        chosen=chosen,
+        fresh=fresh,
+        notes=tuple(trials.notes),
+    )
+    return Tuned(tuning, trials.sampler_of(chosen.method), trials.schedule_of(chosen.method))
+
+
+def try_methods(trials: Trials, goal: Goal, keep_sampler: bool) -> list[Point]:
+    """The points that are worth timing: the finalists, and besides them, as first tried, the front and what anybody would
+    try without tuning."""
+    if goal.deadline_ms is not None:
+        trials.check_deadline(goal.deadline_ms)
+    port = trials.port
+    free = not keep_sampler and port.sampler is not None
+    simple = [FULL, *(fewer_steps(port) if free else ())]
+    points = trials.measure(simple, FIRST_SAMPLES)
+    if free and isinstance(port.sampler, Diffusion):
+        points += try_chosen_samplers(trials, goal, most=len(port.timesteps))
+    if free:
+        points += trials.measure(cached_methods(points, goal), FIRST_SAMPLES)
+    budgets = OWN_BUDGETS[2:5] if free else OWN_BUDGETS
+    points += trials.measure([Method(reuse=ActionBudget(budget)) for budget in budgets], FIRST_SAMPLES)
+    names = {method.name for method in simple}
+    rest = {point.method: point for point in points if point.method in names or point in front(points)}
+    return list((rest | try_finalists(trials, points, goal)).values())
+
+
+def try_finalists(trials: Trials, points: list[Point], goal: Goal) -> dict[str, Point]:
+    """The most promising points with more samples. The first trial is optimistic about the points that it ranks highest:
+    where none of these still meets the goal, the next ones that seemed to are tried too, as long as there is time."""
+    tried: dict[str, Point] = {}
+    waiting = points
+    while waiting:
+        finalists = promising(waiting, goal, FINALISTS)
+        methods = [method_named(point.method) for point in finalists]
+        found = trials.measure(methods, FINAL_SAMPLES, even_late=not tried)
+        tried |= {point.method: point for point in found}
+        waiting = [point for point in waiting if point not in finalists]
+        if any(goal.miss(point) == 0 for point in tried.values()) or trials.limit.over:
+            break
+        if all(goal.miss(point) > 0 for point in waiting):
+            break
+    return tried
+
+
+def roll_out(
+    points: list[Point], goal: Goal, differences: Callable[[list[str]], Mapping[str, Estimate]]
+) -> list[Point]:
+    """All points, the best few of them rolled out. Predictions are optimistic too: where none of these rules the loss out
+    that was asked for, the next ones are rolled out. The full policy is what the others are compared with."""
+    waiting = [point for point in points if point.method != BASELINE and goal.miss(point) < math.inf]
+    rolled: dict[str, Estimate] = {}
+    while waiting:
+        best = promising(measured_most(waiting), goal, ROLLED_OUT)
+        rolled |= differences([point.method for point in best])
+        points = [replace(point, rollouts=rolled.get(point.method)) for point in points]
+        waiting = [point for point in waiting if point not in best]  # also what could not be rolled out
+        if goal.loss is None or any(point.rollouts and goal.miss(point) == 0 for point in points):
+            break
+    return points
+
+
+def measured_most(points: list[Point]) -> list[Point]:
+    """Those of the longest trial: a first one is not enough to be chosen by."""
+    most = max(point.chunks for point in points)
+    return [point for point in points if point.chunks == most]
+
+
+def sizes(total: int) -> dict[str, int]:
+    """How many of so many observations each purpose gets."""
+    spare, wanted = total - LEAST * len(WANTED), sum(WANTED.values()) - LEAST * len(WANTED)
+    share = min(1.0, max(0, spare) / wanted)
+    return {name: LEAST + math.floor(share * (size - LEAST)) for name, size in WANTED.items()}
+
+
+def fewer_steps(port: Port) -> list[Method]:
+    """Fewer steps, off the shelf: of the policy's own sampler, and of DDIM."""
+    assert port.sampler is not None
+    kind, most = port.sampler.type, len(port.timesteps)
+    parts = [FewerSteps(kind, steps) for steps in STEPS if steps < most]
+    if isinstance(port.sampler, Diffusion) and kind != "ddim":
+        parts += [FewerSteps("ddim", steps) for steps in DDIM_STEPS if steps < most]
+    return list(map(Method, parts))
+
+
+def try_chosen_samplers(trials: Trials, goal: Goal, most: int) -> list[Point]:
+    """Placed and fitted steps, which take minutes to choose: so few numbers of steps are tried, one after the other towards
+    what the goal allows. Fewer steps while the loss is small enough, more while the deadline is kept, and the other way."""
+    numbers = [steps for steps in CHOSEN_STEPS if steps < most]
+    points: list[Point] = []
+    place, way = max((n for n, steps in enumerate(numbers) if steps <= FIRST_CHOSEN), default=0), 0
+    while 0 <= place < len(numbers):
+        fitted = FittedSteps(numbers[place], 1.0) if goal.spread else FittedSteps(numbers[place])
+        methods = [Method(FewerSteps("ddpm", numbers[place], placed=True)), Method(fitted)]
+        points += (found := trials.measure(methods, FIRST_SAMPLES))
+        met = any(goal.miss(point) == 0 for point in found)
+        towards = -1 if met == (goal.loss is not None) else 1
+        if not found or towards == -way:
+            break
+        way, place = towards, place + towards
+    return points
+
+
+def cached_methods(points: list[Point], goal: Goal) -> list[Method]:
+    """The best samplers so far with part of their blocks' outputs reused: a sampler that is too slow may fit then."""
+    bare = [point for point in points if (method := method_named(point.method)).sampler and not method.reuse]
+    by_loss = sorted(bare, key=lambda point: (point.loss, point.p50_ms))[:2]
+    wanted = sorted(bare, key=goal.order)[:2]
+    samplers = dict.fromkeys(method_named(point.method).sampler for point in (*wanted, *by_loss))
+    return [Method(sampler, ActionBudget(budget)) for sampler in samplers for budget in BUDGETS]
+
+
+def _claim(state: Path, port: Port, observations: Any, seed: int) -> None:
+    """A directory belongs to one policy on one machine: times of another one would be mixed with these."""
+    now = {
+        "policy": port.fingerprint.to_dict(),
+        "machine": f"{describe()['processor']}, {describe()['cores']} cores",
+        "observations": hash_observations(observations),
+        "seed": seed,
+    }
+    file = state / "tuning-state.json"
+    if file.exists():
+        before: Mapping[str, Any] = STATE.load(file)
+        odd = [name for name in now if before[name] != now[name]]
+        if odd:
+            raise TuningError(
+                f"{state} holds a tuning with another {' and '.join(odd)}; tune into another directory, or delete this one"
+            )
+        return
+    make_directory(state)
+    STATE.save(file, now)
+
+
+def save_tuned(policy: Any, tuned: Tuned, directory: PathLike) -> bool:
+    """Write a directory with the sampler, the schedule and the evidence, and with the policy itself where it is one of ours.
+
+    Returns whether it is a policy directory: what only foreign code can save is left out.
+    """
+    port, place = port_of(policy), Path(directory)
+    whole = (port if tuned.sampler is None else port.with_sampler(tuned.sampler)).save(place)
+    if not whole:
+        make_directory(place)
+    if tuned.chosen is not None:
+        tuned.chosen.save(place / SAMPLER)
+    if tuned.schedule is not None:
+        tuned.schedule.save(place / SCHEDULE)
+    tuned.tuning.save(place / TUNING)
+    return whole

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import HealthCheck, settings
 
 import blockcache as bc
 from blockcache import cli
-from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig, save_policy
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
+from blockcache.models.loading import save_policy
 from blockcache.results.rollouts import Results
 from blockcache.samplers import DDIM, DDPM, DPMSolver, Euler, Fitted, SDEDPMSolver
 from cli_inputs import SMALL, STEPS
@@ -231,6 +233,10 @@ def measured(tmp_path_factory):
         def compile_nothing(model):
             raise RuntimeError("no compiler here\nand more lines")
 
+        from blockcache_lab.studies.savings import add_savings
+
+        savings = SimpleNamespace(name="savings", load=lambda: add_savings)
+        patch.setattr("blockcache.compare.bench.entry_points", lambda group: [savings])
         patch.setattr("torch.compile", compile_nothing)
         patch.setattr("blockcache.measure.machine.peak_gflops.__defaults__", (64, 0.05))
         patch.setattr("blockcache.measure.latency.REST", 0.0)

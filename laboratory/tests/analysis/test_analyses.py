@@ -12,7 +12,7 @@ import toy_family
 from blockcache import Schedule
 from blockcache.attach.recorder import calibrate
 from blockcache.errors import RecordingError, ScheduleError
-from blockcache.models.dpt import save_policy
+from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
 from blockcache.results.analysis import Analysis
 from blockcache.results.analysis_section import AnalysisError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import blockcache.cli
-from blockcache.compare.methods import parse_method
+from blockcache.compare.methods import method_named, parse_method
 from blockcache.compare.reuse_parts import Solved, TeaCache
 from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
@@ -19,7 +19,6 @@ from blockcache.measure.statistics import Estimate
 from blockcache.report.evaluation import evaluation_blocks
 from blockcache.report.markdown import render
 from blockcache.report.methods import DIFFERENCE, SCORE
-from blockcache.report.suites import family, label
 from blockcache.results.rollouts import MethodRun, Record, Results
 from blockcache.results.stored import Stored, shipped
 from blockcache_lab.pages.other_policies import load_other_policies
@@ -289,7 +288,9 @@ def test_a_method_has_the_same_figures_wherever_it_is_shown(collection):
     names = [column.name for column in metrics.columns]
     assert names[-1] == "difference to BAC S=10 n=5, 95 %"
     by_name = {row[0]: row for row in closed.rows}
-    assert [row[:6] for row in metrics.rows] == [(label(name), *by_name[name][1:6]) for name in item.suite.methods]
+    assert [row[:6] for row in metrics.rows] == [
+        (method_named(name).label, *by_name[name][1:6]) for name in item.suite.methods
+    ]
     assert {row[0]: row[2] for row in cost.rows} == {
         name: f"{cost_of / 1e9:.3f}" for name, cost_of in ((m.name, m.flops) for m in results.methods)
     }
@@ -360,7 +361,7 @@ def test_the_picture_holds_the_methods_at_their_places(collection, tmp_path):
     ],
 )
 def test_methods_have_names_for_people(name, shown, kind):
-    assert (label(name), family(name)) == (shown, kind)
+    assert (method_named(name).label, method_named(name).family) == (shown, kind)
 
 
 # ---- refused

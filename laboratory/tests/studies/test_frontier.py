@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from blockcache.compare.candidates import Calibrations
-from blockcache.compare.methods import parse_method
+from blockcache.compare.methods import method_named, parse_method
 from blockcache.compare.parts import MethodError, TunedFiles
 from blockcache.errors import FileError, FitError, ObservationError
-from blockcache.models.dpt import save_policy
+from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
-from blockcache.report.suites import kind_of
 from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.schedule import Schedule
 from blockcache_lab.pages.frontier import Found, page
@@ -40,7 +39,7 @@ def policy(make_policy):
 def test_it_is_a_suite_of_its_own():
     assert FRONTIER not in SUITES
     found = suite_by_name(FRONTIER, lambda kind, method: f"{kind}:budget=0.14")
-    kinds = {kind_of(name) for name in found.methods}
+    kinds = {method_named(name).kind for name in found.methods}
     assert {"BAC", "Action costs", "DDPM-N", "DDIM-N", "placed DDPM-N", "fitted-N", "reuse on few steps"} <= kinds
     assert len(found.methods) > 15
     assert suites.with_tuned(found, "there").methods[-1] == "tuned:there"

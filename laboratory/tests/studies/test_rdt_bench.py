@@ -17,6 +17,7 @@ from blockcache.schedule import generation_flops
 from blockcache_lab.pages.families import families_table
 from blockcache_lab.pages.rdt_size import FORMAT, page
 from blockcache_lab.studies.families import accepted
+from blockcache_lab.studies.savings_programs import without_savings
 from rdt_policies import rdt_observation, rdt_policy
 from repository import GENERATED
 
@@ -38,7 +39,7 @@ def test_flops_are_those_that_torch_counts():
         torch.nn.attention.SDPBackend.MATH
     ):  # products of the fused one are not counted
         assert counted(lambda: policy.predict_action(obs)) == plain
-        for program in whole.program.without_savings().values():
+        for program in without_savings(port, whole.program).values():
             loop = Loop(program, whole.plan, whole.sampler)
             said = program.once + generation_flops(program.blocks, program.every_step, 6)
             assert counted(lambda loop=loop: loop(policy.check(obs), policy.draw_noise(1))) == said
@@ -108,7 +109,7 @@ def test_the_table_of_families_is_the_one_in_the_docs(blockcache):
 
 
 def test_a_policy_that_an_engine_cannot_run_says_why():
-    from blockcache.models.rdt import RDTPolicy
+    from blockcache.models.rdt.policy import RDTPolicy
 
     def half():
         policy = rdt_policy()

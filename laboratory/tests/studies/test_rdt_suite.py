@@ -6,13 +6,12 @@ import torch
 
 from blockcache.compare.candidates import Calibrations, engine_flops
 from blockcache.compare.evaluation import prepare
-from blockcache.compare.methods import parse_method
+from blockcache.compare.methods import method_named, parse_method
 from blockcache.errors import FileError, TaskError
-from blockcache.models.rdt import save_policy
-from blockcache.models.rdt.config import public_sampler
+from blockcache.models.loading import save_policy
+from blockcache.models.rdt.policy import public_sampler
 from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
-from blockcache.report.suites import kind_of
 from blockcache.results.rollouts import Results
 from blockcache.samplers import table
 from blockcache_lab.pages.rdt import page
@@ -45,7 +44,7 @@ def test_it_has_a_directory_seeds_and_many_rollouts_of_its_own():
     found = suite_by_name(RDT, lambda kind, method: f"{kind}:budget=0.2" if kind == "action" else f"{kind}-4")
     assert {*BACS, "full", *(f"uniform:S={updates}" for updates in (1, 2, 3, 5))} <= set(found.methods)
     assert {f"dpmsolver++-{steps}" for steps in (10, 5, 4, 3, 2, 1)} <= set(found.methods)
-    assert {kind_of(name) for name in found.methods} == {
+    assert {method_named(name).kind for name in found.methods} == {
         "full precision",
         "BAC",
         "Uniform",

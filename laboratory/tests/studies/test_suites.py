@@ -9,7 +9,7 @@ from blockcache.compare.candidates import Calibrations, running
 from blockcache.compare.jobs import EvaluationError
 from blockcache.compare.methods import parse_method
 from blockcache.errors import FileError
-from blockcache.models.dpt import save_policy
+from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
 from blockcache.results.rollouts import Results
 from blockcache.samplers import DDPM

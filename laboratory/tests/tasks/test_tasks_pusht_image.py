@@ -12,8 +12,8 @@ from conftest import tiny_policy
 import blockcache as bc
 from blockcache.compare.evaluation import prepare
 from blockcache.errors import ObservationError, TaskError
-from blockcache.models.dpt import save_policy
-from blockcache.models.dpt.encoder_config import EncoderConfig, Input
+from blockcache.models.dpt.encoder import EncoderConfig, Input
+from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
 from blockcache.observations import load_observations
 from blockcache.samplers import DDPM

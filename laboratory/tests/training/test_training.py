@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from blockcache.errors import BlockcacheError, FileError, PolicyError, TaskError
-from blockcache.models.dpt import load_policy
+from blockcache.models.loading import load_policy
 from blockcache.tasks import task_spec
 from blockcache_lab.training import TrainConfig, TrainingError, loop, run, train
 from blockcache_lab.training.data import read_demonstrations, window_indices

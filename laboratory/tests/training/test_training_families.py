@@ -8,11 +8,10 @@ import torch
 
 import training_tasks
 from blockcache.errors import FileError, PolicyError
-from blockcache.models.dit.normalizer import Field
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.loading import load_policy, save_policy
-from blockcache.models.rdt import RDTPolicy
-from blockcache.models.rdt.config import public_sampler
+from blockcache.models.normalizer import ShiftedField
+from blockcache.models.rdt.policy import RDTPolicy, public_sampler
 from blockcache.samplers import DDPM, Euler, table
 from blockcache_lab.cli.training import train as train_verb
 from blockcache_lab.training import TrainConfig, TrainingError, loop, train
@@ -159,7 +158,7 @@ def test_a_dit_begins_with_closed_gates(tmp_path):
 
 
 def test_a_number_that_never_changes_is_normalised_to_0():
-    field = Field(2)
+    field = ShiftedField(2)
     field.fit(torch.tensor([[1.0, 7.0], [3.0, 7.0]]))
     torch.testing.assert_close(field.normalize(torch.tensor([2.0, 7.0])), torch.zeros(2))
     torch.testing.assert_close(field.unnormalize(torch.tensor([1.0, 0.25])), torch.tensor([3.0, 7.25]))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from blockcache.errors import FileError
-from blockcache.models.dpt import load_policy
+from blockcache.models.loading import load_policy
 from blockcache.tasks import task_spec
 from blockcache_lab.training import TrainConfig, TrainingError, data, train
 from blockcache_lab.training.run import TrainingRun

@@ -11,7 +11,7 @@ import torch
 import blockcache as bc
 from blockcache.attach.generation import _current
 from blockcache.errors import ObservationError, PolicyError, StepError
-from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DPMSolver
 

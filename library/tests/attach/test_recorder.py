@@ -307,7 +307,7 @@ MEMORY = """
 import torch
 import blockcache as bc
 from blockcache.attach import recorder
-from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 
 class Enough(Exception): pass
 

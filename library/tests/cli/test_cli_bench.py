@@ -4,14 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
-from blockcache.engines.build import build
-from blockcache.engines.loop import Loop
-from blockcache.models.dpt.shape import Shape
-from blockcache.models.registry import port_of
 from blockcache.results.bench import FORMAT
 from cli_inputs import SMALL, STEPS, synthetic
 
@@ -54,21 +48,6 @@ def test_bench_measures_every_candidate(measured):
             assert row["max_difference"] < 1e-5, name
     with_full = [name for name, row in rows.items() if row["over_full"] is not None]
     assert with_full == [name for name in rows if "BAC" in name or "Uniform" in name]
-
-
-def test_bench_tells_the_savings_flops_as_torch_counts_them(measured):
-    shape = Shape(width=16, layers=1, steps=4)
-    policy = shape.policy()
-    port = port_of(policy)
-    whole = build(port, bc.Schedule.every_step(4, [block.name for block in port.adapter.blocks]), "loop")
-    programs = [*whole.program.without_savings().values(), whole.program, whole.actions_only().program]
-    real = []
-    for program in programs:
-        with FlopCounterMode(display=False) as counter:
-            Loop(program, whole.plan, whole.sampler)({"obs": torch.zeros(1, 2, 66)}, policy.draw_noise(1))
-        real.append(counter.get_total_flops())
-    said = [row["gflop"] for row in measured["rows"] if row["name"].startswith("savings")]
-    assert said == pytest.approx([count / 1e9 for count in real], rel=1e-12)
 
 
 def test_bench_quick(blockcache, monkeypatch):

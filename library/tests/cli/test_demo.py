@@ -12,7 +12,7 @@ from blockcache.compare.jobs import one_by_one
 from blockcache.compare.methods import parse_method
 from blockcache.compare.showcase import showcase
 from blockcache.measure.statistics import Estimate
-from blockcache.models.dpt import load_policy, save_policy
+from blockcache.models.loading import load_policy, save_policy
 from blockcache.models.registry import port_of
 from blockcache.results import stored
 from blockcache.results.rollouts import Results

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from blockcache.models.dpt import save_policy
+from blockcache.models.loading import save_policy
 from blockcache.results.rollouts import Results
 from blockcache.tasks.video import write_video
 from toy_evaluation import ready

@@ -8,7 +8,7 @@ from test_image_engines import BLOCKS, REDUCED, strange
 
 from blockcache.compare.bench import run_bench
 from blockcache.compare.candidates import Candidate
-from blockcache.models.dpt import save_policy
+from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.bench import encoder_ceilings
 from blockcache.results.bench import FORMAT

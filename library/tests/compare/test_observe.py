@@ -7,7 +7,7 @@ import pytest
 
 from blockcache.compare.observe import observe
 from blockcache.errors import TaskError
-from blockcache.models.dit.checkpoint import save_policy
+from blockcache.models.loading import save_policy
 from dit_policies import tiny_dit
 from toy_task import Toy
 

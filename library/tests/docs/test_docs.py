@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import blockcache
-from blockcache.models.dpt import save_policy
+from blockcache.models.loading import save_policy
 from blockcache.schedule import Schedule
 from pages import FENCE, PAGES, fenced, lines, mentioned, parse, typed
 from repository import ROOT

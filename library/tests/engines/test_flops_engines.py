@@ -22,7 +22,6 @@ from blockcache.models.flops import attention, linear
 from blockcache.models.registry import port_of
 from blockcache.samplers import SAMPLERS
 from blockcache.schedule import generation_flops
-from blockcache_lab.studies.savings import DiffusersLoop
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
@@ -121,34 +120,6 @@ def test_through_accelerate_it_is_the_same(policy, random_updates):
     with bc.accelerate(policy, schedule, engine="loop", output="action"):
         real = counted(lambda: policy.predict_action(observe(policy)))
     assert real == formula(built(policy, schedule).actions_only(), schedule)
-
-
-def test_each_saving_saves(policy):
-    """The lines of the benchmark, from what the plain policy does down to the loop engine."""
-    shape, noise, obs = shape_of(policy), policy.draw_noise(1), observe(policy)
-    made = built(policy)
-    plain = generation_flops(shape.blocks, shape.every_step, STEPS)
-    rungs = [replace(made, program=program) for program in made.program.without_savings().values()]
-    runners = [
-        *(DiffusersLoop(loop(rung), policy.sampler) for rung in rungs),
-        loop(made),
-        loop(made.actions_only()),
-    ]
-    costs = [counted(lambda runner=runner: runner(obs, noise)) for runner in runners]
-    assert costs == [formula(rung) for rung in (*rungs, made, made.actions_only())]
-    # the first embeds the observations once already, which the plain policy does at every step
-    embedding = 2 * policy.n_obs_steps * policy.obs_dim * policy.config.n_emb
-    assert costs[0] == plain - (STEPS - 1) * embedding
-    assert costs[0] > costs[1] > costs[2] == costs[3] > costs[4]
-
-
-def test_executed_actions_only_saves_with_every_saving(policy, random_updates):
-    schedule, noise = bc.Schedule(STEPS, random_updates(names(policy), STEPS)), policy.draw_noise(1)
-    made = built(policy, schedule)
-    for program in made.program.without_savings().values():
-        cut = replace(made, program=program).actions_only()
-        real = counted(lambda cut=cut: loop(cut)(observe(policy), noise))
-        assert real == formula(cut, schedule) < formula(replace(made, program=program), schedule)
 
 
 # -- the ONNX graph

@@ -1,6 +1,4 @@
-"""The loop engine by itself: other dtypes, no look at a value inside the loop, and each exact saving switched off."""
-
-from dataclasses import replace
+"""The loop engine by itself: other dtypes, and no look at a value inside the loop."""
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from blockcache.errors import EngineError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, DPMSolver
 from blockcache.schedule import Reuse
-from blockcache_lab.studies.savings import DiffusersLoop
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
@@ -23,11 +20,6 @@ SAMPLERS = {
     "ddim with eta": DDIM(num_inference_steps=6, eta=0.7),
     "dpmsolver++": DPMSolver(num_inference_steps=6, beta_schedule="linear"),
 }
-SAVINGS = (
-    "conditions encoded at every step",
-    "+ conditions encoded once",
-    "+ keys, values and queries folded once",
-)
 
 
 def built(policy, updates=None):
@@ -38,14 +30,8 @@ def built(policy, updates=None):
     return build(port, schedule, "loop")
 
 
-def loop_of(made, saving=SAVINGS[-1]):
-    return Loop(made.program.without_savings()[saving], made.plan, made.sampler)
-
-
-def runners(policy, made, saving):
-    """With constant sampler coefficients, and with diffusers' sampler."""
-    loop = loop_of(made, saving)
-    return loop, DiffusersLoop(loop, policy.sampler)
+def loop_of(made):
+    return Loop(made.program, made.plan, made.sampler)
 
 
 @pytest.fixture(params=SAMPLERS)
@@ -62,55 +48,6 @@ def error(policy, found, expected):
     return float(((found - expected) * policy.normalizer.action.scale).abs().max())
 
 
-# -- the exact savings, one by one
-
-
-def test_the_savings_have_names_and_end_with_the_program_itself(policy):
-    program = built(policy).program
-    assert tuple(program.without_savings()) == SAVINGS
-    assert program.without_savings()[SAVINGS[-1]] is program
-
-
-@pytest.mark.parametrize("saving", SAVINGS)
-def test_each_saving_gives_the_eager_policy_s_actions(policy, observed, saving):
-    made = built(policy)
-    for runner in runners(policy, made, saving):
-        for batch in (1, 3):
-            noise = policy.draw_noise(batch)
-            expected = policy.predict_action(observed(batch), noise=noise)
-            found = runner(observed(batch), noise)
-            assert set(found) == set(expected)
-            assert error(policy, found["action_pred"], expected["action_pred"]) < 1e-5
-
-
-@pytest.mark.parametrize("order", ["cut first", "savings off first"])
-@pytest.mark.parametrize("saving", SAVINGS)
-def test_executed_actions_only_with_each_saving(policy, observed, saving, order):
-    whole = built(policy)
-    if order == "cut first":
-        made = whole.actions_only()
-    else:
-        made = replace(whole, program=whole.program.without_savings()[saving]).actions_only()
-        made = replace(made, program=made.program.without_savings()[saving])
-    assert made.program.tokens == policy.config.executed.stop < policy.horizon
-    noise = policy.draw_noise(2)
-    expected = policy.predict_action(observed(2), noise=noise)["action"]
-    for runner in runners(policy, made, saving):
-        found = runner(observed(2), noise)
-        assert list(found) == ["action"]
-        assert error(policy, found["action"], expected) < 1e-5
-
-
-def test_savings_follow_a_schedule_too(policy, observed, random_updates):
-    made = built(policy, random_updates)
-    noise = policy.draw_noise(2)
-    with bc.accelerate(policy, made.schedule, engine="patched"):
-        expected = policy.predict_action(observed(2), noise=noise)["action_pred"]
-    for saving in SAVINGS:
-        for runner in runners(policy, made, saving):
-            assert error(policy, runner(observed(2), noise)["action_pred"], expected) < 1e-5
-
-
 # -- dtypes, devices
 
 
@@ -125,11 +62,6 @@ def test_double_precision(policy, observed, observe, random_updates):
         found = fast.predict_action(observe(2), noise=noise)["action_pred"]
     assert found.dtype == torch.float64
     assert error(policy, found, expected) < 1e-5  # diffusers' constants are single precision in any case
-    # with diffusers' own sampler all that is left is our algebra, and that is exact
-    for saving in SAVINGS:
-        own = DiffusersLoop(loop_of(made, saving), policy.sampler)
-        folded = own({"obs": observe(2).double()}, noise)["action_pred"]
-        assert error(policy, folded, expected) < 1e-12
 
 
 def test_onnx_refuses_double_precision(make_policy):

@@ -96,7 +96,9 @@ def test_odd_noise_is_refused_in_one_sentence(act):
             assert says("noise", sentence, caught), name
 
 
-@pytest.mark.parametrize("generator", [5, "a", np.random.RandomState(0), [torch.Generator()]], ids=["int", "str", "numpy", "list"])
+@pytest.mark.parametrize(
+    "generator", [5, "a", np.random.RandomState(0), [torch.Generator()]], ids=["int", "str", "numpy", "list"]
+)
 def test_what_is_no_generator_is_refused_in_one_sentence(act, policy, generator):
     with pytest.raises(ObservationError, match="generator"):
         act(GOOD, generator=generator)

@@ -17,7 +17,7 @@ import blockcache as bc
 import foreign_policy
 from blockcache.engines import rehearsal
 from blockcache.errors import EngineError
-from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.registry import port_of
 from foreign_policy import COSINE, Policy
 from repository import HELPERS

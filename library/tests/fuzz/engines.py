@@ -14,7 +14,7 @@ import torch
 
 import blockcache as bc
 from blockcache.errors import SamplerError
-from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.samplers import SamplerConfig, table
 from blockcache.solvers.bac import bubbling_union
 from blockcache_runtime import open_export

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 import blockcache as bc
-from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
-from blockcache.models.dpt.encoder_config import EncoderConfig, Input
+from blockcache.models.dpt.encoder import EncoderConfig, Input
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
@@ -25,7 +25,10 @@ STEPS, SEEN, OBS, ACTION = 3, 2, 3, 2
 @functools.cache
 def policy(obs_dim: int = OBS, action_dim: int = ACTION) -> DiffusionTransformerPolicy:
     """One layer of width 4: a whole generation takes a millisecond."""
-    config = DPTConfig(obs_dim, action_dim, 3, SEEN, 2, 1, 1, 4, sampler=DDPM(num_inference_steps=STEPS), task="toy")
+    config = DPTConfig(
+        obs_dim=obs_dim, action_dim=action_dim, horizon=3, n_obs_steps=SEEN, n_action_steps=2, n_layer=1, n_head=1, n_emb=4,
+        sampler=DDPM(num_inference_steps=STEPS), task="toy",
+    )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
         made = DiffusionTransformerPolicy(config).eval()

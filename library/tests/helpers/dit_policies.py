@@ -8,8 +8,7 @@ from conftest import randomise
 from diffusers import DDIMScheduler, DDPMScheduler
 from torch import nn
 
-from blockcache.models.dit.config import DiTConfig
-from blockcache.models.dit.policy import DiTPolicy
+from blockcache.models.dit.policy import DiTConfig, DiTPolicy
 from blockcache.samplers import DDPM, Euler
 
 SEEN, STATE, GOAL, ACTION, TOKENS, EXECUTED, STEPS = 2, 5, 3, 4, 7, 4, 5

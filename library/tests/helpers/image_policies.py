@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import foreign_policy
-from blockcache.models.dpt import DiffusionTransformerPolicy
-from blockcache.models.dpt.encoder_config import EncoderConfig, Input
+from blockcache.models.dpt.encoder import EncoderConfig, Input
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 
 SEEN = 2
 WRIST = Input("wrist", (3, 44, 76))

@@ -3,8 +3,7 @@
 import torch
 from conftest import randomise
 
-from blockcache.models.rdt import RDTConfig, RDTPolicy
-from blockcache.models.rdt.config import public_sampler
+from blockcache.models.rdt.policy import RDTConfig, RDTPolicy, public_sampler
 
 SMALL = {
     "action_dim": 4,

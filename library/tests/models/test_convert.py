@@ -18,8 +18,8 @@ import blockcache as bc
 import public_policy as public
 from blockcache import cache as kept
 from blockcache.errors import BlockcacheError, FileError, PolicyError
-from blockcache.models.dpt import load_policy
 from blockcache.models.dpt.convert import convert_checkpoint, load_checkpoint, read_checkpoint
+from blockcache.models.loading import load_policy
 from blockcache.samplers import DDIM, DDPM
 from public_policy import config, write_checkpoint
 
@@ -200,7 +200,7 @@ def test_a_cache_that_cannot_be_written_costs_the_conversion_only(monkeypatch, c
     def full(policy, directory):
         raise FileError(f"cannot write {directory}: No space left on device")
 
-    monkeypatch.setattr("blockcache.models.dpt.convert.save_policy", full)
+    monkeypatch.setattr("blockcache.models.dpt.convert.save", full)
     assert gap(reference, load_checkpoint("a.ckpt")) < 1e-5
     assert "cannot be kept for the next time" in caplog.text
 
@@ -301,7 +301,7 @@ REFUSED = {
     "unnamed": (with_config("policy._target_", ...), "do not know"),
     "no policy": (with_config("policy", 3), "the config names no policy"),
     "no use_ema": (with_config("training.use_ema", ...), "the config lacks training.use_ema"),
-    "no heads": (with_config("policy.model.n_head", "four"), "n_head must be a positive whole number"),
+    "no heads": (with_config("policy.model.n_head", "four"), "it needs a whole number under 'n_head'"),
     "heads that do not divide": (with_config("policy.model.n_head", 5), "divisible by n_head, got 32 and 5"),
     "no horizon": (with_config("policy.horizon", ...), "the config lacks policy.horizon"),
     "two horizons": (with_config("policy.model.horizon", 10), "policy.model.horizon is 10, the rest .* needs 16"),

@@ -8,18 +8,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import blockcache as bc
-from blockcache.engines.loop import Loop
 from blockcache.errors import BlockcacheError, EngineError, PolicyError
-from blockcache.models.noise import draw_all
 from blockcache.models.registry import port_of
-from blockcache.samplers import DDIM, Euler, table
-from blockcache.schedule import Schedule, compile_plan
+from blockcache.samplers import DDIM, Euler
+from blockcache.schedule import Schedule
 from dit_policies import (
     ACTION,
     EXECUTED,
     SAMPLERS,
-    SEEN,
-    STATE,
     STEPS,
     TOKENS,
     Block,
@@ -74,27 +70,6 @@ def test_a_kept_block_follows_the_present_gate(engine):
     assert torch.allclose(found, expected, atol=2e-5)
     full = policy.predict_action(obs, generator=torch.Generator().manual_seed(0))["action_pred"]
     assert not torch.allclose(found, full, atol=1e-2)  # so that keeping made a difference
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_the_savings_are_exact_and_counted(sampler):
-    port = port_of(tiny_dit(sampler=SAMPLERS[sampler]))
-    program, obs = port.program(), port.read_observation(tiny_observation(2), port.policy.like)
-    sampled = table(port.sampler)
-    plan = compile_plan(Schedule.every_step(STEPS, BLOCKS), sums=False)
-    noise = draw_all(sampled, (2, TOKENS, ACTION), port.policy.like, torch.Generator().manual_seed(0))
-    variants = program.without_savings()
-    answers = [Loop(item, plan, sampled)(obs, noise)["action"] for item in variants.values()]
-    assert all(torch.allclose(answer, answers[-1], atol=1e-5) for answer in answers)
-    plain, tabled, whole = ((item.once, item.every_step) for item in variants.values())
-    features, cond, widths = 8, SEEN * STATE + 3, 2 * 6 * 16  # layers x chunks x width
-    ends = 2 * 2 * TOKENS * ACTION * 16
-    assert whole == (2 * cond * widths, ends)
-    assert tabled == (0, ends + 2 * cond * widths)
-    assert plain == (0, ends + 2 * (cond + features) * widths)
-    mlp = 2 * 2 * features * 2 * features
-    assert port.adapter.every_step == plain[1] + mlp
-    assert port.adapter.blocks[0].cost == 2 * TOKENS * 16 * 16 * 4 + 2 * 2 * TOKENS * TOKENS * 16
 
 
 def test_fewer_steps_on_a_flow():

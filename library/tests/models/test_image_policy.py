@@ -11,10 +11,10 @@ from safetensors import safe_open
 
 import blockcache as bc
 from blockcache.errors import FileError, ObservationError, PolicyError
-from blockcache.models.dpt import DPTConfig, save_policy
-from blockcache.models.dpt.checkpoint import load_tensors
-from blockcache.models.dpt.encoder import corner
-from blockcache.models.dpt.encoder_config import EncoderConfig, Input
+from blockcache.models.checkpoint import load_tensors
+from blockcache.models.dpt.encoder import EncoderConfig, Input, corner
+from blockcache.models.dpt.policy import DPTConfig
+from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
 from image_policies import CROP, ENCODERS, HAND, IMAGE, WRIST, PublicImagePolicy, image_policy, observed
 

@@ -12,8 +12,8 @@ import torch
 
 import blockcache as bc
 from blockcache.errors import FileError, ObservationError, PolicyError, SamplerError
-from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
-from blockcache.models.dpt.checkpoint import load_tensors
+from blockcache.models.checkpoint import load_tensors
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.policy_files import shipped_policies
 from blockcache.samplers import DDIM, DDPM
 from blockcache.tasks import task_names, task_spec
@@ -317,15 +317,15 @@ def test_truncated_and_missing_files_are_refused(saved, file):
         ({"version": 2}, FileError, "format version 2"),
         ({"format": "blockcache.schedule"}, FileError, "is not a policy config"),
         ({"family": "rdt"}, PolicyError, "family"),
-        ({"n_layer": 0}, PolicyError, "n_layer must be a positive whole number"),
-        ({"n_layer": "2"}, PolicyError, "n_layer must be a positive whole number"),
-        ({"horizon": 6.0}, PolicyError, "horizon must be a positive whole number"),
+        ({"n_layer": 0}, PolicyError, "it needs 1 or more and 1,000 at most under 'n_layer', got 0"),
+        ({"n_layer": "2"}, PolicyError, "it needs a whole number under 'n_layer', got '2'"),
+        ({"horizon": 6.0}, PolicyError, "it needs a whole number under 'horizon', got 6.0"),
         ({"n_head": 3}, PolicyError, "divisible by n_head"),
         ({"n_emb": 2, "n_head": 1}, PolicyError, "n_emb must be even, 4 or more"),
-        ({"n_cond_layers": -1}, PolicyError, "n_cond_layers must be 0 or more"),
-        ({"n_cond_layers": "1"}, PolicyError, "n_cond_layers must be 0 or more"),
-        ({"causal_attn": "yes"}, PolicyError, "causal_attn must be true or false"),
-        ({"p_drop_attn": 1.5}, PolicyError, "p_drop_attn must be from 0 to below 1"),
+        ({"n_cond_layers": -1}, PolicyError, "it needs 0 or more and 1,000 at most under 'n_cond_layers'"),
+        ({"n_cond_layers": "1"}, PolicyError, "it needs a whole number under 'n_cond_layers'"),
+        ({"causal_attn": "yes"}, PolicyError, "it needs true or false under 'causal_attn', got 'yes'"),
+        ({"p_drop_attn": 1.5}, PolicyError, "it needs 0 or more and 0.999 at most under 'p_drop_attn', got 1.5"),
         ({"n_action_steps": 6}, PolicyError, "the executed slice ends at 7, behind the horizon 6"),
         ({"time_as_cond": False}, PolicyError, "obs_as_cond needs time_as_cond"),
         ({"sampler": {"type": "heun"}}, SamplerError, "sampler setting type"),

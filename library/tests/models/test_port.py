@@ -227,7 +227,9 @@ def test_a_python_entry_makes_the_policy(tmp_path, monkeypatch):
 def test_a_foreign_policy_is_not_saved(tmp_path):
     with pytest.raises(PolicyError) as caught:
         bc.save_policy(foreign_policy.Policy(), tmp_path / "policy")
-    assert str(caught.value).startswith("only policies of ours can be saved as a directory, got Policy; keep your own")
+    assert str(caught.value).startswith(
+        "only this package's own policies can be saved as a directory, got Policy; keep your own"
+    )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "policy").exists()
 

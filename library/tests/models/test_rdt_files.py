@@ -9,9 +9,8 @@ from safetensors.torch import load_file, save_file
 
 import blockcache as bc
 from blockcache.errors import FileError, PolicyError
-from blockcache.models.rdt import RDTConfig, RDTPolicy
-from blockcache.models.rdt.config import public_sampler
 from blockcache.models.rdt.convert import convert_weights, read_weights
+from blockcache.models.rdt.policy import RDTConfig, RDTPolicy, public_sampler
 from rdt_policies import SMALL, rdt_config, rdt_observation, rdt_policy
 
 UNSEEN = {"n_action_steps": 3, "lang_len": 5, "sampler": public_sampler(6)}  # what weights do not tell
@@ -134,13 +133,13 @@ def test_a_file_without_tensors_says_what_it_holds(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"depth": 0}, "depth must be a positive whole number"),
+        ({"depth": 0}, "it needs 1 or more and 1,000 at most under 'depth', got 0"),
         ({"num_heads": 5}, "hidden_size must be 2 or more for each head"),
         ({"lang_len": 9}, "lang_len is 9, expected 8 at most"),
         ({"n_action_steps": 7}, "behind the horizon 6"),
         ({"norm": "layer"}, "norm must be one of std, rms"),
         ({"state_adaptor": "mlp0x_gelu"}, "an adaptor must be 'linear' or 'mlpNx_gelu'"),
-        ({"img_adaptor": 3}, "img_adaptor must be a name"),
+        ({"img_adaptor": 3}, "it needs a text under 'img_adaptor', got 3"),
         ({"sampler": "dpm"}, "sampler must be a sampler's config"),
         ({"family": "dp-t"}, "this reads policies of family 'rdt'"),
         ({"task": 7}, "the policy's settings do not fit"),

@@ -1,6 +1,8 @@
 """The coefficient tables against the diffusers schedulers, step by step along whole trajectories."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -174,3 +176,19 @@ def test_a_perfect_denoiser_is_followed_to_its_clean_sample(kind, prediction_typ
         x, x0 = step(NumpyArithmetic(), coefficients.at(k), signal * clean + noise * eps, out, x0, None)
         np.testing.assert_allclose(x0, clean, rtol=0, atol=2e-6)
     np.testing.assert_allclose(x, clean, rtol=0, atol=2e-6)
+
+
+def test_values_and_statistics_need_neither_torch_nor_diffusers():
+    rooms = (
+        "samplers",
+        "schedule",
+        "solvers",
+        "observations",
+        "measure.statistics",
+        "measure.latency",
+        "measure.machine",
+    )
+    names = ", ".join(f"blockcache.{room}" for room in rooms)
+    program = f"import sys, {names}; print(sorted({{'torch', 'diffusers'}} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -82,7 +82,7 @@ def rdt_size(
 
     source = output / "rdt-size.json"
     if not render_only:
-        from blockcache.models.rdt.config import RDTConfig
+        from blockcache.models.rdt.policy import RDTConfig
         from blockcache_lab.studies.rdt_size import measure_size
 
         config = RDTConfig(

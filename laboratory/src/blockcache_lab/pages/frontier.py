@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
 from blockcache.files import PathLike, exists
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.measure.statistics import LOSSLESS
+from blockcache.palette import drawn
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.figures import Label, new_figure, save_figure, write_labels
 from blockcache.report.methods import DIFFERENCE, SCORE
-from blockcache.report.suites import kind_of, label
 from blockcache.results.check import predicted_loss
 from blockcache.results.distances import FrontierDistances, MethodDistances
 from blockcache.results.rollouts import BASELINE, PLAIN
@@ -29,18 +30,6 @@ from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER
 
 _COLUMNS = ["method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", "of full", "ms", "over full", "jerk"]
-# kind -> colour (Okabe and Ito's, for every eye) and marker
-_KINDS = {
-    "BAC": ("#D55E00", "o"),
-    "Action costs": ("#009E73", "D"),
-    "DDPM-N": ("#0072B2", "v"),
-    "DDIM-N": ("#56B4E9", "^"),
-    "SDE-DPM-Solver++-N": ("#999999", "s"),
-    "placed DDPM-N": ("#CC79A7", "P"),
-    "fitted-N": ("#E69F00", "X"),
-    "reuse on few steps": ("#000000", "d"),
-    "tuned": ("#000000", "*"),
-}
 LOWEST_DRAWN = 0.25
 """What loses more stands at the edge of the pictures with its loss beside it: the interesting ones lie close together."""
 LEAST_SHARED, LEAST_COMPARED = 20, 5
@@ -165,7 +154,7 @@ def _speed(found: Found) -> list[Block]:
     if not over:
         return []
     best = sorted(over, key=lambda name: -over[name])[:3]
-    listed = ", ".join(f"{plain(label(name))} {over[name]:.0f}x" for name in best)
+    listed = ", ".join(f"{plain(method_named(name).label)} {over[name]:.0f}x" for name in best)
     return [Paragraph(f"The fastest lossless ones, over the plain torch policy in the same rounds: {listed}.")]
 
 
@@ -180,7 +169,7 @@ def _distances(found: Found) -> list[Block]:
         one = measured.methods[name].distances
         rows.append(
             [
-                plain(label(name)),
+                plain(method_named(name).label),
                 one.centre_shift.text("{:.3f}"),
                 one.energy.text("{:.3f}"),
                 one.beyond_spread.text("{:.3f}"),
@@ -220,7 +209,12 @@ def _modes(found: Found) -> list[Block]:
         return [Paragraph("The policy takes one mode at all of these observations: there is none to be dropped.")]
     one = next(iter(known.values()))
     rows = [
-        [plain(label(name)), f"{value.found:.3f}", f"{value.apart:.3f}", f"{value.dropped} of {value.forks}"]
+        [
+            plain(method_named(name).label),
+            f"{value.found:.3f}",
+            f"{value.apart:.3f}",
+            f"{value.dropped} of {value.forks}",
+        ]
         for name, value in known.items()
     ]
     text = (
@@ -246,19 +240,20 @@ def _draw_losses(found: Found, timings: Timings, path: PathLike) -> None:
     lowest = -LOWEST_DRAWN
     axes.axhline(0, color="black", lw=0.8)
     axes.axhline(LOSSLESS, color="black", lw=0.8, ls=":")
-    for kind, (colour, marker) in _KINDS.items():
-        own = [name for name in found.compared if kind_of(name) == kind and timings.ms(name) is not None]
-        for place, name in enumerate(own):
-            difference, ms = found.compared[name].difference, timings.ms(name)
-            assert difference is not None
-            assert ms is not None
+    legend: set[str] = set()
+    for name in sorted(found.compared, key=lambda name: method_named(name).rank):
+        method = method_named(name)
+        difference, ms = found.compared[name].difference, timings.ms(name)
+        if difference is not None and ms is not None:
+            colour, marker = drawn(*method.look)
             bars = [[difference.mean - difference.low], [difference.high - difference.mean]]
-            size = 13 if kind == "tuned" else 6
+            size = 13 if method.tuned_in else 6
             shown = max(lowest, difference.mean)
             axes.errorbar(
                 ms, shown, yerr=bars if shown == difference.mean else None, fmt=marker, color=colour, ms=size,
-                elinewidth=0.8, capsize=2, label=kind if place == 0 else None,
+                elinewidth=0.8, capsize=2, label=None if method.kind in legend else method.kind,
             )  # fmt: skip
+            legend.add(method.kind)
             lost = "" if shown == difference.mean else f" ({difference.mean:+.2f})"
             labels.append(Label(_short(name) + lost, ms, shown, colour))
     full = timings.ms(BASELINE)
@@ -285,7 +280,7 @@ def _draw_distances(found: Found, measured: FrontierDistances, path: PathLike) -
         labels = []
         for name, value in losses.items():
             if name in measured.methods:
-                colour, marker = _KINDS.get(kind_of(name), ("#999999", "o"))
+                colour, marker = drawn(*method_named(name).look)
                 x, y = _MEASURES[title](measured.methods[name]), min(value, LOWEST_DRAWN)
                 panel.plot(x, y, marker, color=colour, ms=6)
                 labels.append(Label(_short(name) + (f" ({value:.2f})" if value > y else ""), x, y, colour))
@@ -301,4 +296,4 @@ def _draw_distances(found: Found, measured: FrontierDistances, path: PathLike) -
 
 def _short(name: str) -> str:
     """A point's own name beside its kind's colour."""
-    return label(name).replace("SDE-DPM-Solver++", "SDE").replace("Action costs", "action")
+    return method_named(name).label.replace("SDE-DPM-Solver++", "SDE").replace("Action costs", "action")

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
 from blockcache.files import PathLike
 from blockcache.measure.statistics import Estimate, difference_interval
 from blockcache.report.document import Paragraph, Section, Table, plain, table
 from blockcache.report.methods import DIFFERENCE, SCORE, estimate, lossless, of_full
-from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE, Results
 from blockcache_lab.pages.verdicts import verdict
 from blockcache_lab.studies.suite_results import SuiteResults
@@ -143,7 +143,8 @@ def _row(task: TaskPolicies, cells: Sequence[Cell]) -> list[str]:
     against = task.difference(rivals, names) if len(rivals) == len(names) else None
     flops = np.mean([run.method.flops for run in runs])
     return [
-        " / ".join(dict.fromkeys(map(label, names))) + ("" if runs[0].method.shares_all_noise else " †"),
+        " / ".join(dict.fromkeys(method_named(name).label for name in names))
+        + ("" if runs[0].method.shares_all_noise else " †"),
         str(sum(0 if run.score is None else run.score.n for run in runs)),
         ", ".join("-" if run.score is None else f"{run.score.mean:.2f}" for run in runs),
         estimate(difference, "{:+.3f}"),

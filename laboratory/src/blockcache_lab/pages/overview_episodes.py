@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from blockcache.report.chart import Axis, Bars, Colour, HeatMap, Marker, Panel, Series
+from blockcache.palette import Colour, Marker
+from blockcache.report.chart import Axis, Bars, HeatMap, Panel, Series
 from blockcache.report.document import Chart, plain, table
 from blockcache.results.analysis import Analysis
 from blockcache.results.analysis_sections import Homogeneity, Stability, WeakerPolicy

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from blockcache.report.chart import Axis, Colour, HeatMap, Panel, Series
+from blockcache.palette import Colour
+from blockcache.report.chart import Axis, HeatMap, Panel, Series
 from blockcache.report.document import Chart, plain, table
 from blockcache.results.analysis import Analysis
 from blockcache.results.analysis_sections import ActionCosts, Similarity

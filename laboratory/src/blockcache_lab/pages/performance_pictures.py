@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blockcache.files import PathLike
-from blockcache.report.chart import COLOURS
+from blockcache.palette import COLOURS
 from blockcache.report.figures import new_figure, save_figure
 
 BENCH_PICTURE, GROWTH_PICTURE = "performance-bench.png", "performance-growth.png"

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import difference_interval
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.methods import DIFFERENCE, SUCCESS, estimate, shown_ms
-from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE, PLAIN, Record
 from blockcache_lab.pages.rdt_findings import Found, is_success, shared, summary
 from blockcache_lab.pages.suite_tables import suite_tables
@@ -85,7 +85,7 @@ def _all_tasks(found: Sequence[Found]) -> list[Block]:
             f"**{estimate(value, '{:+.2f}')}**" if value is not None and value.lossless else estimate(value, "{:+.2f}")
             for value in differences
         ]
-        rows.append([plain(label(names[0])), *shown])
+        rows.append([plain(method_named(names[0]).label), *shown])
     about = "Paired difference of the score to full precision, 95 % intervals; **lossless** ones are bold."
     return [Paragraph(about), table(header, rows)]
 

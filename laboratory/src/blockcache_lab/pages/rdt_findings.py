@@ -13,7 +13,6 @@ from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import plain
 from blockcache.report.methods import of_full
-from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.own_suite import OwnSuite
 from blockcache_lab.pages.published import printed_rdt
@@ -119,7 +118,9 @@ def _verdicts(found: Sequence[Found], updates: int) -> str:
 def shared(found: Sequence[Found]) -> list[tuple[str, ...]]:
     """What every policy met, in the order of the suite: the method by its name on each. What was tuned goes by one name for
     people, and is another method on each."""
-    named = [{label(name): name for name in item.item.suite.methods if name in item.compared} for item in found]
+    named = [
+        {method_named(name).label: name for name in item.item.suite.methods if name in item.compared} for item in found
+    ]
     return [tuple(names[key] for names in named) for key in named[0] if all(key in names for names in named)]
 
 
@@ -129,7 +130,7 @@ def _lossless(item: Found, name: str) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(plain(label(name)) for name in names)
+    return ", ".join(plain(method_named(name).label) for name in names)
 
 
 def _cheapest(item: Found) -> str:
@@ -141,7 +142,7 @@ def _cheapest(item: Found) -> str:
     timings = item.timings
     over = None if timings is None else timings.over(best, BASELINE)
     speed = "" if over is None else f", {over:.1f}x over full precision in the same engine"
-    return f"on {plain(item.task)} {plain(label(best))} ({of_full(rows[best].method.flops, full)} of the FLOPs{speed})"
+    return f"on {plain(item.task)} {plain(method_named(best).label)} ({of_full(rows[best].method.flops, full)} of the FLOPs{speed})"
 
 
 def _exactly(item: Found) -> str | None:

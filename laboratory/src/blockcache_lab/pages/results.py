@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import Block, Bullets, Document, Figure, Folded, Paragraph, Section, Table, plain, table
 from blockcache.report.methods import DIFFERENCE, SCORE, estimate
-from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.samplers import SamplerConfig
 from blockcache.samplers import table as sampler_table
@@ -77,7 +77,9 @@ def _what_was_run(collection: Collection, directory: str) -> list[Block]:
     for name, row in collection.rows.items():
         engines.setdefault(row.method.engine, []).append(name)
     usual = max(engines, key=lambda engine: len(engines[engine]))
-    others = [f"{label(name)} ({engine})" for engine in engines if engine != usual for name in engines[engine]]
+    others = [
+        f"{method_named(name).label} ({engine})" for engine in engines if engine != usual for name in engines[engine]
+    ]
     items = [
         f"**Task** {plain(results.task['name'])}, at most {results.task['max_steps']} steps; success: {plain(results.task['success'])}.",
         f"**Policy** `{results.policy['source']}`: {len(fingerprint['blocks'] or ())} blocks of width "
@@ -151,9 +153,9 @@ def _against_reference(item: SuiteResults, reference: str) -> Paragraph:
     for name in item.suite.methods:
         difference = None if name == reference else item.compare(name, reference)
         if difference is not None:
-            found[verdict(difference)].append(label(name))
+            found[verdict(difference)].append(method_named(name).label)
     verdicts = "; ".join(f"**{verdict}** {', '.join(names) or 'none'}" for verdict, names in found.items())
-    return Paragraph(f"Against {label(reference)}: {verdicts}.")
+    return Paragraph(f"Against {method_named(reference).label}: {verdicts}.")
 
 
 def _load(machine: Mapping[str, Any]) -> str:
@@ -170,7 +172,7 @@ def _first_and_rest(item: SuiteResults) -> list[Section]:
         return []
     rows = [["full precision: its score", *(estimate(item.mean(BASELINE, part), "{:.3f}") for part in (first, rest))]]
     rows += [
-        [label(name), *(estimate(item.compare(name, BASELINE, part), "{:+.3f}") for part in (first, rest))]
+        [method_named(name).label, *(estimate(item.compare(name, BASELINE, part), "{:+.3f}") for part in (first, rest))]
         for name, row in item.rows.items()
         if row.difference is not None and row.difference.n > few
     ]
@@ -201,7 +203,7 @@ def _printed(collection: Collection, item: SuiteResults, name: str, ours: dict[s
         if blocks:
             blocks.append(Folded(f"printed, {group}", (table(header, body),)))
         else:
-            header += [f"**ours, {plain(item.results.task['name'])}**", "GFLOP", f"over {label(baseline)}"]
+            header += [f"**ours, {plain(item.results.task['name'])}**", "GFLOP", f"over {method_named(baseline).label}"]
             body = [cells + _ours(collection, item, ours.get(cells[0]), baseline) for cells in body]
             blocks += [table(header, body), *([Paragraph(_NOTES[name])] if name in _NOTES else [])]
     return blocks
@@ -218,7 +220,7 @@ def _ours(collection: Collection, item: SuiteResults, method: str | None, baseli
         return ["", "", ""]
     row, flops = item.rows[method], item.rows[baseline].method.flops
     over = collection.timings.over(method, baseline) if collection.timings else None
-    score = "" if row.score is None else f"{label(method)}: {row.score.mean:.3f}"
+    score = "" if row.score is None else f"{method_named(method).label}: {row.score.mean:.3f}"
     share = f"{row.method.flops / 1e9:.2f} (1/{flops / row.method.flops:.1f})"
     return [score, share, "" if over is None else f"{over:.1f}x"]
 
@@ -246,7 +248,9 @@ def _limits(collection: Collection, others: Sequence[TaskPolicies]) -> list[str]
     ]
     if starts:
         firsts = ", ".join(
-            f"{label(name)} at {_first_timestep(sampler)}" for name, sampler in starts.items() if "+" not in name
+            f"{method_named(name).label} at {_first_timestep(sampler)}"
+            for name, sampler in starts.items()
+            if "+" not in name
         )
         items.append(
             "Fewer steps are spaced as diffusers does by default, which does not always begin at the most noise "

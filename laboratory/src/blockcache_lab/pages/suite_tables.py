@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from blockcache.compare.methods import method_named
 from blockcache.report.document import Section
 from blockcache.report.methods import cells, chosen, estimate, of_full, shown_ms
-from blockcache.report.suites import label
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.timings import Timings
 from blockcache_lab.studies.suite_results import SuiteResults
@@ -29,7 +29,7 @@ def suite_tables(
         more: Further figures of a method by the name of their column.
     """
     reference = item.suite.reference
-    against = f"difference to {label(reference)}, 95 %" if reference else ""
+    against = f"difference to {method_named(reference).label}, 95 %" if reference else ""
     names = [against if name == REFERENCE else name for name in columns if reference or name != REFERENCE]
     full = item.rows[BASELINE].method.flops
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Bullets, Paragraph, Section, Table, table
 from blockcache.report.methods import estimate, of_full, shown_ms
-from blockcache.report.suites import family, label
 from blockcache.results.summary import MethodSummary
 from blockcache_lab.studies.suite_results import Collection
 
@@ -28,12 +28,14 @@ def who_wins(collection: Collection) -> Section:
         "**Not shown either way** (a drop is neither ruled out nor certain): " + _listed(open_, differences) + ".",
     ]
     if lossy:
-        items.append(f"Lossless, yet certainly a little worse: {', '.join(map(label, lossy))}.")
+        items.append(
+            f"Lossless, yet certainly a little worse: {', '.join(method_named(name).label for name in lossy)}."
+        )
     if lossless:
         cheapest = min(lossless, key=lambda name: rows[name].method.flops)
         share = of_full(rows[cheapest].method.flops, collection.full.method.flops) or "an unknown share"
         items.append(
-            f"The cheapest lossless method is {label(cheapest)}, with {share} of the FLOPs"
+            f"The cheapest lossless method is {method_named(cheapest).label}, with {share} of the FLOPs"
             + _fastest(collection, lossless)
         )
     items.append(_frontier(rows))
@@ -46,7 +48,7 @@ def _fastest(collection: Collection, names: Sequence[str]) -> str:
     if not timed:
         return "."
     best = min(timed, key=lambda name: timed[name])
-    return f"; the fastest is {label(best)} with {timed[best]:.1f} ms."
+    return f"; the fastest is {method_named(best).label} with {timed[best]:.1f} ms."
 
 
 def _frontier(rows: Mapping[str, MethodSummary]) -> str:
@@ -59,7 +61,7 @@ def _frontier(rows: Mapping[str, MethodSummary]) -> str:
         return any(other != place and other[0] <= place[0] and other[1] <= place[1] for other in places.values())
 
     best = sorted((name for name, place in places.items() if not beaten(place)), key=lambda name: places[name])
-    named = ", ".join(map(label, best))
+    named = ", ".join(method_named(name).label for name in best)
     return (
         "By the means alone, over as many episodes as each method has and so subject to chance, no other method is both "
         f"cheaper and better than: {named}."
@@ -85,12 +87,12 @@ def rivals(collection: Collection, pairs: Sequence[tuple[str, str]], flops: Mapp
         difference = collection.compare(*pair)
         rows.append(
             [
-                *map(label, pair),
+                *(method_named(name).label for name in pair),
                 *(f"{flops[name] / 1e9:.3f}" for name in pair),
                 *(shown_ms(collection.timings, name) for name in pair),
                 "0" if difference is None else str(difference.n),
                 estimate(difference, "{:+.3f}"),
-                "" if difference is None else _winner(difference, *map(label, pair)),
+                "" if difference is None else _winner(difference, *(method_named(name).label for name in pair)),
             ]
         )
     header = ["BAC", "rival", "GFLOP", "rival's", "ms", "rival's", "n", "score, BAC - rival, 95 %", "wins"]
@@ -102,7 +104,9 @@ def counted(pairs: Iterable[tuple[Collection, tuple[str, str]]]) -> list[str]:
     verdicts = dict[str, list[str]]()
     for collection, pair in pairs:
         if (difference := collection.compare(*pair)) is not None:
-            verdicts.setdefault(" against ".join(map(family, pair)), []).append(verdict(difference))
+            verdicts.setdefault(" against ".join(method_named(name).family for name in pair), []).append(
+                verdict(difference)
+            )
     return [
         f"{kinds}: wins {found.count('better')}, loses {found.count('worse')}, not told apart {found.count('not told apart')}."
         for kinds, found in verdicts.items()
@@ -124,5 +128,5 @@ def _listed(names: Iterable[str], differences: Mapping[str, Estimate], short: st
     for name in sorted(names, key=lambda name: -differences[name].mean):
         value = differences[name]
         figures = short.format(-value.mean) if short else estimate(value, "{:+.3f}")
-        shown.append(f"{label(name)} ({figures}, n = {value.n})")
+        shown.append(f"{method_named(name).label} ({figures}, n = {value.n})")
     return ", ".join(shown) or "no method"

@@ -12,9 +12,9 @@ from typing import Any
 from blockcache.engines import accelerate
 from blockcache.errors import EngineError
 from blockcache.models.dit.shape import small as small_dit
-from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.dpt.shape import Shape
-from blockcache.models.rdt.config import RDTConfig, public_sampler
+from blockcache.models.rdt.policy import RDTConfig, public_sampler
 from blockcache.models.rdt.shape import random_policy
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, Euler

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from blockcache.engines import accelerate
 from blockcache.measure import machine
-from blockcache.models.rdt.config import RDTConfig, public_sampler
+from blockcache.models.rdt.policy import RDTConfig, public_sampler
 from blockcache.models.rdt.shape import random_policy
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from blockcache.engines import accelerate, export_policy
 from blockcache.measure.latency import measure
-from blockcache.models.dpt import DiffusionTransformerPolicy
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.dpt.shape import Shape
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar

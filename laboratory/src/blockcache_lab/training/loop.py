@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from blockcache.files import PathLike, check_writable, exists, make_directory
-from blockcache.models.directory import check_replaceable
+from blockcache.models.checkpoint import check_replaceable
 from blockcache.models.loading import load_policy, save_policy
 from blockcache.progress import progress_bar
 from blockcache_lab.training.config import TrainConfig

@@ -6,6 +6,7 @@ Measures whatever policy is behind a port. Knows nothing of tasks or families.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from blockcache.models.port import Port
 from blockcache.observations import batch_size
 from blockcache.results.bench import Bench, Measurement
 from blockcache.schedule import Schedule
+
+MORE = "blockcache.bench"
+"""The group of entry points under which other packages register functions that add candidates to a `CandidateMaker`."""
 
 
 def run_bench(
@@ -40,7 +44,7 @@ def run_bench(
     shape         the policy's sizes, for the record
     threads       engines are measured with one thread and with this many
     repeats       interleaved rounds
-    quick         leaves out torch.compile, the samplers with fewer steps and the savings one by one
+    quick         leaves out torch.compile, the samplers with fewer steps and what other packages add
     """
     counts = sorted({1, threads})
     peaks = {str(count): machine.peak_gflops(count) for count in counts}
@@ -54,7 +58,8 @@ def run_bench(
             maker.fewer(16, 10, 50)
         maker.engines(counts, quick)
         if not quick:
-            maker.savings()
+            for point in sorted(entry_points(group=MORE), key=lambda point: point.name):
+                point.load()(maker)
         candidates = maker.candidates
         looks = encoder_calls(stack, port, schedule, observations, counts)
         timed = {c.name: c.call for c in candidates} | {look.name: look.call for look in looks}

@@ -1,4 +1,4 @@
-"""What the benchmark times: the plain policy, fewer steps, every engine, and the exact savings one by one.
+"""What the benchmark times: the plain policy, fewer steps, every engine, and what other packages add.
 
 Knows nothing of families or of tables.
 """
@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch import Tensor
 from blockcache.compare.candidates import Running, program_flops
 from blockcache.engines import accelerate
 from blockcache.engines.build import Build, rehearsed_build
-from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import OnnxRunner, export
 from blockcache.errors import EngineError, FileError, in_one_line
 from blockcache.models.noise import draw_all
@@ -31,7 +29,6 @@ from blockcache.results.rollouts import EAGER
 from blockcache.samplers import fewer_steps
 from blockcache.schedule import Schedule, generation_flops
 from blockcache.solvers import uniform
-from blockcache_lab.studies.savings import DiffusersLoop
 
 Call = Callable[[], Any]
 
@@ -65,7 +62,7 @@ class CandidateMaker:
 
     def eager(self, threads: int) -> None:
         name = f"{EAGER}, {_threads(threads)}"
-        self._add(name, EAGER, threads, self._plain_call(self.port.copy(), threads), self._plain(None))
+        self.add(name, EAGER, threads, self._plain_call(self.port.copy(), threads), self._plain(None))
 
     def compiled(self, threads: int) -> None:
         own, name = self.port.copy(), f"{EAGER} + torch.compile, {_threads(threads)}"
@@ -76,7 +73,7 @@ class CandidateMaker:
         except Exception as error:
             self.unavailable[f"{EAGER} + torch.compile"] = in_one_line(error)[:200]
             return
-        self._add(name, EAGER, threads, call, self._plain(None))
+        self.add(name, EAGER, threads, call, self._plain(None))
 
     def fewer(self, *counts: int) -> None:
         """A sampler with fewer steps shares the initial noise only, so its actions are not compared here."""
@@ -91,7 +88,7 @@ class CandidateMaker:
                 self.port.adapter.blocks, self.port.adapter.every_step, count
             )
             name = f"{kind.upper()}-{count}, {EAGER}"
-            self._add(name, EAGER, 1, self._plain_call(other, 1), cost, comparable=False)
+            self.add(name, EAGER, 1, self._plain_call(other, 1), cost, comparable=False)
 
     def engines(self, counts: list[int], quick: bool) -> None:
         reduced = self.schedule
@@ -118,50 +115,25 @@ class CandidateMaker:
             name = f"BAC, onnx, {_threads(count)}, executed actions only"
             self._accelerated(name, "onnx", reduced, count, cost, full, output="action")
 
-    def savings(self) -> None:
-        """Full precision in the loop engine, the exact savings added one by one."""
-        if "loop and onnx" in self.unavailable:
-            return
-        if self.port.begins_after_encoder:
-            self.unavailable["savings"] = "they begin behind the policy's own encoder, which all other rows run too"
-            return
-        built = rehearsed_build(self.port, self.everything, "loop")
-        assert self.port.sampler is not None
-        for name, program in built.program.without_savings().items():
-            loop = DiffusersLoop(Loop(program, built.plan, built.sampler), self.port.sampler)
-            call = partial(self._with_diffusers, loop, self._observed(program))
-            self._saving(name, on_threads(1, call), program)
-        loops = {"+ constant sampler": built}
-        if built.program.causal:
-            loops["+ executed actions only"] = built.actions_only()
-        for name, kept in loops.items():
-            self._saving(name, self._drawing(Loop(kept.program, kept.plan, kept.sampler), kept), kept.program)
-
-    def _with_diffusers(self, loop: DiffusersLoop, obs: dict[str, Tensor]) -> Any:
-        """The sampler draws its noise itself here: handing it over takes diffusers a detour of its own."""
-        return self.port.entry_result(loop(obs, generator=_generator()))
-
-    def _saving(self, saving: str, call: Call, program: Program) -> None:
-        self._add(f"savings: {saving}", "loop", 1, call, _flops(program, self.everything), saving=saving)
-
     def _unrolled(self, threads: int, built: Build) -> tuple[str, ...]:
         """Full precision unrolled: too large and too slow to load to be the engine's own form, but it runs faster."""
         full = Build(built.program, self.everything, built.sampler)
         path = Path(self.stack.enter_context(tempfile.TemporaryDirectory())) / "full.onnx"
         export(full, self.port.fingerprint, path, unrolled=True)
         name = f"full precision, onnx unrolled, {_threads(threads)}"
-        call = self._drawing(OnnxRunner(path, threads), full)
-        return self._add(name, "onnx", threads, call, _flops(built.program, self.everything))
+        call = self.drawing(OnnxRunner(path, threads), full)
+        return self.add(name, "onnx", threads, call, _flops(built.program, self.everything))
 
-    def _drawing(self, runner: Callable[..., dict[str, Tensor]], built: Build) -> Call:
+    def drawing(self, runner: Callable[..., dict[str, Tensor]], built: Build) -> Call:
         """Draws its noise in the timed call, as every candidate does."""
-        obs, like = self._observed(built.program), built.program.like
+        obs, like = self.observed(built.program), built.program.like
         chunk = (batch_size(self.obs), *built.program.chunk)
         return on_threads(
-            1, lambda: self.port.entry_result(runner(obs, draw_all(built.sampler, chunk, like, _generator())))
+            1, lambda: self.port.entry_result(runner(obs, draw_all(built.sampler, chunk, like, fixed_generator())))
         )
 
-    def _observed(self, program: Program) -> dict[str, Tensor]:
+    def observed(self, program: Program) -> dict[str, Tensor]:
+        """The observation as a program takes it."""
         return self.port.read_observation(self.port.prepare_observation(self.obs), program.like)
 
     def _accelerated(
@@ -181,11 +153,12 @@ class CandidateMaker:
         except (EngineError, FileError) as error:
             self.unavailable[name] = str(error)
             return ()
-        return self._add(name, engine, threads, self._plain_call(own, 1), cost, full, limit=limit)
+        return self.add(name, engine, threads, self._plain_call(own, 1), cost, full, limit=limit)
 
-    def _add(
+    def add(
         self, name: str, engine: str, threads: int, call: Call, flops: int, *full: Any, **more: Any
     ) -> tuple[str, ...]:
+        """One more candidate, arguments as the fields of `Timed`; its name, as `full` takes it."""
         self.candidates.append(Timed(name, engine, threads, call, flops, *full, **more))
         return (name,)
 
@@ -207,7 +180,8 @@ def _flops(program: Program, schedule: Schedule) -> int:
     return program_flops(program, schedule.steps, schedule)
 
 
-def _generator() -> torch.Generator:
+def fixed_generator() -> torch.Generator:
+    """Always draws the same noise."""
     return torch.Generator().manual_seed(0)
 
 

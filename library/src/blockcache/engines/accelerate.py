@@ -292,7 +292,7 @@ def open_export(path: PathLike, policy: Any = None, threads: int | None = None) 
     runner = OnnxRunner(path, threads)
     if policy is not None:
         port = port_of(policy)
-        runner.check(port.fingerprint, port.executed)
+        runner.check_policy(port.fingerprint, port.executed)
     return runner
 
 

@@ -150,7 +150,7 @@ class OnnxRunner:
         count, _, *chunk = self.sizes["noise"]
         return torch.stack([draw((batch, *chunk), _SINGLE, generator) for _ in range(count)])
 
-    def check(self, actual: Fingerprint, executed: tuple[int, int]) -> None:
+    def check_policy(self, actual: Fingerprint, executed: tuple[int, int]) -> None:
         """Refuse to stand for another policy than the file was made from."""
         differences = [*fingerprint_differences(self.fingerprint, actual)]
         start, stop = self._export.executed

@@ -8,10 +8,12 @@ from typing import Any
 
 from blockcache.errors import PolicyError, in_one_line, short
 from blockcache.files import PathLike, no_writer
-from blockcache.models.dit import checkpoint as dit
+from blockcache.models import checkpoint
 from blockcache.models.dit import lerobot
-from blockcache.models.dpt import checkpoint, convert
-from blockcache.models.dpt.adapter import FAMILY as DPT
+from blockcache.models.dit.policy import DiTPolicy
+from blockcache.models.dpt import convert
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy
+from blockcache.models.own_policy import OwnPolicy
 from blockcache.models.policy_files import (
     CONFIG,
     is_checkpoint,
@@ -22,20 +24,22 @@ from blockcache.models.policy_files import (
     split_entry,
 )
 from blockcache.models.port import Port
-from blockcache.models.rdt import checkpoint as rdt
+from blockcache.models.rdt.policy import RDTPolicy
 from blockcache.models.registry import port_of
 
-_LOADERS = {"dit": dit.load_policy, "rdt": rdt.load_policy}
-"""What reads a directory, by the family in its config; DP-T's the others."""
+FAMILIES: dict[str, type[OwnPolicy]] = {
+    policy.CONFIG.FAMILY: policy for policy in (DiffusionTransformerPolicy, DiTPolicy, RDTPolicy)
+}
 
 
 def load_policy(source: PathLike | Any) -> Any:
     """A policy, ready to be accelerated.
 
-    source  the name of a shipped policy, a policy directory (ours, or one of LeRobot's with a multi_task_dit), a checkpoint
-            of the public Diffusion Policy code (FILE.ckpt), which is converted and kept in the cache, a Python entry
-            "module:function" whose function takes no arguments and returns a policy object, or such an object, which is
-            given back after a look at it
+    Args:
+        source: the name of a shipped policy; a policy directory (this package's, or LeRobot's with a multi_task_dit); a
+            checkpoint of the public Diffusion Policy code (FILE.ckpt), which is converted and kept in the cache; a Python
+            entry "module:function" whose function takes no arguments and returns a policy object; or such an object, which
+            is given back after a look at it.
     """
     if not isinstance(source, str | os.PathLike):
         return port_of(source).policy
@@ -45,12 +49,15 @@ def load_policy(source: PathLike | Any) -> Any:
         return convert.load_checkpoint(source)
     with no_writer(policy_directory(source)):  # a save may be putting the files in order
         config = read_config(source)
-    family = config.get("family")
-    if isinstance(family, str) and family not in (known := sorted((DPT, *_LOADERS))):
-        path = policy_directory(source) / CONFIG
-        raise PolicyError(f"{path}: policies of family {short(family)} are not known; known are {', '.join(known)}")
-    load = _LOADERS.get(family, checkpoint.load_policy) if isinstance(family, str) else checkpoint.load_policy
-    policy = (lerobot.load_policy if lerobot.is_lerobot(config) else load)(source)
+    if lerobot.is_lerobot(config):
+        policy: Any = lerobot.load_policy(source)
+    else:
+        family = config.get("family", DiffusionTransformerPolicy.CONFIG.FAMILY)
+        if isinstance(family, str) and family not in FAMILIES:
+            path, known = policy_directory(source) / CONFIG, ", ".join(sorted(FAMILIES))
+            raise PolicyError(f"{path}: policies of family {short(family)} are not known; known are {known}")
+        known_class = FAMILIES[family] if isinstance(family, str) else DiffusionTransformerPolicy
+        policy = checkpoint.load(known_class, source)
     remember_place(policy, policy_directory(source))
     return policy
 
@@ -58,8 +65,9 @@ def load_policy(source: PathLike | Any) -> Any:
 def save_policy(policy: Any, directory: PathLike) -> None:
     """Write a policy's directory, which `load_policy` opens; an older one of that name stays whole until the new one is.
 
-    policy     the policy object (or its port); one that only its own code can save is refused
-    directory  where; one that holds anything but a policy is refused
+    Args:
+        policy: the policy object (or its port); one that only its own code can save is refused.
+        directory: where; one that holds anything but a policy is refused.
     """
     port = port_of(policy)
     if not port.save(directory):

@@ -1,29 +1,32 @@
-"""What the ports of our own policies have in common, whatever the family: everything is in the policy's config.
-
-Knows no family. DP-T's own port is not one of these: that policy has the public interface, and its port says so.
-"""
+"""The port of this package's own policies: everything is in the policy's config, whatever the family. Knows no family."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from blockcache.files import PathLike
-from blockcache.models.port import Port
+from blockcache.models import checkpoint
+from blockcache.models.own_policy import OwnPolicy
+from blockcache.models.port import Port, has_hook
+from blockcache.models.weight_checks import check_action_scale, check_denoiser
+from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import SamplerConfig, table
 
-P = TypeVar("P", bound="ConfiguredPort")
+P = TypeVar("P", bound="OwnPort")
+_OWN_CODE = ("predict_action", "check", "encode", "denoiser_output", "constrain", "actions")
 
 
-class ConfiguredPort(Port):
-    """A policy with a `config` (inputs, sampler, task), `check` and `with_sampler`; a scheduler for each generation."""
+class OwnPort(Port):
+    """A family adds `action_scale` and, where there is more to it, what its observations look like."""
 
     reentrant = True
     takes_noise = True
+    policy: Any
 
     @cached_property
     def timesteps(self) -> tuple[float, ...]:
@@ -31,7 +34,7 @@ class ConfiguredPort(Port):
 
     @property
     def sampler(self) -> SamplerConfig:
-        sampler: SamplerConfig = self.policy.config.sampler
+        sampler: SamplerConfig = self.policy.sampler
         return sampler
 
     @property
@@ -42,22 +45,67 @@ class ConfiguredPort(Port):
         return self._sharing_weights(self.policy.with_sampler(sampler))
 
     @property
+    def sample_dim(self) -> int:
+        return int(self.policy.config.sample_dim)
+
+    @property
     def inputs(self) -> Mapping[str, tuple[int, ...]]:
         inputs: Mapping[str, tuple[int, ...]] = self.policy.config.inputs
         return inputs
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        cameras: tuple[str, ...] = self.policy.cameras
+        return cameras
 
     @property
     def task(self) -> str | None:
         task: str | None = self.policy.config.task
         return task
 
+    def prepare_observation(self, obs: Any) -> Any:
+        if isinstance(obs, Mapping):
+            return {name: as_tensor(value) for name, value in obs.items()}
+        return as_tensor(obs) if len(self.inputs) == 1 else obs  # what is no mapping, `check` says in one sentence
+
     def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         checked: dict[str, Tensor] = self.policy.check(obs)
         return checked
 
+    def synthetic_observations(self, count: int) -> dict[str, Tensor]:
+        """Within the range of the data where there is a normaliser, frames from 0 to 1."""
+        made, normalizer = super().synthetic_observations(count), getattr(self.policy, "normalizer", None)
+        for name in made:
+            if name in self.cameras:
+                made[name] = torch.rand(made[name].shape)
+            elif normalizer is not None and self.is_normalised(name):
+                made[name] = normalizer.field(name).unnormalize(made[name].to(self.policy.like))
+        return made
+
+    def is_normalised(self, name: str) -> bool:
+        """Whether an input of a policy with a normaliser goes through it."""
+        return True
+
+    @property
+    def trusted(self) -> bool:
+        outside = {part for module in self.parts_outside_program for part in module.modules()}
+        inside = [part for part in self.policy.modules() if part not in outside]
+        code = [*(getattr(type(self.policy), name) for name in _OWN_CODE), *(type(part).forward for part in inside)]
+        known = all(str(getattr(item, "__module__", "")).startswith(("blockcache.", "torch.")) for item in code)
+        return known and not any(map(has_hook, inside))
+
+    def check_weights(self) -> None:
+        outside = {part for module in self.parts_outside_program for part in module.modules()}
+        for part in self.policy.children():
+            if part not in outside:
+                check_denoiser(part)
+        if (normalizer := getattr(self.policy, "normalizer", None)) is not None:
+            check_action_scale(normalizer.action.scale)
+
     def settings(self) -> list[Any]:
         return [self.policy.config]
 
-    @abstractmethod
     def save(self, directory: PathLike) -> bool:
-        """Ours can always be saved."""
+        assert isinstance(self.policy, OwnPolicy)
+        checkpoint.save(self.policy, directory)
+        return True

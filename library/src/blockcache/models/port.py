@@ -311,7 +311,12 @@ def _compiled(where: str, way_out: str) -> PolicyError:
 
 def is_altered(module: nn.Module) -> bool:
     """Whether somebody put a hook on one of the modules, or something in place of its forward."""
-    return any("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    return any(map(has_hook, module.modules()))
+
+
+def has_hook(part: nn.Module) -> bool:
+    """Whether this very module, parts aside, runs something else than its class says."""
+    return bool("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks)
 
 
 def required(policy: Any, name: str) -> int:

@@ -204,7 +204,3 @@ class Program(ABC):
     def cut(self, tokens: int) -> Program:
         """The same for the first tokens of the chunk only; asked of `causal` programs."""
         raise NotImplementedError
-
-    def without_savings(self) -> Mapping[str, Program]:
-        """For benchmarks: the same with its exact savings switched off, then on one by one; by what each adds."""
-        return {}

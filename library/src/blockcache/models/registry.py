@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
 
 from blockcache.errors import PolicyError, in_one_line
-from blockcache.models.dit import port as dit
-from blockcache.models.dpt import port as dpt
-from blockcache.models.dpt.adapter import FAMILY
 from blockcache.models.port import Port
-from blockcache.models.rdt import port as rdt
 
 Claim: TypeAlias = Callable[[Any], Port | str]
+_OWN = {"dp-t": "dpt", "dit": "dit", "rdt": "rdt"}
+"""The package's own families by name, each imported when it is asked: who uses a port knows no family."""
 
 
 def port_of(policy: Any) -> Port:
@@ -50,9 +49,8 @@ def port_of(policy: Any) -> Port:
 def _families() -> Iterator[tuple[str, Callable[[], Claim]]]:
     for entry in _entries(entry_points):
         yield entry.name, entry.load
-    yield FAMILY, lambda: dpt.claim
-    yield "dit", lambda: dit.claim
-    yield "rdt", lambda: rdt.claim
+    for name, module in _OWN.items():
+        yield name, lambda module=module: import_module(f"blockcache.models.{module}.port").claim  # type: ignore[misc]
 
 
 @cache

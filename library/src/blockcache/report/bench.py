@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from blockcache.report.chart import Axis, Bars, Colour, Panel
+from blockcache.palette import Colour
+from blockcache.report.chart import Axis, Bars, Panel
 from blockcache.report.document import Chart, Paragraph, Table, plain, table_of
 from blockcache.results.rollouts import EAGER
 

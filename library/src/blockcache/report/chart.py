@@ -1,7 +1,6 @@
 """What a chart shows, as values: panels of heat maps with marks upon them, series of points or lines, and bars.
 
-Drawn by `drawing` for paper and by the page's own script on a screen, both with the colours and the shapes that are named
-here. Knows nothing of pages, of matplotlib or of what the figures mean.
+Drawn by `drawing` for paper and by the page's own script on a screen, both with the colours and the shapes of `palette`. Knows nothing of pages, of matplotlib or of what the figures mean.
 """
 
 from __future__ import annotations
@@ -14,31 +13,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Colour: TypeAlias = Literal["ink", "orange", "blue", "green", "sky", "pink", "amber", "grey"]
-Marker: TypeAlias = Literal["circle", "square", "diamond", "up", "down", "cross", "x", "star"]
+from blockcache.palette import Colour, Marker
 
-COLOURS: dict[str, str | None] = {  # Okabe and Ito's, for every eye; ink is that of the text, dark or light
-    "ink": None,
-    "orange": "#D55E00",
-    "blue": "#0072B2",
-    "green": "#009E73",
-    "sky": "#56B4E9",
-    "pink": "#CC79A7",
-    "amber": "#E69F00",
-    "grey": "#8A8A8A",
-}
 SCALE = ("#440154", "#472D7B", "#3B528B", "#2C728E", "#21918C", "#28AE80", "#5EC962", "#ADDC30", "#FDE725")
 """Viridis, from low to high: rises in lightness all the way, so that it is read without colours too."""
-MARKERS = {  # for matplotlib, for the page's script, and in its legend
-    "circle": ("o", "circle", "●"),
-    "square": ("s", "square", "■"),
-    "diamond": ("D", "diamond", "◆"),
-    "up": ("^", "triangle-up", "▲"),
-    "down": ("v", "triangle-down", "▼"),
-    "cross": ("P", "cross", "✚"),
-    "x": ("X", "x", "✖"),
-    "star": ("*", "star", "★"),
-}
 MOST_CELLS = 250_000
 """Of one heat map: a page has several, and must stay small."""
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from blockcache.report.chart import COLOURS, MARKERS, SCALE, Bars, HeatMap, Panel, Series
+from blockcache.palette import COLOURS, MARKERS
+from blockcache.report.chart import SCALE, Bars, HeatMap, Panel, Series
 from blockcache.report.document import Chart
 from blockcache.report.figures import Label, log_ticks, new_figure, save_figure, write_labels
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from blockcache.compare.methods import method_named
 from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
 from blockcache.report.methods import DIFFERENCE, SCORE, cells, chosen, estimate
-from blockcache.report.suites import label
 from blockcache.results.rollouts import PLAIN, Results
 from blockcache.results.stored import Stored
 from blockcache.results.summary import summarise
@@ -94,7 +94,7 @@ def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: S
         rows.append(
             {
                 **cells(row),
-                "method": label(name),
+                "method": method_named(name).label,
                 "ms": f"{latency.p50 * 1e3:.0f}",
                 "GFLOP": f"{row.method.flops / 1e9:.2f}",
                 "speed-up": f"{latency.over(speed[PLAIN]):.1f}x",
@@ -121,7 +121,7 @@ def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: S
     ]
     if results.failed:
         notes.append(f"The simulator failed in {results.failed} rollouts, which are left out.")
-    if any(name.startswith("tuned:") for name in speed):
+    if any(method_named(name).tuned_in for name in speed):
         notes.append(
             "Tuned: what `blockcache tune` chose for this policy, another sampler than its own (tuning.json in its directory)."
         )

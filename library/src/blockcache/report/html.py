@@ -16,6 +16,7 @@ from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
 
+from blockcache import palette
 from blockcache._version import __version__
 from blockcache.errors import FileError
 from blockcache.extras import require
@@ -60,9 +61,9 @@ def render(document: Document) -> str:
         script=_asset("page.js"),
         library=get_plotlyjs() if drawn else "",
         charts={
-            "colours": values.COLOURS,
+            "colours": palette.COLOURS,
             "scale": values.SCALE,
-            "markers": {name: shapes[1:] for name, shapes in values.MARKERS.items()},
+            "markers": {name: shapes[1:] for name, shapes in palette.MARKERS.items()},
             "charts": [
                 {"name": one.name, "columns": one.columns, "panels": values.to_json(one.panels)} for one in drawn
             ],

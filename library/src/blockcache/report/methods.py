@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Table, plain, table
-from blockcache.report.suites import label
 from blockcache.results.summary import MethodSummary
 from blockcache.results.timings import Timings
 
@@ -17,7 +17,7 @@ def cells(row: MethodSummary) -> dict[str, str]:
     """Every figure that a method has by itself, "" where it has none."""
     method, pairs, difference = row.method, row.discordant, row.difference
     return {
-        "method": plain(label(method.name)) + ("" if method.shares_all_noise else " †"),
+        "method": plain(method_named(method.name).label) + ("" if method.shares_all_noise else " †"),
         "engine": method.engine,
         "n": f"{0 if row.score is None else row.score.n}" + (f" ({row.failed} failed)" if row.failed else ""),
         SCORE: estimate(row.score, "{:.3f}"),

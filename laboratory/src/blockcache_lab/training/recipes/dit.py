@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from blockcache.models.dit.config import DiTConfig
-from blockcache.models.dit.policy import DiTPolicy
+from blockcache.models.dit.policy import DiTConfig, DiTPolicy
 from blockcache.samplers import DDPM, Euler, SamplerConfig
 from blockcache_lab.training.data import TrainingError
 from blockcache_lab.training.recipes.base import Recipe

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from blockcache.models.dpt import DiffusionTransformerPolicy, DPTConfig
-from blockcache.models.dpt.encoder_config import EncoderConfig, Input
+from blockcache.models.dpt.encoder import EncoderConfig, Input
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.samplers import DDPM
 from blockcache_lab.training.data import TrainingError
 from blockcache_lab.training.recipes.base import Recipe

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from blockcache.models.rdt import RDTConfig, RDTPolicy
-from blockcache.models.rdt.config import public_sampler
 from blockcache.models.rdt.denoiser import RDT
+from blockcache.models.rdt.policy import RDTConfig, RDTPolicy, public_sampler
 from blockcache_lab.training.data import Demonstrations, TrainingError
 from blockcache_lab.training.recipes.base import Recipe, Windows, window_steps
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from blockcache.errors import PolicyError
 from blockcache.models.adapter import Adapter, Layer, Route
-from blockcache.models.dit.config import FAMILY
 from blockcache.models.dit.flops import CHUNKS, DiTShape
 from blockcache.models.dit.fold import attention_of, fold
+from blockcache.models.dit.policy import FAMILY
 
 PARTS = ("time_mlp", "input_proj", "output_proj", "transformer_blocks")
 _OF_A_LAYER = ("norm1", "norm2", "mlp", "adaLN_modulation")

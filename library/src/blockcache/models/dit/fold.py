@@ -7,9 +7,6 @@ of all K steps.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -18,19 +15,20 @@ from torch.nn import functional as F
 
 from blockcache.models.dit.denoiser import embed_time
 from blockcache.models.dit.flops import CHUNKS, DiTShape
-from blockcache.models.dit.program import DiTProgram, PlainProgram
+from blockcache.models.dit.program import DiTProgram
+from blockcache.models.folding import cast, double, linear, named, refuse, scaled_queries, signature
 from blockcache.models.program import Table, UnsupportedError
 
 _SCALES = (1, 4)  # which of a layer's six chunks have a 1 added to them
 
 
 def fold(port: Any) -> DiTProgram:
-    """Fold the policy behind a `DiTPort`, or say what about it cannot be."""
+    """Fold the policy behind a port with `program_inputs`, or say what about it cannot be."""
     denoiser = port.adapter.denoiser
     layers = list(denoiser.transformer_blocks)
     require_supported(denoiser, layers)
     like, widths, entry = denoiser.input_proj.weight, port.adapter.widths, port.program_inputs
-    features = _time_features(port.timesteps, denoiser.time_mlp)  # (K, time_dim), behind their SiLU
+    features = time_features(port.timesteps, denoiser.time_mlp)  # (K, time_dim), behind their SiLU
     shape = DiTShape(
         width=widths["width"],
         layers=len(layers),
@@ -41,15 +39,15 @@ def fold(port: Any) -> DiTProgram:
         hidden=widths["hidden"],
     )
     rotation = _rotation(layers, shape, widths["heads"])
-    time_w, condition_w, condition_b = _modulation(layers, shape)
-    start = _double(denoiser.input_proj.bias).expand(shape.tokens, -1)
+    time_w, condition_w, condition_b = modulation(layers, shape)
+    start = double(denoiser.input_proj.bias).expand(shape.tokens, -1)
     if getattr(denoiser, "pos_embedding", None) is not None:
-        start = start + _double(denoiser.pos_embedding)[0, : shape.tokens]
+        start = start + double(denoiser.pos_embedding)[0, : shape.tokens]
     weights = {
         "start": start,
-        "input_w": _double(denoiser.input_proj.weight).T,
-        "output_w": _double(denoiser.output_proj.weight).T,
-        "output_b": _double(denoiser.output_proj.bias),
+        "input_w": double(denoiser.input_proj.weight).T,
+        "output_w": double(denoiser.output_proj.weight).T,
+        "output_b": double(denoiser.output_proj.bias),
         "condition_w": condition_w,
         "condition_b": condition_b,
         "every_token": torch.ones(1, shape.tokens, 1),
@@ -69,17 +67,16 @@ def fold(port: Any) -> DiTProgram:
         blocks=shape.blocks,
         once=shape.modulation(shape.cond_dim),
         every_step=shape.ends,
-        weights={name: _as(tensor, like) for name, tensor in weights.items()},
-        tables={"time": Table(_as(table, like), (1, shape.layers * CHUNKS, shape.width))},
+        weights={name: cast(tensor, like) for name, tensor in weights.items()},
+        tables={"time": Table(cast(table, like), (1, shape.layers * CHUNKS, shape.width))},
         gated=True,
-        signature=_signature((eps, dict(entry.inputs)), features, *rotation.values()),
+        signature=signature((eps, dict(entry.inputs)), features, *rotation.values()),
         shape=shape,
         heads=widths["heads"],
         norm_eps=eps,
         rotary=bool(rotation),
         moments=entry.moments,
         vectors=entry.vectors,
-        savings=lambda program: _without_savings(program, _as(time_w, like), _as(features[:, None], like)),
     )
 
 
@@ -92,7 +89,7 @@ def require_supported(denoiser: Any, layers: list[Any]) -> None:
     """The forms that the folding above is written for; anything else has the patched engine."""
     attentions = [attention_of(layer) for layer in layers]
     norms = [norm for layer in layers for norm in (layer.norm1, layer.norm2)]
-    reasons = (
+    refuse(
         (not isinstance(denoiser.time_mlp, nn.Sequential), "a time_mlp that is no Sequential"),
         (len({type(attention) for attention in attentions}) > 1, "attention of several kinds"),
         (any(not _is_plain(attention) for attention in attentions), "attention of another kind"),
@@ -103,9 +100,6 @@ def require_supported(denoiser: Any, layers: list[Any]) -> None:
         (not isinstance(denoiser.input_proj, nn.Linear), "an input_proj other than Linear"),
         (not isinstance(denoiser.output_proj, nn.Linear), "an output_proj other than Linear"),
     )
-    for unsupported, what in reasons:
-        if unsupported:
-            raise UnsupportedError(what)
 
 
 def _is_plain(attention: Any) -> bool:
@@ -123,43 +117,40 @@ def _is_silu(modulation: Any) -> bool:
     return [type(part) for part in modulation] == [nn.SiLU, nn.Linear]
 
 
-def _time_features(timesteps: tuple[float, ...], time_mlp: nn.Sequential) -> Tensor:
+def time_features(timesteps: tuple[float, ...], time_mlp: nn.Sequential) -> Tensor:
     """SiLU of the time's features at all steps, (K, time_dim), computed as the policy's own loop does it."""
     times = torch.tensor(timesteps, dtype=torch.float32, device=next(time_mlp.parameters()).device)
     with torch.no_grad():
         return F.silu(embed_time(time_mlp, times).to(torch.float64))
 
 
-def _modulation(layers: list[Any], shape: DiTShape) -> tuple[Tensor, Tensor, Tensor]:
+def modulation(layers: list[Any], shape: DiTShape) -> tuple[Tensor, Tensor, Tensor]:
     """The matrices of the time (time_dim, L * 6 * d) and of the conditions (C, L * 6 * d), and the bias of both."""
-    linears = [layer.adaLN_modulation[1] for layer in layers]
-    matrices = [_double(linear.weight).T for linear in linears]
+    pairs = [linear(layer.adaLN_modulation[1]) for layer in layers]
     biases = []
-    for linear in linears:
-        bias = _double(linear.bias).view(CHUNKS, shape.width).clone()
+    for _, own in pairs:
+        bias = own.view(CHUNKS, shape.width).clone()
         bias[list(_SCALES)] += 1.0
         biases.append(bias.flatten())
-    both = torch.cat(matrices, dim=1)
+    both = torch.cat([w for w, _ in pairs], dim=1)
     return both[: shape.time_dim], both[shape.time_dim :], torch.cat(biases)
 
 
 def _layer(layer: Any, index: int, width: int, heads: int) -> dict[str, Tensor]:
     attention = attention_of(layer)
     if isinstance(attention, nn.MultiheadAttention):
-        own_w, own_b = _double(attention.in_proj_weight).T, _double(attention.in_proj_bias)
+        own = double(attention.in_proj_weight).T, double(attention.in_proj_bias)
     else:
-        own_w, own_b = _linear(attention.qkv_proj)
-    scales = torch.ones_like(own_b)
-    scales[:width] /= (width // heads) ** 0.5
-    own_w, own_b = own_w * scales, own_b * scales
+        own = linear(attention.qkv_proj)
+    own_w, own_b = scaled_queries(own, width, heads)
     pairs = {
         "qk": (own_w[:, : 2 * width], own_b[: 2 * width]),
         "v": (own_w[:, 2 * width :], own_b[2 * width :]),
-        "out": _linear(attention.out_proj),
-        "up": _linear(layer.mlp[0]),
-        "down": _linear([part for part in layer.mlp if isinstance(part, nn.Linear)][-1]),
+        "out": linear(attention.out_proj),
+        "up": linear(layer.mlp[0]),
+        "down": linear([part for part in layer.mlp if isinstance(part, nn.Linear)][-1]),
     }
-    return {f"{name}_{part}{index}": t for name, pair in pairs.items() for part, t in zip("wb", pair, strict=True)}
+    return {key: tensor for name, pair in pairs.items() for key, tensor in named(name, pair, index).items()}
 
 
 def _rotation(layers: list[Any], shape: DiTShape, heads: int) -> dict[str, Tensor]:
@@ -183,45 +174,4 @@ def _rotation(layers: list[Any], shape: DiTShape, heads: int) -> dict[str, Tenso
             again = probe[2] * cos + probe[2].roll(size // 2, dims=-1) * sin
             if not torch.allclose(again, turned, atol=1e-4) or not torch.equal(found[0][0], cos):
                 raise UnsupportedError("rotary positions of another kind")
-    return {name: _double(part).repeat(1, 1, 2 * heads) for name, part in zip(("cos", "sin"), found[0], strict=True)}
-
-
-def _without_savings(program: DiTProgram, time_w: Tensor, features: Tensor) -> Mapping[str, DiTProgram]:
-    """The ladder: the names say what each variant adds to the one before; the last is the program itself."""
-    shape, kept = program.shape, {item.name: getattr(program, item.name) for item in fields(program)}
-    kept["weights"] = {**program.weights, "time_w": time_w}
-    kept["tables"] = {**program.tables, "time_features": Table(features, (1, shape.time_dim))}
-    every_step = shape.ends + shape.modulation(shape.cond_dim)
-    plain = {**kept, "once": 0}
-    return {
-        "modulation computed at every step": PlainProgram(
-            **plain | {"every_step": every_step + shape.modulation(shape.time_dim), "tabled": False}
-        ),
-        "+ the time's half from a table": PlainProgram(**plain | {"every_step": every_step, "tabled": True}),
-        "+ the conditions' half once": program,
-    }
-
-
-def _signature(settings: tuple[Any, ...], *tensors: Tensor) -> str:
-    """Of what is in no fingerprint: numbers that a policy makes in code."""
-    digest = hashlib.sha256(repr(settings).encode())
-    for tensor in tensors:
-        digest.update(tensor.double().cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _linear(linear: Any) -> tuple[Tensor, Tensor]:
-    """(inputs, outputs) and the bias: `x @ w + b`."""
-    if linear.bias is None:
-        raise UnsupportedError("a Linear without a bias")
-    return _double(linear.weight).T, _double(linear.bias)
-
-
-def _double(tensor: Tensor) -> Tensor:
-    if not tensor.is_floating_point():
-        raise UnsupportedError(f"weights that are no floating point numbers ({tensor.dtype})")
-    return tensor.detach().to(torch.float64)
-
-
-def _as(value: Tensor, like: Tensor) -> Tensor:
-    return value.to(dtype=like.dtype, device=like.device).contiguous()
+    return {name: double(part).repeat(1, 1, 2 * heads) for name, part in zip(("cos", "sin"), found[0], strict=True)}

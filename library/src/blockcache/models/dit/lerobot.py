@@ -15,12 +15,10 @@ import safetensors.torch
 from torch import Tensor
 
 from blockcache.errors import PolicyError, short, shortened
-from blockcache.files import Fields, PathLike, TensorInfo, dict_of, read, read_tensors
-from blockcache.models.dit.checkpoint import WHAT, check_sizes, made
-from blockcache.models.dit.clip import canonical
-from blockcache.models.dit.clip_config import CHANNELS, ClipConfig, Tower
-from blockcache.models.dit.config import DiTConfig
-from blockcache.models.dit.policy import DiTPolicy
+from blockcache.files import Fields, PathLike, TensorInfo, dict_of, read, read_tensors, reading
+from blockcache.models.checkpoint import WHAT, check_sizes, policy_from
+from blockcache.models.dit.clip import CHANNELS, ClipConfig, Tower, canonical
+from blockcache.models.dit.policy import DiTConfig, DiTPolicy
 from blockcache.models.dit.statistics import statistics_of
 from blockcache.models.policy_files import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory
 from blockcache.samplers import Euler, SamplerConfig
@@ -116,7 +114,8 @@ def is_lerobot(config: Mapping[str, Any]) -> bool:
 def load_policy(source: PathLike) -> DiTPolicy:
     """A policy directory that LeRobot wrote. It comes in eval mode, float32, on the CPU; actions are in robot units."""
     config, tensors = read_directory(source)
-    return made(config, tensors, policy_directory(source) / WEIGHTS)
+    with reading(WHAT, policy_directory(source) / WEIGHTS):
+        return policy_from(DiTPolicy, config, tensors)
 
 
 def read_directory(source: PathLike) -> tuple[DiTConfig, dict[str, Tensor]]:

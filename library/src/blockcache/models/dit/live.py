@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from blockcache.errors import EngineError, ObservationError, in_one_line
-from blockcache.models.dit.clip_config import MASK, TOKENS
-from blockcache.models.dit.normalizer import Field
+from blockcache.models.dit.clip import MASK, TOKENS
 from blockcache.models.dit.program import CONDITIONING
 from blockcache.models.dit.program_inputs import ProgramInputs, inputs_after_encoder
+from blockcache.models.normalizer import ShiftedField
 from blockcache.models.port import Port, required
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.models.sampling import denoise
@@ -235,7 +235,7 @@ class LivePort(Port):
     def program_inputs(self) -> ProgramInputs:
         """Where the program begins: at the conditioning vector; and it ends at normalised actions."""
         like = next(self.adapter.denoiser.parameters())
-        return inputs_after_encoder(self.adapter.widths["cond_dim"], Field(self.sample_dim).to(like.device))
+        return inputs_after_encoder(self.adapter.widths["cond_dim"], ShiftedField(self.sample_dim).to(like.device))
 
     def program(self) -> Program:
         if not isinstance(self.policy, nn.Module):

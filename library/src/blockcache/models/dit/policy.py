@@ -6,28 +6,109 @@ Knows nothing of caching or tasks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from blockcache.models.dit.clip import ClipEncoder
-from blockcache.models.dit.config import DiTConfig
+from blockcache.errors import PolicyError, short
+from blockcache.files import Limit
+from blockcache.models.dit.clip import ClipConfig, ClipEncoder
 from blockcache.models.dit.denoiser import DiT
-from blockcache.models.dit.normalizer import Normalizer
-from blockcache.models.noise import draw_all
-from blockcache.models.sampling import denoise
-from blockcache.observations.tensors import Observation, check_tree
-from blockcache.samplers import SamplerConfig, table
+from blockcache.models.dit.flops import CHUNKS
+from blockcache.models.normalizer import ShiftedNormalizer, field_name
+from blockcache.models.own_policy import Depth, OwnPolicy, PolicyConfig, Size
+from blockcache.observations.tensors import check_tree
+
+FAMILY = "dit"
+_TAKEN = ("action", "action_pred", "conditioning", "features", "kept_features", "noise", "norms")
+"""Names that files and exports use for something else."""
 
 
-class DiTPolicy(nn.Module):
-    """Observations in, a chunk of actions out. Several threads may call it at once."""
+@dataclass(frozen=True, kw_only=True)
+class DiTConfig(PolicyConfig):
+    """The sizes of a policy; names as LeRobot's where it has them.
+
+    state: numbers of each input at one moment, by name; `n_obs_steps` moments of them are seen.
+    vectors: numbers of each input that has no moments, such as a goal, by name.
+    encoder: cameras and language, which become numbers of every moment behind the state; None has neither.
+
+    The conditioning vector is, moment by moment, the state, what the cameras show and what the words say; then the vectors.
+    """
+
+    FAMILY: ClassVar[str] = FAMILY
+    state: Annotated[Mapping[str, Size], Limit(1, 100)]
+    horizon: Size = 32
+    n_obs_steps: Size = 2
+    n_action_steps: Size = 24
+    num_layers: Depth = 6
+    num_heads: Size = 8
+    hidden_dim: Size = 512
+    timestep_embed_dim: Size = 256
+    use_rope: bool = True
+    rope_base: Annotated[float, Limit(1, 1e9)] = 10_000.0
+    use_positional_encoding: bool = False
+    vectors: Annotated[Mapping[str, Size], Limit(0, 100)] = field(default_factory=dict)
+    encoder: ClipConfig | None = None
+    family: str = FAMILY
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden_dim % self.num_heads or (self.use_rope and self.hidden_dim // self.num_heads % 2):
+            even = " into an even number each, which rotary positions need" if self.use_rope else ""
+            raise PolicyError(
+                f"hidden_dim must be divisible by num_heads{even}, got {self.hidden_dim} and {self.num_heads}"
+            )
+        if self.timestep_embed_dim % 2 or self.timestep_embed_dim < 4:
+            raise PolicyError(f"timestep_embed_dim must be even, 4 or more, got {self.timestep_embed_dim}")
+        names = list(self.inputs)
+        if len(names) < len(self.state) + len(self.vectors) + (self.encoder is not None and len(self.encoder.inputs)):
+            raise PolicyError("two inputs of the policy have one name; give each its own")
+        for name in names:
+            if name in _TAKEN or not 1 <= len(name) <= 200:
+                raise PolicyError(f"an input cannot be called {short(name)}; give it another name")
+        if len({field_name(name) for name in names}) < len(names):
+            raise PolicyError("two inputs of the policy have names that differ in dots alone; give them other names")
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        moments = {name: (self.n_obs_steps, size) for name, size in self.state.items()}
+        seen = {} if self.encoder is None else self.encoder.shapes(self.n_obs_steps)
+        return {**moments, **seen, **{name: (size,) for name, size in self.vectors.items()}}
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        return () if self.encoder is None else self.encoder.cameras
+
+    @property
+    def cond_dim(self) -> int:
+        """Numbers of the conditioning vector."""
+        encoded = 0 if self.encoder is None else self.encoder.features + self.hidden_dim
+        return self.n_obs_steps * (sum(self.state.values()) + encoded) + sum(self.vectors.values())
+
+    @property
+    def least_weights(self) -> tuple[int, int, int]:
+        width, layers, time = self.hidden_dim, self.num_layers, self.timestep_embed_dim
+        least = layers * width * (12 * width + CHUNKS * (time + self.cond_dim)) + 2 * time**2
+        least += self.horizon * width * self.use_positional_encoding + 2 * width * self.action_dim
+        for tower in () if self.encoder is None else (self.encoder.vision, self.encoder.text):
+            if tower is not None:
+                least += tower.layers * 4 * tower.width**2 + tower.places * tower.width
+                layers += tower.layers
+        return layers, 8, least
+
+
+class DiTPolicy(OwnPolicy):
+    """Inputs: state (n_obs_steps, numbers), cameras (n_obs_steps, 3, height, width), token ids with their mask, and vectors
+    (numbers,)."""
+
+    CONFIG = DiTConfig
+    config: DiTConfig
+    observation_encoder: ClipEncoder | None
 
     def __init__(self, config: DiTConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.noise_predictor = DiT(
             action_dim=config.action_dim,
             horizon=config.horizon,
@@ -39,72 +120,17 @@ class DiTPolicy(nn.Module):
             rope_base=config.rope_base if config.use_rope else None,
             positions=config.use_positional_encoding,
         )
-        encoder = config.encoder
-        self.observation_encoder = None if encoder is None else ClipEncoder(encoder, config.hidden_dim)
-        frames = {} if encoder is None else dict.fromkeys(encoder.cameras, 3)
-        self.normalizer = Normalizer({**config.state, **frames, **config.vectors, "action": config.action_dim})
+        encoder = None if config.encoder is None else ClipEncoder(config.encoder, config.hidden_dim)
+        self.register_module("observation_encoder", encoder)
+        frames = dict.fromkeys(config.cameras, 3)
+        sizes = {**config.state, **frames, **config.vectors, "action": config.action_dim}
+        self.normalizer = ShiftedNormalizer(sizes)
 
     @property
-    def horizon(self) -> int:
-        return self.config.horizon
-
-    @property
-    def n_obs_steps(self) -> int:
-        return self.config.n_obs_steps
-
-    @property
-    def n_action_steps(self) -> int:
-        return self.config.n_action_steps
-
-    @property
-    def sampler(self) -> SamplerConfig:
-        return self.config.sampler
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        return () if self.config.encoder is None else self.config.encoder.cameras
-
-    def with_sampler(self, sampler: SamplerConfig) -> DiTPolicy:
-        """The same weights (shared, not copied) behind another sampler."""
-        other = DiTPolicy.__new__(DiTPolicy)
-        nn.Module.__init__(other)
-        other.config = replace(self.config, sampler=sampler)
-        other.noise_predictor, other.normalizer = self.noise_predictor, self.normalizer
-        other.observation_encoder = self.observation_encoder
-        vars(other)["training"] = vars(self)["training"]  # its own flag only: the shared modules keep theirs
-        return other
-
-    @torch.no_grad()
-    def predict_action(
-        self,
-        obs: Observation,
-        *,
-        generator: torch.Generator | None = None,
-        noise: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """One generation: action (B, n_action_steps, A) and action_pred (B, horizon, A), in robot units.
-
-        obs        arrays by the names of the config's inputs: state (B, n_obs_steps, numbers), cameras (B, n_obs_steps, 3,
-                   height, width) as uint8 or as floats from 0 to 1, tokens and vectors (B, numbers); a bare array where the
-                   policy has one input
-        generator  draws the noise, torch's global one without it
-        noise      all of it, see `draw_noise`
-        """
-        condition = self.encode(self.check(obs))
-        chunk = (len(condition), self.config.horizon, self.config.action_dim)
-        sample = denoise(
-            self.config.sampler,
-            lambda x, t: self.noise_predictor(x, t, condition),
-            chunk,
-            condition,
-            generator=generator,
-            noise=noise,
-        )
-        actions = self.normalizer.action.unnormalize(sample)
-        return {"action": actions[:, self.config.executed], "action_pred": actions}
+    def like(self) -> Tensor:
+        return self.noise_predictor.input_proj.weight
 
     def check(self, obs: Any) -> dict[str, Tensor]:
-        """The observation by its inputs' names, in robot units, or a sentence saying what is wrong with it."""
         inputs = self.config.inputs
         if len(inputs) == 1:
             (name,) = inputs
@@ -125,12 +151,9 @@ class DiTPolicy(nn.Module):
         vectors = [normalizer.field(name).normalize(observed[name]) for name in config.vectors]
         return torch.cat([moments, *vectors], dim=-1)
 
-    def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
-        """All the noise of one generation, (1 + draws, B, horizon, A), exactly as `generator` would give it."""
-        chunk = (batch, self.config.horizon, self.config.action_dim)
-        return draw_all(table(self.config.sampler), chunk, self.like, generator)
+    def denoiser_output(self, x: Tensor, t: Tensor, conditions: Tensor) -> Tensor:
+        out: Tensor = self.noise_predictor(x, t, conditions)
+        return out
 
-    @property
-    def like(self) -> Tensor:
-        """A tensor with the policy's precision and device."""
-        return self.noise_predictor.input_proj.weight
+    def actions(self, sample: Tensor, observed: Mapping[str, Tensor]) -> Tensor:
+        return self.normalizer.action.unnormalize(sample)

@@ -1,8 +1,7 @@
-"""Which policies are adaLN DiTs, and the ports of our own; a live one of LeRobot's is in `live`."""
+"""Which policies are adaLN DiTs, and the ports of this package's own; a live one of LeRobot's is in `live`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -12,18 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from blockcache.errors import ObservationError
-from blockcache.files import PathLike
 from blockcache.models.dit.adapter import find
-from blockcache.models.dit.checkpoint import save_policy
-from blockcache.models.dit.clip_config import MASK, TOKENS
+from blockcache.models.dit.clip import MASK, TOKENS
 from blockcache.models.dit.live import LivePort, horizon_of, objective_of
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.dit.program import CONDITIONING
 from blockcache.models.dit.program_inputs import ProgramInputs, inputs_after_encoder, inputs_of_policy
-from blockcache.models.own_port import ConfiguredPort
-from blockcache.models.port import Port, check_not_compiled, is_altered
-from blockcache.models.weight_checks import check_action_scale
-from blockcache.observations.tensors import as_tensor
+from blockcache.models.own_port import OwnPort
+from blockcache.models.port import Port, check_not_compiled
 
 _CONSTANT = 1e6  # scales beyond this are those of numbers that never changed in the data
 
@@ -41,13 +36,13 @@ def claim(policy: Any) -> Port | str:
     if isinstance(adapter, str):
         return f"the noise_predictor {type(denoiser).__name__} {adapter}"
     if isinstance(policy, DiTPolicy):
-        return (OwnPort if policy.observation_encoder is None else OwnEncodedPort)(policy, adapter)
+        return (DiTPort if policy.observation_encoder is None else EncodedDiTPort)(policy, adapter)
     objective = objective_of(policy)
     return objective if isinstance(objective, str) else LivePort(policy, adapter)
 
 
-class OwnPort(ConfiguredPort):
-    """Our own policy without an encoder: everything is in its config, and the program holds all of it."""
+class DiTPort(OwnPort):
+    """A policy without an encoder: the program holds all of it."""
 
     policy: DiTPolicy
 
@@ -68,42 +63,14 @@ class OwnPort(ConfiguredPort):
         shift, base = (part.detach().cpu().double().numpy() for part in (action.shift, action.base))
         return np.asarray(base - shift * self.action_scale)
 
-    def prepare_observation(self, obs: Any) -> Any:
-        if not isinstance(obs, Mapping):
-            return as_tensor(obs)
-        return {name: as_tensor(value) for name, value in obs.items()}
-
-    def synthetic_observations(self, count: int) -> dict[str, Tensor]:
-        """What lies within the range of the data."""
-        config, found = self.policy.config, super().synthetic_observations(count)
-        for name in (*config.state, *config.vectors):
-            found[name] = self.policy.normalizer.field(name).unnormalize(found[name].to(self.policy.like))
-        return found
-
-    @property
-    def trusted(self) -> bool:
-        methods = [getattr(type(self.policy), name) for name in ("predict_action", "check", "encode")]
-        methods += [type(part).forward for part in self.adapter.denoiser.modules()]
-        ours = all(str(getattr(item, "__module__", "")).startswith(("blockcache.", "torch.")) for item in methods)
-        return ours and not is_altered(self.adapter.denoiser)
-
-    def check_weights(self) -> None:
-        super().check_weights()
-        check_action_scale(self.policy.normalizer.action.scale)
-
-    def save(self, directory: PathLike) -> bool:
-        save_policy(self.policy, directory)
-        return True
+    def is_normalised(self, name: str) -> bool:
+        return name in {**self.policy.config.state, **self.policy.config.vectors}
 
 
-class OwnEncodedPort(OwnPort):
-    """Our own policy with CLIP encoders, which run as they are: the program begins at the conditioning vector."""
+class EncodedDiTPort(DiTPort):
+    """A policy with CLIP encoders, which run as they are: the program begins at the conditioning vector."""
 
     begins_after_encoder = True
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        return self.policy.cameras
 
     @property
     def program_inputs(self) -> ProgramInputs:
@@ -124,6 +91,5 @@ class OwnEncodedPort(OwnPort):
     def synthetic_observations(self, count: int) -> dict[str, Tensor]:
         found, encoder = super().synthetic_observations(count), self.policy.config.encoder
         assert encoder is not None
-        found |= {name: torch.rand(found[name].shape) for name in self.cameras}
         tokens = torch.randint(encoder.words, (count, encoder.tokens))
         return {**found, TOKENS: tokens.to(self.policy.like), MASK: torch.ones(count, encoder.tokens)}

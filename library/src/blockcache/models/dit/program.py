@@ -7,7 +7,7 @@ present gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ class Conditions:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DiTProgram(Program):
     """`moments` names the inputs with a moment in front, `vectors` those without, in the conditioning vector's order; behind
-    an encoder there is neither. `savings` makes the variants of `without_savings`."""
+    an encoder there is neither."""
 
     shape: DiTShape
     heads: int
@@ -40,7 +40,6 @@ class DiTProgram(Program):
     rotary: bool
     moments: tuple[str, ...] = ()
     vectors: tuple[str, ...] = ()
-    savings: Callable[[DiTProgram], Mapping[str, DiTProgram]]
 
     @property
     def width(self) -> int:
@@ -128,25 +127,3 @@ class DiTProgram(Program):
 
     def _linear(self, ops: Ops, layer: int, name: str, x: Value) -> Value:
         return ops.linear(x, ops.weight(f"{name}_w{layer}"), ops.weight(f"{name}_b{layer}"))
-
-    def without_savings(self) -> Mapping[str, DiTProgram]:
-        return self.savings(self)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PlainProgram(DiTProgram):
-    """The modulation as the denoiser has it: the conditions' half at every step and, unless `tabled`, the time's too."""
-
-    tabled: bool
-
-    def conditions(self, ops: Ops, obs: Mapping[str, Value]) -> Any:
-        return Conditions(ops.per_sample(ops.weight("start")), self.activated(ops, obs))
-
-    def begin(self, ops: Ops, conditions: Any, step: Any) -> Any:
-        return super().begin(ops, replace(conditions, modulation=self.modulate(ops, conditions.modulation)), step)
-
-    def time(self, ops: Ops, step: Any) -> Value:
-        if self.tabled:
-            return super().time(ops, step)
-        half = ops.matmul(ops.row("time_features", step), ops.weight("time_w"))
-        return ops.reshape(half, (1, self.shape.layers * CHUNKS, self.width))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from blockcache.models.dit.normalizer import Field
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.dit.program import CONDITIONING
+from blockcache.models.normalizer import ShiftedField
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,10 +18,10 @@ class ProgramInputs:
     """`inputs` are those of the program, `fields` their normalisers; `moments` and `vectors` as in `DiTProgram`."""
 
     inputs: Mapping[str, tuple[int, ...]]
-    action: Field
+    action: ShiftedField
     moments: tuple[str, ...] = ()
     vectors: tuple[str, ...] = ()
-    fields: Mapping[str, Field] = field(default_factory=dict)
+    fields: Mapping[str, ShiftedField] = field(default_factory=dict)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -47,11 +47,11 @@ def inputs_of_policy(policy: DiTPolicy) -> ProgramInputs:
     )
 
 
-def inputs_after_encoder(cond_dim: int, action: Field) -> ProgramInputs:
+def inputs_after_encoder(cond_dim: int, action: ShiftedField) -> ProgramInputs:
     """Of a policy whose encoder runs as it is."""
     return ProgramInputs({CONDITIONING: (cond_dim,)}, action)
 
 
-def _double(item: Field) -> tuple[Tensor, Tensor, Tensor]:
+def _double(item: ShiftedField) -> tuple[Tensor, Tensor, Tensor]:
     shift, scale, base = (part.detach().to(torch.float64) for part in (item.shift, item.scale, item.base))
     return shift, scale, base

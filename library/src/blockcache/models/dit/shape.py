@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from blockcache.models.dit.config import DiTConfig
-from blockcache.models.dit.policy import DiTPolicy
+from blockcache.models.dit.policy import DiTConfig, DiTPolicy
 from blockcache.samplers import DDPM, Euler, SamplerConfig
 
 _MOMENT = {"obs": 14 + 768 + 512}

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from blockcache.errors import FileError, PolicyError, short
 from blockcache.files import Fields, Format, Name, dict_of, list_of, read, read_tensors
-from blockcache.models.dit.config import module_name
-from blockcache.models.dit.normalizer import PREFIX
+from blockcache.models.normalizer import field_name
 from blockcache.models.weight_checks import check_weight
 
 ACTION = "action"
@@ -56,7 +55,7 @@ def statistics_of(directory: Path, sizes: Mapping[str, int]) -> dict[str, Tensor
     for name, size in sizes.items():
         settings, tensors = steps[name]
         shift, scale, base = _field(name, size, settings, tensors)
-        place = f"normalizer.inputs.{PREFIX}{module_name(name)}"
+        place = f"normalizer.inputs.{field_name(name)}"
         found |= {f"{place}.shift": shift, f"{place}.scale": scale, f"{place}.base": base}
     return found
 

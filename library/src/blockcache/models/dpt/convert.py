@@ -21,7 +21,7 @@ from blockcache.files import PathLike, opened
 from blockcache.foreign.configs import Config
 from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import StoredTensor, TorchFile, open_torch_file
-from blockcache.models.dpt.checkpoint import check_sizes, load_policy, load_tensors, save_policy
+from blockcache.models.checkpoint import check_sizes, load, load_tensors, save
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.dpt.public_cameras import camera_config
 from blockcache.models.dpt.public_settings import HYBRID, architecture, low_dim_config, uses_ema
@@ -41,7 +41,7 @@ def convert_checkpoint(source: PathLike, directory: PathLike) -> DiffusionTransf
     """
     check_new(directory)
     policy = read_checkpoint(source)
-    save_policy(policy, directory)
+    save(policy, directory)
     return policy
 
 
@@ -49,10 +49,10 @@ def load_checkpoint(source: PathLike) -> DiffusionTransformerPolicy:
     """The policy of a checkpoint; converted once, and kept in the cache by the file's content."""
     sha256 = _sha256(source)
     key = digest(sha256, source_hash(__file__))
-    policy = _CONVERTED.get(key, load_policy)
+    policy = _CONVERTED.get(key, lambda directory: load(DiffusionTransformerPolicy, directory))
     if policy is None:
         policy = made = read_checkpoint(source, sha256)
-        _CONVERTED.put(key, lambda directory: save_policy(made, directory))
+        _CONVERTED.put(key, lambda directory: save(made, directory))
     return policy
 
 

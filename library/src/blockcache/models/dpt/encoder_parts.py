@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from blockcache.errors import PolicyError
 from blockcache.models.dpt.camera_network import CameraNetwork, Convolution, Pool, Residual
-from blockcache.models.dpt.encoder import ObservationEncoder, corner
-from blockcache.models.dpt.encoder_config import Input
+from blockcache.models.dpt.encoder import Input, ObservationEncoder, corner
 from blockcache.models.program import UnsupportedError
 
 

@@ -8,7 +8,6 @@ step alone, so its share of keys and values is tabulated for all K steps.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,11 +19,11 @@ from torch.nn import functional as F
 from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_step, folded_once
 from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.dpt.program_inputs import fold_inputs
+from blockcache.models.folding import cast, double, named, refuse, scaled_queries, signature, step_times
 from blockcache.models.port import Port
 from blockcache.models.program import Table, UnsupportedError
-from blockcache_lab.studies.savings_programs import without_savings
 
-Double = Callable[[str], Tensor]
+Double = Callable[..., Tensor]
 
 
 def fold(port: Port) -> DPTProgram:
@@ -33,13 +32,7 @@ def fold(port: Port) -> DPTProgram:
     assert port.sampler is not None
     policy, modules, state = port.policy, port.adapter.denoiser, port.policy.state_dict()
 
-    def double(name: str, prefix: str = "model") -> Tensor:
-        if f"{prefix}.{name}" not in state:
-            raise UnsupportedError(f"a policy without the tensor {prefix}.{name}")
-        tensor: Tensor = state[f"{prefix}.{name}"].detach()
-        if not tensor.is_floating_point():
-            raise UnsupportedError(f"weights that are no floating point numbers ({prefix}.{name} is {tensor.dtype})")
-        return tensor.to(torch.float64)
+    double = doubles_of(state)
 
     def field(name: str, size: int) -> list[Tensor]:
         """Scale and offset; an identity normaliser of the public code has one number for all."""
@@ -50,9 +43,9 @@ def fold(port: Port) -> DPTProgram:
 
     width, depth, heads = double("pos_emb").shape[-1], len(port.adapter.layers), port.adapter.widths["heads"]
     positions = double("cond_pos_emb")[0]
-    obs_w, obs_b = _linear(double, "cond_obs_emb")
-    input_w, input_b = _linear(double, "input_emb")
-    head_w, head_b = _after_norm(double, "ln_f", *_linear(double, "head"))
+    obs_w, obs_b = linear_of(double, "cond_obs_emb")
+    input_w, input_b = linear_of(double, "input_emb")
+    head_w, head_b = _after_norm(double, "ln_f", *linear_of(double, "head"))
     seen = fold_inputs(policy, field, obs_w, obs_b)
     action_scale, action_offset = field("action", len(input_w))
     masks = {name: _mask(modules, name) for name in ("mask", "memory_mask")}
@@ -69,8 +62,8 @@ def fold(port: Port) -> DPTProgram:
     weights = {
         **seen.weights,
         "obs_b": seen.bias + positions[1:],
-        **_pair("encode_up", _linear(double, "encoder.0")),
-        **_pair("encode_down", _linear(double, "encoder.2")),
+        **named("encode_up", linear_of(double, "encoder.0")),
+        **named("encode_down", linear_of(double, "encoder.2")),
         "input_w": input_w,
         "positions": input_b + double("pos_emb")[0],
         "head_w": head_w,
@@ -84,12 +77,7 @@ def fold(port: Port) -> DPTProgram:
     # (1, 1, T, H * S): head by head
     visible = torch.zeros(shape.tokens, shape.cond_tokens) if masks["memory_mask"] is None else masks["memory_mask"]
     weights["memory_mask"] = visible.repeat(1, heads)[None, None]
-    whole = all(float(t).is_integer() for t in port.timesteps)  # as the policy's own loop has them
-    timesteps = torch.tensor(port.timesteps, dtype=torch.int64 if whole else torch.float32, device=positions.device)
-    time_emb: Any = modules.time_emb
-    time = time_emb(timesteps).detach().to(positions) + positions[0]  # (K, d) the time token before its encoding
-    hidden = F.mish(time @ weights["encode_up_w"] + weights["encode_up_b"])
-    encoded = hidden @ weights["encode_down_w"] + weights["encode_down_b"]
+    time, encoded = time_tokens(port, double)
     crossed, tables = _cross_attention(double, shape, heads, encoded)
     like = state["model.pos_emb"]
     eps = norms(modules)[0].eps
@@ -105,20 +93,37 @@ def fold(port: Port) -> DPTProgram:
         blocks=folded_blocks(shape, heads),
         once=folded_once(shape) + sum(eye.flops for eye in seen.eyes) * (shape.cond_tokens - 1),
         every_step=folded_every_step(shape),
-        weights={name: _as(tensor, like) for name, tensor in (weights | crossed).items()},
-        tables={name: Table(_as(item.values, like), item.shape, item.pads) for name, item in tables.items()},
+        weights={name: cast(tensor, like) for name, tensor in (weights | crossed).items()},
+        tables={name: Table(cast(item.values, like), item.shape, item.pads) for name, item in tables.items()},
         causal=causal,
-        signature=_signature((eps, seen.inputs, seen.entries, seen.eyes), time, *masks.values()),
+        signature=signature((eps, seen.inputs, seen.entries, seen.eyes), time, *masks.values()),
         shape=shape,
         heads=heads,
         norm_eps=eps,
         self_masked=masks["mask"] is not None,
         entries=seen.entries,
         eyes=seen.eyes,
-        savings=lambda program: without_savings(
-            program, *_unfolded(double, shape, heads, {"time": time, "time_encoded": encoded}, like)
-        ),
     )
+
+
+def doubles_of(state: Mapping[str, Tensor]) -> Double:
+    """Gives the tensors of a policy's denoiser by name, in float64."""
+
+    def find(name: str, prefix: str = "model") -> Tensor:
+        if f"{prefix}.{name}" not in state:
+            raise UnsupportedError(f"a policy without the tensor {prefix}.{name}")
+        return double(state[f"{prefix}.{name}"], f"{prefix}.{name}")
+
+    return find
+
+
+def time_tokens(port: Port, double: Double) -> tuple[Tensor, Tensor]:
+    """The time token of every step, (K, d), before and behind its encoding."""
+    positions, denoiser = double("cond_pos_emb")[0], port.adapter.denoiser
+    embed: Any = denoiser.time_emb
+    time = embed(step_times(port, positions.device)).detach().to(positions) + positions[0]
+    (up_w, up_b), (down_w, down_b) = (linear_of(double, f"encoder.{place}") for place in (0, 2))
+    return time, F.mish(time @ up_w + up_b) @ down_w + down_b
 
 
 def _cross_attention(
@@ -131,13 +136,13 @@ def _cross_attention(
     width, depth, size = shape.width, shape.layers, shape.width // heads
     observed, columns = shape.cond_tokens - 1, heads * shape.cond_tokens
     names = [f"decoder.layers.{index}.multihead_attn" for index in range(depth)]
-    projections = [_key_value(double, name, width) for name in names]
+    projections = [key_value_of(double, name, width) for name in names]
     query_folded, output_folded, cross_b = [], [], []
     for index, name in enumerate(names):
-        query_w, query_b = _query(double, index, width, heads)
+        query_w, query_b = query_of(double, index, width, heads)
         augmented = torch.cat([query_w, query_b[None]])  # (d + 1, d): the bias as the last row
         query_folded.append(augmented.reshape(width + 1, heads, size).permute(1, 2, 0))  # (H, d / H, d + 1)
-        output_w, output_b = _linear(double, f"{name}.out_proj")
+        output_w, output_b = linear_of(double, f"{name}.out_proj")
         output_folded.append(output_w.reshape(heads, size, width))
         # on every row of the first head: a head's probabilities sum to one
         bias = torch.zeros(columns, width, dtype=output_b.dtype, device=output_b.device)
@@ -168,28 +173,13 @@ def _cross_attention(
     return constants, tables
 
 
-def _unfolded(
-    double: Double, shape: DPTShape, heads: int, times: Mapping[str, Tensor], like: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Table]]:
-    """What the variants without savings multiply by instead: each layer's own projections."""
-    weights: dict[str, Tensor] = {}
-    for index in range(shape.layers):
-        name = f"decoder.layers.{index}.multihead_attn"
-        key_w, key_b, value_w, value_b = _key_value(double, name, shape.width)
-        weights |= _pair("query", _query(double, index, shape.width, heads), index)
-        weights |= _pair("cross", _linear(double, f"{name}.out_proj"), index)
-        weights |= _pair("memory", (torch.cat([key_w, value_w], dim=1), torch.cat([key_b, value_b])), index)
-    tables = {name: Table(_as(time[:, None, None], like), (1, 1, shape.width)) for name, time in times.items()}
-    return {name: _as(tensor, like) for name, tensor in weights.items()}, tables
-
-
 def require_supported(port: Port) -> None:
     """The forms that the folding above is written for; anything else has the patched engine."""
     policy: Any = port.policy
     denoiser: Any = port.adapter.denoiser
     encoder: Any = getattr(denoiser, "encoder", None)
     decoder: Any = getattr(denoiser, "decoder", None)
-    _refuse(
+    refuse(
         (decoder is None, "the encoder-only form"),
         (getattr(denoiser, "cond_obs_emb", None) is None, "in-painted observations (obs_as_cond=False)"),
         (any(not hasattr(denoiser, name) for name in ("time_emb", "ln_f")), "a denoiser without time_emb and ln_f"),
@@ -205,7 +195,7 @@ def require_supported(port: Port) -> None:
     )
     widths, all_norms = port.adapter.widths, norms(denoiser)
     attentions = [getattr(layer, name) for layer in decoder.layers for name in ("self_attn", "multihead_attn")]
-    _refuse(
+    refuse(
         (getattr(decoder, "norm", None) is not None, "a decoder with a final norm of its own"),
         (any(not _is_gelu(layer.activation) for layer in decoder.layers), "an activation other than GELU"),
         (any(not isinstance(norm, nn.LayerNorm) for norm in all_norms), "norms other than LayerNorm"),
@@ -214,12 +204,6 @@ def require_supported(port: Port) -> None:
         (widths.get("tokens") != policy.horizon, "a horizon that is not the denoiser's number of tokens"),
         (widths.get("cond_tokens") != 1 + policy.n_obs_steps, "condition tokens other than time and observations"),
     )
-
-
-def _refuse(*reasons: tuple[bool, str]) -> None:
-    for unsupported, what in reasons:
-        if unsupported:
-            raise UnsupportedError(what)
 
 
 def _is_mlp(encoder: Any) -> bool:
@@ -256,7 +240,7 @@ def _is_causal(mask: Tensor | None) -> bool:
     return mask is not None and bool(torch.equal(mask, torch.full_like(mask, -math.inf).triu(diagonal=1)))
 
 
-def _linear(double: Double, name: str) -> tuple[Tensor, Tensor]:
+def linear_of(double: Double, name: str) -> tuple[Tensor, Tensor]:
     """(inputs, outputs) and the bias: `x @ w + b`."""
     return double(f"{name}.weight").T, double(f"{name}.bias")
 
@@ -267,18 +251,14 @@ def _after_norm(double: Double, norm: str, w: Tensor, b: Tensor) -> tuple[Tensor
     return gain[:, None] * w, b + bias @ w
 
 
-def _pair(name: str, pair: tuple[Tensor, Tensor], index: int | str = "") -> dict[str, Tensor]:
-    return {f"{name}_{part}{index}": tensor for part, tensor in zip("wb", pair, strict=True)}
-
-
-def _query(double: Double, index: int, width: int, heads: int) -> tuple[Tensor, Tensor]:
+def query_of(double: Double, index: int, width: int, heads: int) -> tuple[Tensor, Tensor]:
     prefix, scale = f"decoder.layers.{index}", math.sqrt(width // heads)
     w = double(f"{prefix}.multihead_attn.in_proj_weight")[:width].T / scale
     b = double(f"{prefix}.multihead_attn.in_proj_bias")[:width] / scale
     return _after_norm(double, f"{prefix}.norm2", w, b)
 
 
-def _key_value(double: Double, name: str, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def key_value_of(double: Double, name: str, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """w and b of a cross-attention's keys, then of its values."""
     w, b = double(f"{name}.in_proj_weight").T, double(f"{name}.in_proj_bias")
     return w[:, width : 2 * width], b[width : 2 * width], w[:, 2 * width :], b[2 * width :]
@@ -286,24 +266,11 @@ def _key_value(double: Double, name: str, width: int) -> tuple[Tensor, Tensor, T
 
 def _layer(double: Double, index: int, width: int, heads: int) -> dict[str, Tensor]:
     prefix = f"decoder.layers.{index}"
-    own_w, own_b = double(f"{prefix}.self_attn.in_proj_weight").T, double(f"{prefix}.self_attn.in_proj_bias")
-    scales = torch.ones_like(own_b)
-    scales[:width] /= math.sqrt(width // heads)
+    own = double(f"{prefix}.self_attn.in_proj_weight").T, double(f"{prefix}.self_attn.in_proj_bias")
+    qkv = scaled_queries(own, width, heads)
     return {
-        **_pair("qkv", _after_norm(double, f"{prefix}.norm1", own_w * scales, own_b * scales), index),
-        **_pair("out", _linear(double, f"{prefix}.self_attn.out_proj"), index),
-        **_pair("up", _after_norm(double, f"{prefix}.norm3", *_linear(double, f"{prefix}.linear1")), index),
-        **_pair("down", _linear(double, f"{prefix}.linear2"), index),
+        **named("qkv", _after_norm(double, f"{prefix}.norm1", *qkv), index),
+        **named("out", linear_of(double, f"{prefix}.self_attn.out_proj"), index),
+        **named("up", _after_norm(double, f"{prefix}.norm3", *linear_of(double, f"{prefix}.linear1")), index),
+        **named("down", linear_of(double, f"{prefix}.linear2"), index),
     }
-
-
-def _signature(settings: tuple[Any, ...], *tensors: Tensor | None) -> str:
-    """Of what is in no fingerprint: a foreign policy may make numbers in code, and crops are no weights."""
-    digest = hashlib.sha256(repr(settings).encode())
-    for tensor in tensors:
-        digest.update(b"none" if tensor is None else tensor.double().cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _as(value: Tensor, like: Tensor) -> Tensor:
-    return value.to(dtype=like.dtype, device=like.device).contiguous()

@@ -7,7 +7,7 @@ of it depends on the step alone and comes from a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,8 +31,7 @@ class Conditions:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DPTProgram(Program):
-    """`entries` names the matrix that each part of an observation is multiplied by, `eyes` are its cameras' networks, and
-    `savings` makes the variants of `without_savings`."""
+    """`entries` names the matrix that each part of an observation is multiplied by, `eyes` are its cameras' networks."""
 
     shape: DPTShape
     heads: int
@@ -40,7 +39,6 @@ class DPTProgram(Program):
     self_masked: bool
     entries: Mapping[str, str]
     eyes: tuple[CameraNetwork, ...]
-    savings: Callable[[DPTProgram], Mapping[str, DPTProgram]]
 
     @property
     def layers(self) -> int:
@@ -159,6 +157,3 @@ class DPTProgram(Program):
             every_step=folded_every_step(shape),
             weights={**self.weights, **{name: tensor.contiguous() for name, tensor in kept.items()}},
         )
-
-    def without_savings(self) -> Mapping[str, DPTProgram]:
-        return self.savings(self)

@@ -11,7 +11,7 @@ from typing import Any
 
 from blockcache.errors import PolicyError, short
 from blockcache.foreign.configs import Config
-from blockcache.models.dpt.encoder_config import EncoderConfig, Input
+from blockcache.models.dpt.encoder import EncoderConfig, Input
 from blockcache.models.dpt.policy import DPTConfig
 from blockcache.models.dpt.public_settings import (
     NETWORK,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from blockcache.errors import PolicyError
-from blockcache.models.dpt.encoder_config import EncoderConfig, Input
+from blockcache.models.dpt.encoder import EncoderConfig, Input
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.samplers import SamplerConfig
 

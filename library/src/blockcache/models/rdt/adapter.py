@@ -158,7 +158,7 @@ def _order(block: Any) -> tuple[tuple[tuple[str, str], ...], bool] | None:
 
 
 def norm_of(denoiser: Any) -> tuple[str, float]:
-    """How all norms divide, one of `config.NORMS`, and their eps; found out by what they do."""
+    """How all norms divide, one of `policy.NORMS`, and their eps; found out by what they do."""
     model = denoiser.model
     parts = [getattr(block, norm) for block in model.blocks for norm, _ in BRANCHES]
     heads = [(block.attn, block.cross_attn) for block in model.blocks]

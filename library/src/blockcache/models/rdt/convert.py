@@ -19,11 +19,10 @@ from blockcache.errors import BlockcacheError, ContentError, FileError, PolicyEr
 from blockcache.files import PathLike, read_tensors
 from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import open_torch_file
+from blockcache.models.checkpoint import check_sizes, policy_from, save
 from blockcache.models.policy_files import check_new
-from blockcache.models.rdt.checkpoint import check_sizes, made_of, save_policy
-from blockcache.models.rdt.config import RDTConfig
 from blockcache.models.rdt.denoiser import FRONT
-from blockcache.models.rdt.policy import RDTPolicy
+from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
 from blockcache.models.stored import read_stored
 from blockcache.progress import progress_bar
 
@@ -41,7 +40,7 @@ def convert_weights(source: PathLike, directory: PathLike, **settings: Any) -> R
     """
     check_new(directory)
     policy = read_weights(source, **settings)
-    save_policy(policy, directory)
+    save(policy, directory)
     return policy
 
 
@@ -55,7 +54,7 @@ def read_weights(source: PathLike, **settings: Any) -> RDTPolicy:
         sizes = sizes_of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
         config = RDTConfig(**{**sizes, "n_action_steps": sizes["horizon"], **settings})
         check_sizes(config, len(tensors), sum(tensor.numel() for tensor in tensors.values()))
-        return made_of(config, tensors)
+        return policy_from(RDTPolicy, config, tensors)
     except FileError:
         raise
     except BlockcacheError as error:

@@ -7,13 +7,20 @@ sampling or caching.
 from __future__ import annotations
 
 import math
+import re
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from blockcache.models.rdt.config import RDTConfig, linears_of
+from blockcache.errors import PolicyError, short
 
+if TYPE_CHECKING:
+    from blockcache.models.rdt.policy import RDTConfig
+
+ADAPTORS = ("lang_adaptor", "img_adaptor", "state_adaptor")
+_MLP = re.compile(r"mlp([1-9])x_gelu")
 EPS = 1e-6
 FREQUENCIES = 256  # numbers of a sinusoidal embedding
 FRONT = 3
@@ -21,7 +28,7 @@ FRONT = 3
 
 
 class Norm(nn.Module):
-    """Divides by a spread of the last axis, its mean left in, and multiplies by a gain; `kind` is one of `config.NORMS`."""
+    """Divides by a spread of the last axis, its mean left in, and multiplies by a gain; `kind` is one of `policy.NORMS`."""
 
     def __init__(self, width: int, kind: str) -> None:
         super().__init__()
@@ -166,6 +173,16 @@ class RDT(nn.Module):
 
 def _places(tokens: int, width: int) -> nn.Parameter:
     return nn.Parameter(0.02 * torch.randn(1, tokens, width))
+
+
+def linears_of(adaptor: str) -> int:
+    """How many matrices an adaptor has, by the name that the public code gives it."""
+    if adaptor == "linear":
+        return 1
+    found = _MLP.fullmatch(adaptor)
+    if found is None:
+        raise PolicyError(f"an adaptor must be 'linear' or 'mlpNx_gelu', N from 1 to 9, got {short(adaptor)}")
+    return int(found.group(1))
 
 
 def adaptor(name: str, inputs: int, width: int) -> nn.Module:

@@ -6,12 +6,12 @@ gain of the queries' norms, and the time's embedding into a table over all steps
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from blockcache.models.folding import signature, step_times
 from blockcache.models.port import Port
 from blockcache.models.program import Table, UnsupportedError
 from blockcache.models.rdt.denoiser import FRONT, frequencies
@@ -55,7 +55,7 @@ def fold(port: Port, shape: RDTShape, norm: tuple[str, float]) -> RDTProgram:
     final = model.final_layer
     weights |= {"final_gain": final.norm_final.weight.detach()}
     weights |= {**_linear("final_up", final.ffn_final.fc1), **_linear("final_down", final.ffn_final.fc2)}
-    time = _times(port, model.t_embedder).to(like)  # (K, d)
+    time: Tensor = model.t_embedder(step_times(port, like.device)).to(like)  # (K, d)
     return RDTProgram(
         inputs=port.inputs,
         chunk=(shape.horizon, shape.action_dim),
@@ -67,7 +67,7 @@ def fold(port: Port, shape: RDTShape, norm: tuple[str, float]) -> RDTProgram:
         every_step=shape.folded_every_step,
         weights=weights,
         tables={"time": Table(time[:, None, None], (1, FRONT, shape.width), (FRONT - 1, 0))},
-        signature=hashlib.sha256(repr(norm).encode() + time.double().cpu().numpy().tobytes()).hexdigest(),
+        signature=signature(norm, time),
         shape=shape,
         heads=heads,
         norm=norm[0],
@@ -119,10 +119,3 @@ def _mlp(embedder: Any) -> tuple[Any, Any]:
     if len(parts) != 3 or type(parts[1]) is not nn.SiLU:
         raise UnsupportedError("an embedding other than Linear, SiLU, Linear")
     return parts[0], parts[2]
-
-
-def _times(port: Port, embedder: Any) -> Tensor:
-    whole = all(float(t).is_integer() for t in port.timesteps)  # as the policy's own loop has them
-    device = next(embedder.parameters()).device
-    found: Tensor = embedder(torch.tensor(port.timesteps, dtype=torch.int64 if whole else torch.float32, device=device))
-    return found.detach()

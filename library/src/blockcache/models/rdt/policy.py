@@ -7,107 +7,147 @@ or tasks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from blockcache.errors import ObservationError
-from blockcache.models.noise import draw_all
-from blockcache.models.rdt.config import RDTConfig
-from blockcache.models.rdt.denoiser import RDTDenoiser
-from blockcache.models.sampling import denoise
+from blockcache.errors import ObservationError, PolicyError, short
+from blockcache.files import Limit
+from blockcache.models.own_policy import Depth, OwnPolicy, PolicyConfig, Size
+from blockcache.models.rdt.denoiser import ADAPTORS, RDTDenoiser, linears_of
 from blockcache.observations import one_moment
 from blockcache.observations.tensors import as_tensor, check_tree
-from blockcache.samplers import SamplerConfig, table
+from blockcache.samplers import SamplerConfig
+from blockcache.samplers.dpmsolver import DPMSolver
 
+FAMILY = "rdt"
+NORMS = ("std", "rms")
+"""How the norms divide: by the standard deviation around the mean, as the timm 1.0.3 that the public code asks for does it
+where Apex is missing, or by the root mean square, as Apex and newer versions of timm do."""
 LANGUAGE, MASK = "lang_tokens", "lang_attn_mask"
 
 
-class RDTPolicy(nn.Module):
-    """Several threads may call it at once.
+def public_sampler(steps: int = 5) -> DPMSolver:
+    """The sampler of the public code: DPM-Solver++ that predicts the clean sample; 5 steps there, 20 in the paper."""
+    return DPMSolver(num_inference_steps=steps, num_train_timesteps=1000, prediction_type="sample")
 
-    config     sizes and sampler
-    denoiser   the transformer with its adaptors; without it one with random weights
+
+@dataclass(frozen=True, kw_only=True)
+class RDTConfig(PolicyConfig):
+    """Names are those of the public code, the defaults RDT-1B's.
+
+    lang_len: language tokens of an observation, shorter ones are filled up and masked; `max_lang_cond_len` without it.
+    norm: one of `NORMS`.
     """
 
-    reentrant = True  # each generation has a scheduler of its own
+    FAMILY: ClassVar[str] = FAMILY
+    action_dim: Size = 128
+    horizon: Size = 64
+    n_obs_steps: Annotated[int, Limit(1, 1)] = 1
+    n_action_steps: Size = 64
+    hidden_size: Size = 2048
+    depth: Depth = 28
+    num_heads: Size = 32
+    lang_token_dim: Size = 4096
+    img_token_dim: Size = 1152
+    max_lang_cond_len: Size = 1024
+    img_cond_len: Size = 4374
+    lang_len: Size = field(default=None)  # type: ignore[assignment]  # filled in below
+    lang_adaptor: str = "mlp2x_gelu"
+    img_adaptor: str = "mlp2x_gelu"
+    state_adaptor: str = "mlp3x_gelu"
+    norm: str = "std"
+    sampler: SamplerConfig = field(default_factory=public_sampler)
+    family: str = FAMILY
+
+    def __post_init__(self) -> None:
+        if self.lang_len is None:
+            object.__setattr__(self, "lang_len", self.max_lang_cond_len)
+        super().__post_init__()
+        if self.hidden_size % self.num_heads or self.hidden_size // self.num_heads < 2:
+            raise PolicyError(
+                f"hidden_size must be 2 or more for each head, the same for all, got {self.hidden_size} and "
+                f"{self.num_heads} heads"
+            )
+        if self.lang_len > self.max_lang_cond_len:
+            raise PolicyError(
+                f"policy setting lang_len is {self.lang_len}, expected {self.max_lang_cond_len} at most: the places that "
+                "the policy knows"
+            )
+        for name in ADAPTORS:
+            linears_of(getattr(self, name))
+        if self.norm not in NORMS:
+            raise PolicyError(f"policy setting norm must be one of {', '.join(NORMS)}, got {short(self.norm)}")
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        return {
+            "state_tokens": (1, self.action_dim),
+            LANGUAGE: (self.lang_len, self.lang_token_dim),
+            MASK: (self.lang_len,),
+            "img_tokens": (self.img_cond_len, self.img_token_dim),
+            "action_mask": (1, self.action_dim),
+            "ctrl_freqs": (1,),
+        }
+
+    @property
+    def least_weights(self) -> tuple[int, int, int]:
+        width, tokens = self.hidden_size, self.max_lang_cond_len + self.img_cond_len + self.horizon
+        inputs = self.lang_token_dim + self.img_token_dim + self.action_dim
+        return self.depth, 21, width * (9 * self.depth * width + tokens + inputs)
+
+
+class RDTPolicy(OwnPolicy):
+    """Inputs, each of which may have an axis of one step behind the batch, as the observations of a rollout do:
+
+    state_tokens: (1, A) the robot's state, in the numbers that actions have.
+    lang_tokens: (L, lang_token_dim) the instruction, L up to `lang_len`.
+    lang_attn_mask: (L,) which of its tokens are there, true or false (1 or 0).
+    img_tokens: (img_cond_len, img_token_dim) what the cameras see.
+    action_mask: (1, A) which numbers the robot has, 1 or 0; the others of an action come out as 0.
+    ctrl_freqs: () or (1,) actions per second.
+
+    Args:
+        config: sizes and sampler.
+        denoiser: the transformer with its adaptors; without it one with random weights.
+    """
+
+    CONFIG = RDTConfig
+    config: RDTConfig
 
     def __init__(self, config: RDTConfig, denoiser: RDTDenoiser | None = None) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.denoiser = RDTDenoiser.of(config) if denoiser is None else denoiser
 
-    @property
-    def horizon(self) -> int:
-        return self.config.horizon
+    @classmethod
+    def unfilled(cls, config: Any) -> RDTPolicy:
+        """Without numbers: the network takes over those of a file, so that they are in memory once."""
+        with torch.device("meta"):
+            return cls(config)
 
     @property
-    def n_obs_steps(self) -> int:
-        return 1
+    def stored(self) -> nn.Module:
+        return self.denoiser
 
     @property
-    def n_action_steps(self) -> int:
-        return self.config.n_action_steps
-
-    @property
-    def action_dim(self) -> int:
-        return self.config.action_dim
-
-    @property
-    def sampler(self) -> SamplerConfig:
-        return self.config.sampler
-
-    def with_sampler(self, sampler: SamplerConfig) -> RDTPolicy:
-        """The same weights (shared, not copied) behind another sampler."""
-        return self._sharing(sampler=sampler)
+    def like(self) -> Tensor:
+        places: Any = self.denoiser.model.x_pos_embed
+        found: Tensor = places
+        return found
 
     def with_lang_len(self, lang_len: int) -> RDTPolicy:
         """The same weights for observations of so many language tokens: fewer cost less."""
-        return self._sharing(lang_len=lang_len)
+        return self._with(lang_len=lang_len)
 
-    def _sharing(self, **changed: Any) -> RDTPolicy:
-        other = RDTPolicy(replace(self.config, **changed), self.denoiser)
-        vars(other)["training"] = vars(self)["training"]  # its own flag only: the shared modules keep theirs
-        return other
+    def denoiser_output(self, x: Tensor, t: Tensor, conditions: tuple[Tensor, ...]) -> Tensor:
+        out: Tensor = self.denoiser(x, t, *conditions)
+        return out
 
-    @torch.no_grad()
-    def predict_action(
-        self, obs: Mapping[str, Any], *, generator: torch.Generator | None = None, noise: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """One generation: a mapping -> action (B, n_action_steps, A), action_pred (B, horizon, A).
-
-        state_tokens    (B, 1, A) the robot's state, in the numbers that actions have
-        lang_tokens     (B, L, lang_token_dim) the instruction, L up to `lang_len`
-        lang_attn_mask  (B, L) which of its tokens are there, true or false (1 or 0)
-        img_tokens      (B, img_cond_len, img_token_dim) what the cameras see
-        action_mask     (B, 1, A) which numbers the robot has, 1 or 0; the others of an action come out as 0
-        ctrl_freqs      (B,) or (B, 1) actions per second
-
-        Each may have an axis of one step behind the batch, as the observations of a rollout do.
-
-        Noise comes from `generator` (torch's global one without it) or, all of it, from `noise`; see `draw_noise`.
-        """
-        return self._act(self.check(obs), generator, noise)
-
-    def _act(
-        self, observed: Mapping[str, Tensor], generator: torch.Generator | None, noise: Tensor | None
-    ) -> dict[str, Tensor]:
-        state, mask = observed["state_tokens"], observed["action_mask"]
-        given = self.encode(observed)
-        chunk = (len(state), self.config.horizon, self.config.action_dim)
-        sample = denoise(
-            self.config.sampler,
-            lambda x, t: self.denoiser(x, t, *given),
-            chunk,
-            state,
-            generator=generator,
-            noise=noise,
-        )
-        actions = sample * mask
-        return {"action": actions[:, : self.config.n_action_steps], "action_pred": actions}
+    def actions(self, sample: Tensor, observed: Mapping[str, Tensor]) -> Tensor:
+        return sample * observed["action_mask"]
 
     def encode(self, observed: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """What the denoiser is given throughout a generation, in its order: a checked observation, adapted."""
@@ -122,10 +162,7 @@ class RDTPolicy(nn.Module):
         )
 
     def check(self, obs: Any) -> dict[str, Tensor]:
-        """The observation by its inputs' names, language filled up, or a sentence saying what is wrong with it."""
-        like = self.denoiser.model.x_pos_embed
-        assert isinstance(like, Tensor)
-        found = check_tree(self._filled(obs) if isinstance(obs, Mapping) else obs, self.config.inputs, (), like)
+        found = check_tree(self._filled(obs) if isinstance(obs, Mapping) else obs, self.config.inputs, (), self.like)
         for name in (MASK, "action_mask"):
             if bool(((found[name] != 0) & (found[name] != 1)).any()):
                 raise ObservationError(f"the observation {name!r} is a mask: expected true or false, 1 or 0")
@@ -163,8 +200,3 @@ class RDTPolicy(nn.Module):
             rates = as_tensor(found["ctrl_freqs"], "the observation 'ctrl_freqs'")
             found["ctrl_freqs"] = rates[:, None] if rates.ndim == 1 else rates
         return found
-
-    def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
-        """All the noise of one generation, (1 + draws, B, horizon, A), exactly as `generator` would give it."""
-        chunk = (batch, self.config.horizon, self.config.action_dim)
-        return draw_all(table(self.config.sampler), chunk, next(self.denoiser.parameters()), generator)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -12,15 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blockcache.errors import PolicyError
-from blockcache.files import PathLike
-from blockcache.models.own_port import ConfiguredPort
-from blockcache.models.port import Port, is_altered
+from blockcache.models.own_port import OwnPort
+from blockcache.models.port import Port
 from blockcache.models.rdt.adapter import find, shape_of, shaped
-from blockcache.models.rdt.checkpoint import save_policy
-from blockcache.models.rdt.config import ADAPTORS
+from blockcache.models.rdt.denoiser import ADAPTORS
 from blockcache.models.rdt.flops import RDTShape
 from blockcache.models.rdt.policy import MASK, RDTPolicy
-from blockcache.observations.tensors import as_tensor
 
 
 def claim(policy: Any) -> Port | str:
@@ -38,7 +34,7 @@ def claim(policy: Any) -> Port | str:
     return "it is no RDTPolicy, and has no model of RDT's shape with lang_adaptor, img_adaptor and state_adaptor"
 
 
-class RDTPort(ConfiguredPort):
+class RDTPort(OwnPort):
     """An RDT policy, made here or around the modules of a public runner."""
 
     policy: RDTPolicy
@@ -61,9 +57,6 @@ class RDTPort(ConfiguredPort):
         """What decides its cost."""
         return shape_of(self.policy.denoiser, self.policy.config.lang_len)
 
-    def prepare_observation(self, obs: Any) -> Any:
-        return {name: as_tensor(value) for name, value in obs.items()} if isinstance(obs, Mapping) else obs
-
     def synthetic_observations(self, count: int) -> dict[str, Tensor]:
         """An instruction that fills half of its places, a robot that has every number but the last, 25 actions a second."""
         made = super().synthetic_observations(count)
@@ -72,15 +65,3 @@ class RDTPort(ConfiguredPort):
         made["action_mask"][..., 1:][..., -1:] = 0.0
         made["ctrl_freqs"] = torch.full_like(made["ctrl_freqs"], 25.0)
         return made
-
-    @property
-    def trusted(self) -> bool:
-        methods = [getattr(type(self.policy), name) for name in ("predict_action", "check", "encode", "_act")]
-        parts = self.adapter.denoiser.modules()
-        methods += [type(part).forward for part in parts if not type(part).__module__.startswith("torch.")]
-        ours = all(str(getattr(method, "__module__", "")).startswith("blockcache.") for method in methods)
-        return ours and not is_altered(self.adapter.denoiser)
-
-    def save(self, directory: PathLike) -> bool:
-        save_policy(self.policy, directory)
-        return True

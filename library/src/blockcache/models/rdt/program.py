@@ -8,7 +8,7 @@ memory; what is folded (the score's scale, position embeddings, the time's embed
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from blockcache.models.program import Ops, Program, Value
@@ -150,14 +150,6 @@ class RDTProgram(Program):
     def select(self, ops: Ops, actions: Value, conditions: Any) -> Value:
         return ops.mul(actions, conditions.acting)
 
-    def without_savings(self) -> Mapping[str, RDTProgram]:
-        kept = {item.name: getattr(self, item.name) for item in fields(self)}
-        kept |= {"blocks": self.shape.blocks, "once": self.shape.around}
-        return {
-            "keys and values projected at every use": PlainProgram(**kept),
-            "+ keys and values projected once": self,
-        }
-
     def _deeper(self, ops: Ops, name: str, place: int, x: Value) -> Value:
         """An adaptor behind its first matrix."""
         for index in range(1, self.adaptors[place]):
@@ -177,16 +169,3 @@ class RDTProgram(Program):
 
     def _linear(self, ops: Ops, name: str, x: Value, index: int | str = "") -> Value:
         return ops.linear(x, ops.weight(f"{name}_w{index}"), ops.weight(f"{name}_b{index}"))
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PlainProgram(RDTProgram):
-    """Cross-attention as written: tokens are projected to keys and values at every use. For benchmarks and tests."""
-
-    def conditions(self, ops: Ops, obs: Mapping[str, Value]) -> Any:
-        tokens = self.adapted(ops, obs)
-        return self.around(ops, obs, list(tokens), list(tokens))
-
-    def attended(self, ops: Ops, layer: int, conditions: Any) -> tuple[Value, Value]:
-        tokens = conditions.keys[layer % 2]
-        return self.keys(ops, layer, tokens), self.values(ops, layer, tokens)

@@ -6,10 +6,9 @@ from typing import Any
 
 from blockcache.errors import PolicyError
 from blockcache.models.rdt.adapter import norm_of, shaped
-from blockcache.models.rdt.config import ADAPTORS, RDTConfig
 from blockcache.models.rdt.convert import sizes_of
-from blockcache.models.rdt.denoiser import RDTDenoiser
-from blockcache.models.rdt.policy import RDTPolicy
+from blockcache.models.rdt.denoiser import ADAPTORS, RDTDenoiser
+from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
 from blockcache.samplers.diffusers import from_diffusers
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from blockcache.models.rdt.config import RDTConfig
-from blockcache.models.rdt.policy import RDTPolicy
+from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
 
 
 def random_policy(config: RDTConfig, seed: int = 0) -> RDTPolicy:

@@ -6,10 +6,11 @@ import math
 import shlex
 from dataclasses import dataclass
 
+from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS, Estimate
 from blockcache.report.document import Block, Fact, Facts, Paragraph, plain
 from blockcache.report.overview.sources import Source, Sources
-from blockcache.report.overview.words import code, method_label
+from blockcache.report.overview.words import code
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.tuning import Tuning
 
@@ -122,7 +123,7 @@ def _run(sources: Sources) -> str:
 def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
     tuning, rows = source.value, sources.rows
     chosen, timed = tuning.chosen, sources.timed()
-    name = next((name for name in rows if name.startswith("tuned:")), chosen.method)
+    name = next((name for name in rows if method_named(name).tuned_in), chosen.method)
     known = rows[name].difference if name in rows else None
     ms, plain_ms, speed = chosen.p50_ms, tuning.plain_ms, tuning.plain_ms / chosen.p50_ms
     if timed is not None and (own := timed.ms(name)) is not None and (whole := timed.ms(PLAIN)) is not None:
@@ -133,7 +134,7 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
     directory = shlex.quote(source.path.removesuffix("tuning.json").rstrip("/") or ".")
     return Answer(
         name=name,
-        what=f"{method_label(chosen.method)}, {chosen.engine} engine",
+        what=f"{method_named(chosen.method).label}, {chosen.engine} engine",
         ms=ms,
         plain=plain_ms,
         speed=speed,
@@ -167,10 +168,10 @@ def _best(sources: Sources) -> Answer:
     else:
         name = max(compared, key=lambda name: compared[name].low, default=BASELINE)
         why = f"None of {len(compared)} methods is shown to be lossless; this one comes nearest."
-    fresh = name.startswith("tuned:")
+    tuned = method_named(name).tuned_in
     return Answer(
         name=name,
-        what=method_label(name),
+        what=method_named(name).label,
         ms=None if timed is None else timed.ms(name),
         plain=None if timed is None else timed.ms(PLAIN),
         speed=None if timed is None else timed.over(name, PLAIN),
@@ -178,8 +179,8 @@ def _best(sources: Sources) -> Answer:
         difference=rows[name].difference,
         why=why,
         next=(f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}",)
-        if not fresh
-        else (f"blockcache export {name.removeprefix('tuned:')} -o policy.onnx",),
+        if tuned is None
+        else (f"blockcache export {tuned} -o policy.onnx",),
     )
 
 

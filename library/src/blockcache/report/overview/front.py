@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.chart import Axis, Panel, Rule, Series
 from blockcache.report.document import Block, Chart, Section, plain, table
 from blockcache.report.methods import estimate, lossless
 from blockcache.report.overview.answer import Answer
 from blockcache.report.overview.sources import Source, Sources
-from blockcache.report.overview.words import KINDS, OTHERS, code, method_kind, method_label, missing
+from blockcache.report.overview.words import code, missing
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.timings import Timings
 from blockcache.results.tuning import Point, Tuning
@@ -53,7 +54,7 @@ def _methods(sources: Sources, timed: Timings, answer: Answer | None) -> Chart:
         )
     rows = [
         [
-            plain(method_label(name)),
+            plain(method_named(name).label),
             f"{costs[name]:.2f}" if name in costs else "",
             f"{over:.1f}x" if (over := timed.over(name, PLAIN)) is not None else "",
             str(row.score.n) if row.score else "",
@@ -92,9 +93,11 @@ _ZERO = (Rule("y", 0.0, ""), Rule("y", LOSSLESS, f"lossless above {LOSSLESS:g}")
 
 def _seen(sources: Sources, costs: Mapping[str, float], answer: Answer | None, unit: str = "ms") -> str:
     fastest = min(costs, key=lambda name: costs[name], default=None)
-    said = "" if fastest is None else f"The least has {method_label(fastest)} with {costs[fastest]:.3g} {unit}."
+    said = "" if fastest is None else f"The least has {method_named(fastest).label} with {costs[fastest]:.3g} {unit}."
     if answer is not None and answer.name in costs and (d := sources.rows[answer.name].difference):
-        said += f" Chosen: {method_label(answer.name)} with {costs[answer.name]:.3g} {unit} and {d.text('{:+.3f}')}."
+        said += (
+            f" Chosen: {method_named(answer.name).label} with {costs[answer.name]:.3g} {unit} and {d.text('{:+.3f}')}."
+        )
     return said
 
 
@@ -102,7 +105,7 @@ def _by_flops(sources: Sources, answer: Answer | None) -> Chart:
     costs = {name: row.method.flops / 1e9 for name, row in sources.rows.items()}
     axis = Axis("GFLOP per chunk", log=min(costs.values()) > 0)  # where FLOPs are not known they are 0
     rows = [
-        [plain(method_label(name)), f"{costs[name]:.3f}", estimate(row.score, "{:.3f}"), estimate(row.difference, "{:+.3f}"), lossless(row.difference)]
+        [plain(method_named(name).label), f"{costs[name]:.3f}", estimate(row.score, "{:.3f}"), estimate(row.difference, "{:+.3f}"), lossless(row.difference)]
         for name, row in sources.rows.items()
     ]  # fmt: skip
     return Chart(
@@ -137,9 +140,9 @@ def _grouped(
     made = []
     kinds: dict[str, list[str]] = {}
     for name in sorted((name for name in values if name in costs), key=lambda name: costs[name]):
-        kinds.setdefault(method_kind(name), []).append(name)
-    for kind in sorted(kinds, key=lambda kind: list(KINDS).index(kind) if kind in KINDS else len(KINDS)):
-        colour, marker = KINDS.get(kind, OTHERS)
+        kinds.setdefault(method_named(name).kind, []).append(name)
+    for kind in sorted(kinds, key=lambda kind: method_named(kinds[kind][0]).rank):
+        colour, marker = method_named(kinds[kind][0]).look
         names, ends = kinds[kind], intervals or {}
         spans = [ends.get(name, (values[name], values[name])) for name in names]
         made.append(
@@ -151,12 +154,12 @@ def _grouped(
                 marker,
                 low=tuple(low for low, _ in spans) if ends else (),
                 high=tuple(high for _, high in spans) if ends else (),
-                notes=tuple("; ".join(filter(None, (method_label(name), notes.get(name)))) for name in names),
+                notes=tuple("; ".join(filter(None, (method_named(name).label, notes.get(name)))) for name in names),
             )
         )
     if answer is not None and answer.name in costs and answer.name in values:
         x, y = costs[answer.name], values[answer.name]
-        note = "; ".join(filter(None, (method_label(answer.name), notes.get(answer.name))))
+        note = "; ".join(filter(None, (method_named(answer.name).label, notes.get(answer.name))))
         made.append(Series("chosen", (x,), (y,), "orange", "star", notes=(note,), labels=("chosen",), large=True))
     return tuple(made)
 
@@ -182,7 +185,8 @@ def _tuning(number: int, source: Source[Tuning]) -> Chart:
             return []
         x, y = tuple(p.p50_ms for p in found), tuple(min(top, p.expected_loss) for p in found)
         notes = tuple(
-            f"{method_label(p.method)}, {p.engine}, threads: {p.threads}, loss {p.expected_loss:.3f}" for p in found
+            f"{method_named(p.method).label}, {p.engine}, threads: {p.threads}, loss {p.expected_loss:.3f}"
+            for p in found
         )
         return [Series(name, x, y, notes=notes, **style)]
 
@@ -201,7 +205,7 @@ def _tuning(number: int, source: Source[Tuning]) -> Chart:
         rules.append(Rule("x", tuning.goal.deadline_ms, "deadline"))
     rows = [
         [
-            plain(method_label(p.method)),
+            plain(method_named(p.method).label),
             "chosen" if p == chosen else "front" if p in tuning.front else "",
             f"{p.engine}, {p.threads}",
             f"{p.p50_ms:.2f}",
@@ -227,7 +231,7 @@ def _tuning(number: int, source: Source[Tuning]) -> Chart:
     return Chart(
         f"tuning-{number}",
         f"What tuning looked at, {plain(tuning.goal.text())}",
-        f"{len(points)} points; chosen is {method_label(chosen.method)} with {chosen.p50_ms:.2f} ms and a loss of {chosen.expected_loss:.3f}.",
+        f"{len(points)} points; chosen is {method_named(chosen.method).label} with {chosen.p50_ms:.2f} ms and a loss of {chosen.expected_loss:.3f}.",
         (Panel(_MS, Axis("loss of score"), tuple(layers), "", tuple(rules)),),
         table(columns, rows),
         f"Left is faster, lower is better; what loses more than {top:.2g} stands at the upper edge. The plain policy takes {tuning.plain_ms:.0f} ms. From {code(source.path)}.",

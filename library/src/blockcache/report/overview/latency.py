@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from blockcache.compare.methods import method_named
 from blockcache.report.bench import bar_chart, bench_chart
 from blockcache.report.chart import Bars
 from blockcache.report.document import Block, Chart, Section, plain, table
 from blockcache.report.overview.sources import Source, Sources
-from blockcache.report.overview.words import KINDS, OTHERS, code, method_kind, method_label, missing
+from blockcache.report.overview.words import code, missing
 from blockcache.results.rollouts import PLAIN
 from blockcache.results.timings import Timings
 
@@ -27,8 +28,8 @@ def _timings(number: int, source: Source[Timings]) -> Chart:
     ms = {name: latency.p50 * 1e3 for name, latency in timed.seconds.items()}
     names = sorted(ms, key=lambda name: ms[name])
     over = {name: timed.over(name, PLAIN) for name in names}
-    colours = tuple(KINDS.get(method_kind(name), OTHERS)[0] if name != PLAIN else "grey" for name in names)
-    words = tuple(PLAIN if name == PLAIN else method_label(name) for name in names)
+    colours = tuple(method_named(name).look[0] if name != PLAIN else "grey" for name in names)
+    words = tuple(PLAIN if name == PLAIN else method_named(name).label for name in names)
     notes = tuple(f"{ms[name]:.2f} ms (p50)" + _times(over[name]) for name in names)
     rows = [
         [plain(word), f"{ms[name]:.2f}", f"{1e3 * timed.seconds[name].percentile(95):.2f}", "" if over[name] is None else f"{over[name]:.1f}x"]

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockcache.block import FEED_FORWARD, kind_from_name
+from blockcache.compare.methods import method_named
 from blockcache.errors import BlockcacheError
 from blockcache.report.chart import Axis, HeatMap, Marks, Panel
 from blockcache.report.document import Block, Chart, Paragraph, Section, plain, table
 from blockcache.report.overview.sources import Sources
-from blockcache.report.overview.words import code, method_label, missing
+from blockcache.report.overview.words import code, missing
 from blockcache.results.analysis_sections import Caching
 from blockcache.schedule.schedule import Schedule
 from blockcache.solvers import solve
@@ -117,13 +118,13 @@ def _from_results(sources: Sources) -> list[Shown]:
     ):
         updates = (row.method.reuse or {}).get("updates")
         steps = row.method.sampler.get("num_inference_steps")
-        if not isinstance(updates, Mapping) or not isinstance(steps, int) or row.method.name.startswith("tuned:"):
+        if not isinstance(updates, Mapping) or not isinstance(steps, int) or method_named(row.method.name).tuned_in:
             continue
         try:
             made = Schedule(steps, updates, origin={"method": row.method.name.partition(":")[0]})
         except BlockcacheError:  # of a method that has no static schedule
             continue
-        shown.append(_with_error(Shown(method_label(row.method.name), "results", made), sources))
+        shown.append(_with_error(Shown(method_named(row.method.name).label, "results", made), sources))
     return shown
 
 

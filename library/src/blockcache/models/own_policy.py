@@ -1,0 +1,242 @@
+"""The base of this package's own policies: config, sampler, noise, sizes, and the frame of `predict_action`.
+
+A family adds its sizes and its denoiser, and says how an observation becomes what the denoiser is given. Knows no family and
+no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from blockcache.errors import ContentError, PolicyError, short, shortened
+from blockcache.files import Fields, Limit, Name, read
+from blockcache.models.noise import draw_all
+from blockcache.models.sampling import denoise
+from blockcache.observations.tensors import Observation
+from blockcache.samplers import DDPM, SamplerConfig, table
+
+Size: TypeAlias = Annotated[int, Limit(1, 100_000)]
+Depth: TypeAlias = Annotated[int, Limit(1, 1_000)]
+_NESTED = {"sampler": "a sampler's config", "encoder": "an encoder's config"}
+C = TypeVar("C", bound="PolicyConfig")
+P = TypeVar("P", bound="OwnPolicy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """What a policy directory's `config.json` says: its keys are the fields, whose annotations say what each may hold.
+
+    task, weights, training: for the record.
+    """
+
+    FAMILY: ClassVar[str]
+    action_dim: Size
+    horizon: Size
+    n_obs_steps: Size
+    n_action_steps: Size
+    sampler: SamplerConfig = field(default_factory=DDPM)
+    family: str
+    task: Name | None = None
+    weights: Name | None = None
+    training: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_family(self.family)
+        kinds = self._kinds()
+        for name, wanted in _NESTED.items():
+            if name in kinds and not isinstance(getattr(self, name), kinds[name]):
+                raise PolicyError(f"policy setting {name} must be {wanted}, got {short(getattr(self, name))}")
+        plain = {name: kind for name, kind in kinds.items() if name not in _NESTED}
+        _fitting(Fields(plain), {name: getattr(self, name) for name in plain})
+        if self.executed.stop > self.horizon:
+            raise PolicyError(f"the executed slice ends at {self.executed.stop}, behind the horizon {self.horizon}")
+
+    @classmethod
+    def _check_family(cls, family: Any) -> None:
+        if family != cls.FAMILY:
+            raise PolicyError(f"this reads policies of family {cls.FAMILY!r}, got {short(family)}")
+
+    @classmethod
+    def _kinds(cls) -> dict[str, Any]:
+        hints = get_type_hints(cls, include_extras=True)
+        return {item.name: hints[item.name] for item in fields(cls)}
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """The observation: shapes by name, without the batch."""
+        raise NotImplementedError
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Which of the inputs are frames."""
+        return ()
+
+    @property
+    def sample_dim(self) -> int:
+        """Numbers per token of the noise."""
+        return self.action_dim
+
+    @property
+    def executed(self) -> slice:
+        """The tokens whose actions the robot executes."""
+        return slice(self.n_obs_steps - 1, self.n_obs_steps - 1 + self.n_action_steps)
+
+    @property
+    def least_weights(self) -> tuple[int, int, int]:
+        """Layers, tensors of each layer, and numbers in all tensors: lower bounds of what the weights hold."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_dict(cls: type[C], value: Mapping[str, Any]) -> C:
+        """From a config file; whatever is missing, unknown or of another type is refused."""
+        kinds = cls._kinds()
+        if unknown := sorted(set(value) - set(kinds)):
+            names = shortened(", ".join(unknown), 100)
+            raise PolicyError(f"unknown policy settings {names}; known are {', '.join(sorted(kinds))}")
+        cls._check_family(value.get("family", cls.FAMILY))
+        needed = {item.name for item in fields(cls) if item.default is item.default_factory is MISSING} | {"sampler"}
+        required = {name: kind for name, kind in kinds.items() if name in needed}
+        optional = {name: kind for name, kind in kinds.items() if name not in needed}
+        return cls(**_fitting(Fields(required, optional), value))
+
+    def to_dict(self) -> dict[str, Any]:
+        content = {**asdict(self), "sampler": self.sampler.to_dict()}
+        if content.get("encoder", ...) is None:
+            del content["encoder"]
+        return content
+
+
+def _fitting(kinds: Fields, value: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = read(kinds, value)
+        return found
+    except ContentError as error:
+        raise PolicyError(f"the policy's settings do not fit: {error}") from error
+
+
+class OwnPolicy(nn.Module):
+    """Observations in, a chunk of actions out. Several threads may call it at once: each generation has its scheduler."""
+
+    CONFIG: ClassVar[type[PolicyConfig]]
+    config: Any
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @classmethod
+    def random(cls: type[P], config: PolicyConfig, seed: int = 0) -> P:
+        """A policy with random weights, always the same ones for one seed, in eval mode."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return cls(config).eval()
+
+    @classmethod
+    def unfilled(cls: type[P], config: PolicyConfig) -> P:
+        """A policy whose weights are about to be loaded."""
+        return cls(config)
+
+    @property
+    def stored(self) -> nn.Module:
+        """What holds the tensors of a policy directory, under their names."""
+        return self
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor with the policy's precision and device."""
+        raise NotImplementedError
+
+    @property
+    def horizon(self) -> int:
+        return int(self.config.horizon)
+
+    @property
+    def n_obs_steps(self) -> int:
+        return int(self.config.n_obs_steps)
+
+    @property
+    def n_action_steps(self) -> int:
+        return int(self.config.n_action_steps)
+
+    @property
+    def action_dim(self) -> int:
+        return int(self.config.action_dim)
+
+    @property
+    def sampler(self) -> SamplerConfig:
+        sampler: SamplerConfig = self.config.sampler
+        return sampler
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        cameras: tuple[str, ...] = self.config.cameras
+        return cameras
+
+    def with_sampler(self: P, sampler: SamplerConfig) -> P:
+        """The same weights (shared, not copied) behind another sampler."""
+        return self._with(sampler=sampler)
+
+    def _with(self: P, **changes: Any) -> P:
+        """The same weights behind other settings."""
+        other = type(self).__new__(type(self))
+        nn.Module.__init__(other)
+        other.config = replace(self.config, **changes)
+        for name, module in self._modules.items():  # those that are None too
+            other.add_module(name, module)
+        vars(other)["training"] = vars(self)["training"]  # its own flag only: the shared modules keep theirs
+        return other
+
+    def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
+        """All the noise of one generation, (1 + draws, B, horizon, D), exactly as `generator` would give it."""
+        return draw_all(table(self.sampler), (batch, self.horizon, self.config.sample_dim), self.like, generator)
+
+    @torch.no_grad()
+    def predict_action(
+        self, obs: Observation, *, generator: torch.Generator | None = None, noise: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """One generation: action (B, n_action_steps, A) and action_pred (B, horizon, A), in robot units.
+
+        Args:
+            obs: arrays (B, ...) by the names and shapes of the config's `inputs`; cameras as uint8 or as floats from 0 to 1.
+                A policy with one input takes a bare array as well.
+            generator: draws the noise, torch's global one without it.
+            noise: all of it, as `draw_noise` gives it, instead of a generator.
+        """
+        observed = self.check(obs)
+        conditions = self.encode(observed)
+        sample = denoise(
+            self.sampler,
+            lambda x, t: self.denoiser_output(x, t, conditions),
+            (len(next(iter(observed.values()))), self.horizon, self.config.sample_dim),
+            self.like,
+            generator=generator,
+            noise=noise,
+            constrain=lambda x: self.constrain(x, conditions),
+        )
+        actions = self.actions(sample, observed)
+        return {"action": actions[:, self.config.executed], "action_pred": actions}
+
+    def check(self, obs: Any) -> dict[str, Tensor]:
+        """The observation by its inputs' names, in robot units, or a sentence saying what is wrong with it."""
+        raise NotImplementedError
+
+    def encode(self, observed: Mapping[str, Tensor]) -> Any:
+        """What the denoiser is given throughout a generation, from a checked observation."""
+        raise NotImplementedError
+
+    def denoiser_output(self, x: Tensor, t: Tensor, conditions: Any) -> Tensor:
+        """The denoiser's output for a sample at a timestep."""
+        raise NotImplementedError
+
+    def constrain(self, x: Tensor, conditions: Any) -> Tensor:
+        """The sample with what of it is known put in place; before every step and at the end."""
+        return x
+
+    def actions(self, sample: Tensor, observed: Mapping[str, Tensor]) -> Tensor:
+        """The clean sample as actions in robot units, (B, horizon, A)."""
+        raise NotImplementedError

@@ -16,7 +16,7 @@ from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
 from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.schedule import Schedule
-from blockcache_lab.pages.frontier import Found, page
+from blockcache_lab.pages.frontier import FrontierSuite, page
 from blockcache_lab.pages.ranks import rank_correlation, split_half
 from blockcache_lab.studies import frontier, suites
 from blockcache_lab.studies.equal_flops import equal_flops
@@ -175,7 +175,7 @@ def test_from_rollouts_to_the_page(shell, tmp_path):
     assert shell("paper", "timing", *common, "--repeats", 1, "--suite", FRONTIER)[0] == 0
     assert shell("paper", "distances", *common, "--samples", 4)[0] == 0
     assert shell("paper", "frontier", "deep", "-o", "pages")[0] == 0
-    found = Found.load("deep")
+    found = FrontierSuite.load("deep")
     assert found.item.results.setting["first_seed"] == 150_000
     assert set(found.distances.methods) == {name for name in found.item.suite.methods if name != "full"}
     assert set(found.correlations()) == {"centre shift", "energy distance", "energy beyond spread", "predicted loss"}
@@ -211,11 +211,11 @@ def test_distances_need_observations_of_their_own(policy, tmp_path, few_methods)
 
 def test_a_page_needs_a_suite(tmp_path):
     with pytest.raises(FileError, match="run 'blockcache paper suite frontier POLICY"):
-        Found.load(tmp_path)
+        FrontierSuite.load(tmp_path)
 
 
 def test_the_published_page_is_what_the_code_makes_of_the_published_records(monkeypatch):
     text = (ROOT / "docs/generated/frontier.md").read_text()
     (directories,) = re.findall(r"`blockcache paper frontier (.*) -o docs/generated`", text)
     monkeypatch.chdir(ROOT)  # the page names its directories as they were given
-    assert render(page([Found.load(directory) for directory in directories.split()])) == text
+    assert render(page([FrontierSuite.load(directory) for directory in directories.split()])) == text

@@ -70,11 +70,11 @@ def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> 
     """
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
-    from blockcache_lab.pages.frontier import Found, draw, page
+    from blockcache_lab.pages.frontier import FrontierSuite, draw, page
     from blockcache_lab.studies.suite_results import summarise_suite
 
     require_matplotlib()
-    found = [Found.load(directory) for directory in directories]
+    found = [FrontierSuite.load(directory) for directory in directories]
     if stored is not None:
         summarise_suite(found[0].collection).save(stored)
         click.echo(stored)
@@ -98,10 +98,10 @@ def rdt(directories: tuple[str, ...], output: Path) -> None:
     from blockcache.report.figures import require_matplotlib
     from blockcache.report.markdown import render
     from blockcache_lab.pages.rdt import draw, page
-    from blockcache_lab.pages.rdt_findings import Found
+    from blockcache_lab.pages.rdt_findings import RdtSuite
 
     require_matplotlib()
-    found = [Found.load(directory) for directory in directories]
+    found = [RdtSuite.load(directory) for directory in directories]
     make_directory(output)
     for item in found:
         draw(item, output)

@@ -23,7 +23,7 @@ from blockcache.errors import FileError
 from blockcache.measure.statistics import Estimate
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.summary import MethodSummary
-from blockcache_lab.pages.frontier import Found
+from blockcache_lab.pages.frontier import FrontierSuite
 from blockcache_lab.pages.other_policies import TaskPolicies, load_other_policies
 from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import FRONTIER, RDT, SUITES, Cell
@@ -114,7 +114,7 @@ class _Policy:
 
     @cached_property
     def _correlations(self) -> Mapping[str, float]:
-        return Found.load(str(self.directory)).correlations()
+        return FrontierSuite.load(str(self.directory)).correlations()
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,13 +42,13 @@ _MEASURES: dict[str, Callable[[MethodDistances], float]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Found(OwnSuite):
+class FrontierSuite(OwnSuite):
     """With the distances, if they are there."""
 
     distances: FrontierDistances | None
 
     @classmethod
-    def load(cls, directory: str) -> Found:
+    def load(cls, directory: str) -> FrontierSuite:
         collection, file = Collection.load(directory, (FRONTIER,)), Path(directory) / DISTANCES
         found = FrontierDistances.load(file) if exists(file) else None
         run = Fingerprint.from_dict(collection.first.policy["fingerprint"])
@@ -95,7 +95,7 @@ class Found(OwnSuite):
         return split_half([[full[seed] - found[seed] for seed in seeds] for found in others])
 
 
-def page(found: Sequence[Found]) -> Document:
+def page(found: Sequence[FrontierSuite]) -> Document:
     """The whole page; its pictures lie beside it."""
     made_from = (
         "Made from the files of suite frontier; every sentence with a figure or a verdict in it is computed from them. The "
@@ -111,7 +111,7 @@ def page(found: Sequence[Found]) -> Document:
     )
 
 
-def _policy(found: Found) -> Section:
+def _policy(found: FrontierSuite) -> Section:
     results, timings = found.item.results, found.timings
     commands, source = found.commands, results.policy["source"]
     if found.distances is not None:
@@ -144,7 +144,7 @@ def _policy(found: Found) -> Section:
     )
 
 
-def _speed(found: Found) -> list[Block]:
+def _speed(found: FrontierSuite) -> list[Block]:
     """How fast the lossless ones are, over the plain policy."""
     timings = found.timings
     if timings is None:
@@ -158,7 +158,7 @@ def _speed(found: Found) -> list[Block]:
     return [Paragraph(f"The fastest lossless ones, over the plain torch policy in the same rounds: {listed}.")]
 
 
-def _distances(found: Found) -> list[Block]:
+def _distances(found: FrontierSuite) -> list[Block]:
     measured = found.distances
     if measured is None:
         return []
@@ -202,7 +202,7 @@ def _distances(found: Found) -> list[Block]:
     ]
 
 
-def _modes(found: Found) -> list[Block]:
+def _modes(found: FrontierSuite) -> list[Block]:
     assert found.distances is not None
     known = {name: item.modes for name, item in found.distances.methods.items() if item.modes is not None}
     if not known:
@@ -225,7 +225,7 @@ def _modes(found: Found) -> list[Block]:
     return [Paragraph(text), table(columns, rows, left=1)]
 
 
-def draw(found: Found, directory: Path) -> None:
+def draw(found: FrontierSuite, directory: Path) -> None:
     """The pictures of one policy: loss against milliseconds, and distances against loss."""
     if found.timings is not None:
         _draw_losses(found, found.timings, directory / found.picture)
@@ -233,7 +233,7 @@ def draw(found: Found, directory: Path) -> None:
         _draw_distances(found, found.distances, directory / found.scatter)
 
 
-def _draw_losses(found: Found, timings: Timings, path: PathLike) -> None:
+def _draw_losses(found: FrontierSuite, timings: Timings, path: PathLike) -> None:
     figure = new_figure(10.0, 6.4)
     axes = figure.add_subplot()
     labels = []
@@ -272,7 +272,7 @@ def _draw_losses(found: Found, timings: Timings, path: PathLike) -> None:
     save_figure(figure, path)
 
 
-def _draw_distances(found: Found, measured: FrontierDistances, path: PathLike) -> None:
+def _draw_distances(found: FrontierSuite, measured: FrontierDistances, path: PathLike) -> None:
     losses, ranks = found.losses(), found.correlations()
     figure = new_figure(15.0, 7.0)
     shown = ("centre shift", "energy distance", "energy beyond spread")

@@ -16,7 +16,7 @@ from blockcache.measure.statistics import difference_interval
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.methods import DIFFERENCE, SUCCESS, estimate, shown_ms
 from blockcache.results.rollouts import BASELINE, PLAIN, Record
-from blockcache_lab.pages.rdt_findings import Found, is_success, shared, summary
+from blockcache_lab.pages.rdt_findings import RdtSuite, is_success, shared, summary
 from blockcache_lab.pages.suite_tables import suite_tables
 from blockcache_lab.pages.tradeoff import plot_tradeoff
 from blockcache_lab.pages.verdicts import rivals, who_wins
@@ -41,12 +41,12 @@ _COLUMNS = [
 ]
 
 
-def draw(found: Found, directory: Path) -> None:
+def draw(found: RdtSuite, directory: Path) -> None:
     """The picture of one policy: what methods lose, against FLOPs, and against milliseconds if they are known."""
     plot_tradeoff(found.collection, directory / found.picture)
 
 
-def page(found: Sequence[Found]) -> Document:
+def page(found: Sequence[RdtSuite]) -> Document:
     """The whole page; its pictures lie beside it."""
     made_from = (
         "Made from the files of suite rdt; every sentence with a figure or a verdict in it is computed from them. The "
@@ -75,7 +75,7 @@ def page(found: Sequence[Found]) -> Document:
 # ---- all policies
 
 
-def _all_tasks(found: Sequence[Found]) -> list[Block]:
+def _all_tasks(found: Sequence[RdtSuite]) -> list[Block]:
     """The figure as a table: each method's difference on every task."""
     header = ["method", *(plain(item.task) for item in found)]
     rows = [["full precision: its success", *(estimate(item.collection.full.success, "{:.2f}") for item in found)]]
@@ -93,7 +93,7 @@ def _all_tasks(found: Sequence[Found]) -> list[Block]:
 # ---- one policy
 
 
-def _policy(found: Found) -> Section:
+def _policy(found: RdtSuite) -> Section:
     results, timings = found.item.results, found.timings
     fingerprint = results.policy["fingerprint"]
     widths, sampler = fingerprint["widths"] or {}, fingerprint["sampler"] or {}
@@ -134,7 +134,7 @@ def _policy(found: Found) -> Section:
     )
 
 
-def _more(found: Found, method: str) -> Mapping[str, str]:
+def _more(found: RdtSuite, method: str) -> Mapping[str, str]:
     trials = as_printed(found.item.results.of(method))
     left = None if found.exact is None else found.exact.flops.get(method)
     return {
@@ -153,7 +153,7 @@ def as_printed(records: Mapping[int, Record]) -> tuple[float, float] | None:
     return float(trials.mean()), float(trials.std(ddof=1))
 
 
-def _exact(found: Found) -> list[Block]:
+def _exact(found: RdtSuite) -> list[Block]:
     """The engine by itself: the plain policy, which projects keys and values at every step, beside the full one here."""
     if found.exact is None:
         return []
@@ -179,7 +179,7 @@ def _exact(found: Found) -> list[Block]:
     return [Section("The engine alone", (Paragraph(about), table(columns, rows)))]
 
 
-def _no_dearer(found: Found) -> list[Block]:
+def _no_dearer(found: RdtSuite) -> list[Block]:
     if found.exact is None or not found.cheaper_pairs:
         return []
     about = (
@@ -193,7 +193,7 @@ def _no_dearer(found: Found) -> list[Block]:
 # ---- what it does not show
 
 
-def _limits(found: Sequence[Found]) -> list[str]:
+def _limits(found: Sequence[RdtSuite]) -> list[str]:
     prints = [item.item.results.policy["fingerprint"] for item in found]
     own = "; ".join(dict.fromkeys(map(_size, prints)))
     compared = [row.difference for item in found for row in item.compared.values() if row.difference is not None]

@@ -27,13 +27,13 @@ SELDOM = 0.2
 
 
 @dataclass(frozen=True, eq=False)
-class Found(OwnSuite):
+class RdtSuite(OwnSuite):
     """With what its engines save exactly, if the file says so."""
 
     exact: ExactSavings | None
 
     @classmethod
-    def load(cls, directory: str) -> Found:
+    def load(cls, directory: str) -> RdtSuite:
         collection = Collection.load(directory, (RDT,))
         return cls(directory, collection, exact_of(collection.first, Path(directory) / f"{RDT}.json"))
 
@@ -65,7 +65,7 @@ class Found(OwnSuite):
         return pairs
 
 
-def summary(found: Sequence[Found]) -> list[str]:
+def summary(found: Sequence[RdtSuite]) -> list[str]:
     """What the data say, in sentences; all tasks together."""
     said, fastest = printed_rdt()
     items = [
@@ -98,7 +98,7 @@ def summary(found: Sequence[Found]) -> list[str]:
     return items
 
 
-def _verdicts(found: Sequence[Found], updates: int) -> str:
+def _verdicts(found: Sequence[RdtSuite], updates: int) -> str:
     """On which tasks BAC is lossless, on which it is worse and by how much, and where neither is shown."""
     places: dict[str, list[str]] = {"lossless": [], "worse": [], "not shown either way": []}
     for item in found:
@@ -115,7 +115,7 @@ def _verdicts(found: Sequence[Found], updates: int) -> str:
     return "; ".join(f"{verdict} on {', '.join(tasks)}" for verdict, tasks in places.items() if tasks)
 
 
-def shared(found: Sequence[Found]) -> list[tuple[str, ...]]:
+def shared(found: Sequence[RdtSuite]) -> list[tuple[str, ...]]:
     """What every policy met, in the order of the suite: the method by its name on each. What was tuned goes by one name for
     people, and is another method on each."""
     named = [
@@ -124,7 +124,7 @@ def shared(found: Sequence[Found]) -> list[tuple[str, ...]]:
     return [tuple(names[key] for names in named) for key in named[0] if all(key in names for names in named)]
 
 
-def _lossless(item: Found, name: str) -> bool:
+def _lossless(item: RdtSuite, name: str) -> bool:
     difference = item.compared[name].difference
     return difference is not None and difference.lossless
 
@@ -133,7 +133,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(plain(method_named(name).label) for name in names)
 
 
-def _cheapest(item: Found) -> str:
+def _cheapest(item: RdtSuite) -> str:
     good = [name for name in item.compared if _lossless(item, name)]
     if not good:
         return f"on {plain(item.task)} none"
@@ -145,7 +145,7 @@ def _cheapest(item: Found) -> str:
     return f"on {plain(item.task)} {plain(method_named(best).label)} ({of_full(rows[best].method.flops, full)} of the FLOPs{speed})"
 
 
-def _exactly(item: Found) -> str | None:
+def _exactly(item: RdtSuite) -> str | None:
     if item.exact is None:
         return None
     full = item.collection.full.method.flops
@@ -157,12 +157,12 @@ def _exactly(item: Found) -> str | None:
     )
 
 
-def is_success(item: Found) -> bool:
+def is_success(item: RdtSuite) -> bool:
     """Whether the task has no score besides success."""
     records = [record for record in item.item.results.records if record.error is None]
     return all(record.score == float(bool(record.success)) for record in records)
 
 
-def _seldom_succeeds(item: Found) -> bool:
+def _seldom_succeeds(item: RdtSuite) -> bool:
     success = item.collection.full.success
     return success is not None and success.high < SELDOM

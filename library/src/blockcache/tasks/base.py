@@ -179,7 +179,8 @@ def _factory(entry: TaskEntry, factory: str) -> Callable[..., Any]:
 def _unusable(entry: TaskEntry, error: ImportError) -> TaskError:
     return TaskError(
         f"the simulator of task {entry.spec.name!r} is not usable ({error}); "
-        f'install it with pip install "{entry.distribution}[{entry.spec.extra}]"'
+        f'install it with pip install "{entry.distribution}[{entry.spec.extra}]", from a clone or a wheel as '
+        "docs/start.md says"
     )
 
 

@@ -12,9 +12,9 @@ from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
 from blockcache.report.markdown import render
 from blockcache.results.rollouts import MethodRun, Record, Results
+from blockcache_lab.pages.pictures import points
 from blockcache_lab.pages.rdt import as_printed, page
 from blockcache_lab.pages.rdt_findings import RdtSuite, summary
-from blockcache_lab.pages.tradeoff import points
 from blockcache_lab.studies.suites import RDT, TIMINGS, suite_by_name, with_tuned
 from repository import ROOT
 

@@ -106,8 +106,7 @@ class _Policy:
         return PLAIN if method == "plain" else _resolve(method, self.collection.rows, self.collection.equals, self.name)
 
     def _time(self, method: str, quantity: str) -> str:
-        timings = self.collection.timings
-        value = None if timings is None else timings.ms(method) if quantity == "ms" else timings.over(method, PLAIN)
+        value = self.collection.ms(method) if quantity == "ms" else self.collection.over(method, PLAIN)
         if value is None:
             raise FileError(f"the records {self.name} hold no time of {method}; run 'blockcache paper timing' for it")
         return f"{value:.0f}" if value >= 100 else f"{value:.1f}"

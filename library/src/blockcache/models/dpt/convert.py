@@ -23,8 +23,7 @@ from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import StoredTensor, TorchFile, open_torch_file
 from blockcache.models.checkpoint import check_sizes, load, load_tensors, save
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
-from blockcache.models.dpt.public_cameras import camera_config
-from blockcache.models.dpt.public_settings import HYBRID, architecture, low_dim_config, uses_ema
+from blockcache.models.dpt.public_settings import HYBRID, architecture, camera_config, low_dim_config, uses_ema
 from blockcache.models.policy_files import check_new
 from blockcache.models.stored import read_stored
 from blockcache.progress import progress_bar

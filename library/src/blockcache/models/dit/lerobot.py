@@ -1,6 +1,6 @@
 """Policy directories that LeRobot wrote, opened without LeRobot: `config.json`, `model.safetensors`, its processors' files.
 
-Settings and statistics are read here and become a policy of ours. Nothing comes from a hub and no code of the directory is
+Settings and statistics are read here and become a `DiTPolicy`. Nothing comes from a hub and no code of the directory is
 run; the CLIP encoders are built from the sizes of the checkpoint's own tensors.
 """
 
@@ -55,7 +55,7 @@ _IDLE = {
 
 
 def is_lerobot(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is one of LeRobot's: those say a `type`, ours a `family`."""
+    """Whether a `config.json` is one of LeRobot's: those say a `type`, this package's a `family`."""
     return "type" in config and "family" not in config
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the public Diffusion Policy code, made into policies of ours. Nothing of a checkpoint is run.
+"""Checkpoints of the public Diffusion Policy code, made into policy directories. Nothing of a checkpoint is run.
 
 A checkpoint is what its `BaseWorkspace.save_checkpoint` wrote: the config of the run, the tensors of the model, of its
 average and of the optimiser, and other pickles, which stay closed. Settings come from the config, since tensors do not tell

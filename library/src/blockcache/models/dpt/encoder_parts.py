@@ -1,4 +1,4 @@
-"""The encoder of a hybrid image policy, ours or one with the public code's shape: what it looks at, and its networks taken
+"""The encoder of a hybrid image policy, this package's or the public code's: what it looks at, and its networks taken
 apart into constants and operations.
 
 Found by the shape of its modules, never by importing the code they came from. Knows nothing of denoisers.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from blockcache.compare import dealing
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.methods import method_named, parse_method
 from blockcache.compare.parts import MethodError, TunedFiles
@@ -18,7 +19,7 @@ from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.schedule import Schedule
 from blockcache_lab.pages.frontier import FrontierSuite, page
 from blockcache_lab.pages.ranks import rank_correlation, split_half
-from blockcache_lab.studies import frontier, suites
+from blockcache_lab.studies import suites
 from blockcache_lab.studies.equal_flops import equal_flops
 from blockcache_lab.studies.frontier import measure_distances
 from blockcache_lab.studies.modes import fork, modes
@@ -154,8 +155,8 @@ def few_methods(monkeypatch):
         return Suite(FRONTIER, "small", None, tuple(Cell("All", name, main=name == "full") for name in names))
 
     monkeypatch.setitem(suites.KINDS, FRONTIER, replace(suites.KINDS[FRONTIER], make=small))
-    monkeypatch.setattr(frontier, "OPEN_LOOP", 2)
-    monkeypatch.setattr(frontier, "FITTING", 2)
+    monkeypatch.setattr(dealing, "COMPARED", 2)
+    monkeypatch.setattr(dealing, "FITTED", 2)
 
 
 @pytest.fixture

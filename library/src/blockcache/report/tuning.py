@@ -105,7 +105,8 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
         low = tuple(-p.rollouts.high if p.rollouts else loss for p, loss in zip(found, y, strict=True))
         high = tuple(min(top, -p.rollouts.low) if p.rollouts else loss for p, loss in zip(found, y, strict=True))
         words = tuple(p.method for p in found) if named and style.get("marker") == "circle" else ()
-        return [Series(title, x, y, notes=notes, low=low, high=high, **{"labels": words, **style})]
+        ends = {"low": low, "high": high} if style.get("points", True) else {}
+        return [Series(title, x, y, notes=notes, **{"labels": words, **ends, **style})]
 
     points, chosen = sorted(tuning.points, key=lambda p: p.p50_ms), tuning.chosen
     rolled = [p for p in points if p.rollouts is not None]

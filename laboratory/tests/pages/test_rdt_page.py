@@ -12,9 +12,9 @@ from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
 from blockcache.report.markdown import render
 from blockcache.results.rollouts import MethodRun, Record, Results
+from blockcache_lab.pages.pictures import points
 from blockcache_lab.pages.rdt import as_printed, page
-from blockcache_lab.pages.rdt_findings import Found, summary
-from blockcache_lab.pages.tradeoff import points
+from blockcache_lab.pages.rdt_findings import RdtSuite, summary
 from blockcache_lab.studies.suites import RDT, TIMINGS, suite_by_name, with_tuned
 from repository import ROOT
 
@@ -77,7 +77,7 @@ def make(directory, task, lost, succeeded=100, rollouts=100, timed=True, exact=F
         machine = {"processor": "abacus", "cores": 2}
         text = json.dumps({**header, "policy": policy, "machine": machine, "methods": methods})
         (directory / TIMINGS).write_text(text)
-    return Found.load(str(directory))
+    return RdtSuite.load(str(directory))
 
 
 def steps(name):
@@ -237,11 +237,11 @@ def test_the_picture_has_every_kind_of_method(tmp_path):
 
 def test_a_page_needs_a_suite(tmp_path):
     with pytest.raises(FileError, match="run 'blockcache paper suite rdt POLICY"):
-        Found.load(tmp_path)
+        RdtSuite.load(tmp_path)
 
 
 def test_the_published_page_is_what_the_code_makes_of_the_published_records(monkeypatch):
     text = PUBLISHED.read_text()
     (directories,) = re.findall(r"`blockcache paper rdt (.*) -o docs/generated`", text)
     monkeypatch.chdir(ROOT)  # the page names its directories as they were given
-    assert render(page([Found.load(directory) for directory in directories.split()])) == text
+    assert render(page([RdtSuite.load(directory) for directory in directories.split()])) == text

@@ -22,10 +22,10 @@ from blockcache.report.methods import DIFFERENCE, SCORE
 from blockcache.results.rollouts import MethodRun, Record, Results
 from blockcache.results.stored import Stored, shipped
 from blockcache_lab.pages.other_policies import load_other_policies
+from blockcache_lab.pages.pictures import plot_tradeoff, points
 from blockcache_lab.pages.published import printed_table
 from blockcache_lab.pages.results import page as document
-from blockcache_lab.pages.suite_tables import REFERENCE, suite_tables
-from blockcache_lab.pages.tradeoff import plot_tradeoff, points
+from blockcache_lab.pages.suite_parts import REFERENCE, suite_tables
 from blockcache_lab.studies.suite_results import Collection, SuiteResults, summarise_suite
 from blockcache_lab.studies.suites import FRONTIER, SUITES, TIMINGS, Cell, suite_by_name, suite_of
 from repository import GENERATED, RECORDS, ROOT

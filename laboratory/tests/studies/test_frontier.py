@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from blockcache.compare import dealing
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.methods import method_named, parse_method
 from blockcache.compare.parts import MethodError, TunedFiles
@@ -16,9 +17,9 @@ from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
 from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.schedule import Schedule
-from blockcache_lab.pages.frontier import Found, page
+from blockcache_lab.pages.frontier import FrontierSuite, page
 from blockcache_lab.pages.ranks import rank_correlation, split_half
-from blockcache_lab.studies import frontier, suites
+from blockcache_lab.studies import suites
 from blockcache_lab.studies.equal_flops import equal_flops
 from blockcache_lab.studies.frontier import measure_distances
 from blockcache_lab.studies.modes import fork, modes
@@ -154,8 +155,8 @@ def few_methods(monkeypatch):
         return Suite(FRONTIER, "small", None, tuple(Cell("All", name, main=name == "full") for name in names))
 
     monkeypatch.setitem(suites.KINDS, FRONTIER, replace(suites.KINDS[FRONTIER], make=small))
-    monkeypatch.setattr(frontier, "OPEN_LOOP", 2)
-    monkeypatch.setattr(frontier, "FITTING", 2)
+    monkeypatch.setattr(dealing, "COMPARED", 2)
+    monkeypatch.setattr(dealing, "FITTED", 2)
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_from_rollouts_to_the_page(shell, tmp_path):
     assert shell("paper", "timing", *common, "--repeats", 1, "--suite", FRONTIER)[0] == 0
     assert shell("paper", "distances", *common, "--samples", 4)[0] == 0
     assert shell("paper", "frontier", "deep", "-o", "pages")[0] == 0
-    found = Found.load("deep")
+    found = FrontierSuite.load("deep")
     assert found.item.results.setting["first_seed"] == 150_000
     assert set(found.distances.methods) == {name for name in found.item.suite.methods if name != "full"}
     assert set(found.correlations()) == {"centre shift", "energy distance", "energy beyond spread", "predicted loss"}
@@ -211,11 +212,11 @@ def test_distances_need_observations_of_their_own(policy, tmp_path, few_methods)
 
 def test_a_page_needs_a_suite(tmp_path):
     with pytest.raises(FileError, match="run 'blockcache paper suite frontier POLICY"):
-        Found.load(tmp_path)
+        FrontierSuite.load(tmp_path)
 
 
 def test_the_published_page_is_what_the_code_makes_of_the_published_records(monkeypatch):
     text = (ROOT / "docs/generated/frontier.md").read_text()
     (directories,) = re.findall(r"`blockcache paper frontier (.*) -o docs/generated`", text)
     monkeypatch.chdir(ROOT)  # the page names its directories as they were given
-    assert render(page([Found.load(directory) for directory in directories.split()])) == text
+    assert render(page([FrontierSuite.load(directory) for directory in directories.split()])) == text

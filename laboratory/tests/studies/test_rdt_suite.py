@@ -15,7 +15,7 @@ from blockcache.report.markdown import render
 from blockcache.results.rollouts import Results
 from blockcache.samplers import table
 from blockcache_lab.pages.rdt import page
-from blockcache_lab.pages.rdt_findings import Found
+from blockcache_lab.pages.rdt_findings import RdtSuite
 from blockcache_lab.studies.equal_flops import equal_flops
 from blockcache_lab.studies.suites import ALONE, KINDS, RDT, SUITES, exact_of, suite_by_name, suite_of, with_tuned
 from rdt_policies import rdt_observation, rdt_policy
@@ -146,7 +146,7 @@ def test_the_quick_form_runs_from_rollouts_to_the_page(shell, tmp_path, policy):
     assert timed[0] == 0, timed
     assert shell("paper", "rdt", "deep", "-o", "pages")[0] == 0
     text = (tmp_path / "pages" / "rdt.md").read_text()
-    assert text == render(page([Found.load("deep")]))
+    assert text == render(page([RdtSuite.load("deep")]))
     for wanted in (
         "**From a quick run",
         "`blockcache paper suite rdt policy -o deep --quick`",

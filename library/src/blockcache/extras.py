@@ -43,7 +43,8 @@ def require(
     """
     name = _PACKAGES.get(module, module)
     wanted = "it" if minimum is None else f"version {'.'.join(map(str, minimum))} or newer"
-    hint = f"{wanted} comes with: pip install " + (f'"blockcache[{extra}]"' if extra else "blockcache")
+    what = f'"blockcache[{extra}]"' if extra else "blockcache"
+    hint = f"{wanted} comes with: pip install {what}, from a clone or a wheel as docs/start.md says"
     found = installed_version(module) if minimum else installed(module)
     if not found:
         raise error(f"{what_for} needs {name}, which is not installed; {hint}")

@@ -97,16 +97,16 @@ def test_the_encoder_looks_once_in_a_generation(engine):
         act(policy, observed())
     assert len(looks) == 2
     program = build(port_of(image_policy()), REDUCED, engine).program
-    (eye,) = program.eyes
+    (network,) = program.networks
     without = build(port_of(image_policy("no crop, no numbers")), REDUCED, engine).program
-    assert program.encoder_flops == 2 * eye.flops
+    assert program.encoder_flops == 2 * network.flops
     assert program.once > program.encoder_flops > 100 * without.every_step
 
 
 def test_an_encoder_s_flops_are_those_of_its_convolutions():
     """Counted by torch, for one frame."""
     policy = image_policy()
-    (eye,) = port_of(policy).program().eyes
+    (network,) = port_of(policy).program().networks
     counted = []
 
     def count(module, given, found):
@@ -119,8 +119,8 @@ def test_an_encoder_s_flops_are_those_of_its_convolutions():
     for module in net.modules():
         module.register_forward_hook(count)
     with torch.no_grad():
-        net(torch.zeros(1, 3, *eye.sides))
-    assert eye.flops == sum(counted) + 4 * eye.keypoints * eye.places  # the softmax's sums of x and y
+        net(torch.zeros(1, 3, *network.sides))
+    assert network.flops == sum(counted) + 4 * network.keypoints * network.places  # the softmax's sums of x and y
 
 
 def test_a_live_policy_of_the_public_code_is_accelerated_in_place(engine):
@@ -272,7 +272,7 @@ def _changed(change):
 )
 def test_other_encoders_are_none_that_we_know(change, said):
     with pytest.raises(UnsupportedError, match=said):
-        parts_of(_changed(change)).eyes()
+        parts_of(_changed(change)).networks()
 
 
 def test_the_encoder_in_a_program_is_a_copy():

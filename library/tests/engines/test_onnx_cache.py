@@ -317,7 +317,9 @@ def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatc
     with pytest.raises(EngineError) as caught:
         bc.accelerate(policy, engine="onnx", threads=1)
     assert sentence in str(caught.value)
-    assert str(caught.value).endswith("comes with: pip install blockcache")
+    assert str(caught.value).endswith(
+        "comes with: pip install blockcache, from a clone or a wheel as docs/start.md says"
+    )
     with pytest.raises(EngineError, match="the onnx engine needs"):
         bc.export_policy(policy, None, tmp_path / "policy.onnx")
     assert not (tmp_path / "policy.onnx").exists()

@@ -32,7 +32,6 @@ from blockcache.models.dit.lerobot import read_directory
 from blockcache.models.loading import load_policy, save_policy
 from blockcache.models.rdt.convert import read_weights
 from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
-from blockcache.models.rdt.shape import random_policy
 from blockcache.models.registry import port_of
 from blockcache.results import bench, timings
 from blockcache.results.analysis import Analysis
@@ -374,7 +373,7 @@ def write_rdt_size(directory: Path) -> Path:
 
 def rdt() -> RDTPolicy:
     sizes = dict.fromkeys(("action_dim", "horizon", "n_action_steps", "depth", "img_cond_len", "max_lang_cond_len"), 2)
-    return random_policy(RDTConfig(**sizes, hidden_size=4, num_heads=2, lang_token_dim=2, img_token_dim=2))
+    return RDTPolicy.random(RDTConfig(**sizes, hidden_size=4, num_heads=2, lang_token_dim=2, img_token_dim=2))
 
 
 def write_rdt(file: str, directory: Path) -> Path:

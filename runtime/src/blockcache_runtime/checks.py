@@ -40,9 +40,8 @@ def largest(array: npt.NDArray[Any]) -> float:
 
 def check_input(largest: float, what: str = "the observation") -> None:
     """Refuse an observation, or noise (`what` is "noise"), that is not finite or absurdly large, and blame it alone."""
-    limit, hint = LIMIT, "check the sensor before asking for an action"
-    if what == "noise":
-        limit, hint = NOISE_LIMIT, "draw_noise makes it"
+    sensor = "check the sensor before asking for an action"
+    limit, hint = (NOISE_LIMIT, "draw_noise makes it") if what == "noise" else (LIMIT, sensor)
     if not within(largest, limit):
         raise ObservationError(f"{what} holds {beyond(largest, limit)}; {hint}")
 

@@ -49,21 +49,21 @@ class ExportedPolicy:
         self.header: Mapping[str, Any] = loaded.header
         """What the file says of itself: schedule, origin, output, executed, fingerprint, what made it."""
         self.fingerprint = loaded.fingerprint
-        self.executed = loaded.executed
-        """Of a whole chunk, the actions from the first number to before the second are those in `action`."""
+        start, stop = loaded.header["executed"]
+        self.executed = (
+            start,
+            stop,
+        )  # of a whole chunk, the actions from the first to before the second are in `action`
         self._encoder = loaded.encoder
-        self.cameras: tuple[str, ...] = () if loaded.encoder is None else loaded.encoder.cameras
-        """Which of the inputs are frames: uint8, or floats from 0 to 1."""
+        self.cameras = () if loaded.encoder is None else loaded.encoder.cameras  # inputs that are frames
         self.sizes: dict[str, list[Any]] = _sizes(loaded.session.get_inputs(), loaded.encoder)
         """The shape of each input; the batch is the word "batch"."""
         self._outputs = {item.name: item.shape for item in loaded.session.get_outputs()}
         self._observed = [name for name in self.sizes if name != "noise"]
-        self.n_obs_steps: int = self.sizes[self._observed[0]][1]
-        """How many observations it looks at; see `History`."""
+        self.n_obs_steps: int = self.sizes[self._observed[0]][1]  # observations that it looks at; see `History`
         _, self.n_action_steps, self.action_dim = self._outputs["action"]
         """How many actions are to be executed before the next chunk is asked for, and how many numbers each of them has."""
-        self.horizon: int = self.sizes["noise"][2]
-        """The length of a whole chunk."""
+        self.horizon: int = self.sizes["noise"][2]  # the length of a whole chunk
         self._memory = _FeatureMemory(loaded.encoder.features) if loaded.encoder is not None and remember else None
 
     def predict_action(

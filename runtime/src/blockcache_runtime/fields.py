@@ -42,11 +42,9 @@ class Limit:
 
 Count: TypeAlias = Annotated[int, Limit(0)]
 Positive: TypeAlias = Annotated[float, Limit(0)]
-Steps: TypeAlias = Annotated[int, Limit(1, 10_000)]
-"""Denoising steps."""
+Steps: TypeAlias = Annotated[int, Limit(1, 10_000)]  # of denoising
 Name: TypeAlias = Annotated[str, Limit(1, 200)]
-Names: TypeAlias = Annotated[tuple[Name, ...], Limit(1, 10_000)]
-"""Those of a policy's blocks."""
+Names: TypeAlias = Annotated[tuple[Name, ...], Limit(1, 10_000)]  # of a policy's blocks
 
 
 @dataclass(frozen=True, eq=False)

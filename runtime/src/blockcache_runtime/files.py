@@ -19,8 +19,7 @@ from blockcache_runtime.fields import Fields, Kind, Name, read
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
-JSON_BYTES = 32 * 2**20
-"""Of a JSON file or header. Those that blockcache writes have less than one megabyte."""
+JSON_BYTES = 32 * 2**20  # of a JSON file or header; those that blockcache writes have less than one megabyte
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from blockcache_runtime.fields import Fields, Names, Steps, read
@@ -19,9 +19,6 @@ class Fingerprint:
     steps: Steps | None = None
     sampler: Mapping[str, Any] | None = None
     weights: str | None = None
-
-    def with_weights(self, weights: str | None) -> Fingerprint:
-        return replace(self, weights=weights)
 
     def to_dict(self) -> dict[str, Any]:
         """In JSON's own types."""

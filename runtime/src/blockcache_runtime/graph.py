@@ -15,16 +15,14 @@ from math import prod
 from typing import TypeAlias
 
 from blockcache_runtime.errors import ContentError
-from blockcache_runtime.protobuf import BYTES, FLOAT, MOST_FIELDS, WHOLE, Field, encode_number, read_fields, tag
+from blockcache_runtime.protobuf import BYTES, FLOAT, MOST_FIELDS, WHOLE, Field, read_fields, tag
 
 Span: TypeAlias = tuple[int, int]
 
 MANY = 2**31
 _MOST_AXES = 8
-_MOST_ITEMS = 2**24
-"""Along an axis, wherever a size or a place is written: ONNX Runtime takes seconds to load 2**31, and hours for more."""
-_MOST_PADDED = 1024
-"""In front of an axis or behind it: exports pad by one token, and padding is the operator that makes much out of nothing."""
+_MOST_ITEMS = 2**24  # along an axis: ONNX Runtime takes seconds to load a constant that says 2**31, and hours for more
+_MOST_PADDED = 1024  # before or behind an axis: exports pad by one token, and padding makes much out of nothing
 _FLOAT32, _INT64 = 1, 7
 _ITEM_BYTES = {_FLOAT32: 4, _INT64: 8}
 
@@ -60,8 +58,7 @@ OPERATORS = {
     "Transpose": Operator((1, 1), ("perm",)),
 }
 _COUNTS = {"q_num_heads", "kv_num_heads", "num_outputs"}
-_WINDOWS = {"kernel_shape": 1, "strides": 1, "pads": 0}
-"""Lists of whole numbers and the least of each: ONNX Runtime divides by strides, and pads are something out of nothing."""
+_WINDOWS = {"kernel_shape": 1, "strides": 1, "pads": 0}  # lists, and the least of each: ONNX Runtime divides by strides
 _MOST_WINDOW = 64
 _OPERATORS = {name.encode(): operator for name, operator in OPERATORS.items()}
 
@@ -71,10 +68,8 @@ _NODE, _GRAPH_NAME, _CONSTANT, _GRAPH_INPUT, _GRAPH_OUTPUT = (tag(number, BYTES)
 _NODE_INPUT, _NODE_OUTPUT, _OPERATOR, _ATTRIBUTE = (tag(number, BYTES) for number in (1, 2, 4, 5))
 _DIM, _ITEM_TYPE, _CONSTANT_NAME, _RAW = tag(1, WHOLE), tag(2, WHOLE), tag(8, BYTES), tag(9, BYTES)
 _NAME, _TYPE = tag(1, BYTES), tag(2, BYTES)  # of a graph's input or output; an attribute's name too
-_FLOAT, _INT, _TEXT, _BODY, _INTS, _VALUE_TYPE = (
-    *(tag(2, FLOAT), tag(3, WHOLE), tag(4, BYTES)),
-    *(tag(6, BYTES), tag(8, WHOLE), tag(20, WHOLE)),
-)
+_FLOAT, _INT, _TEXT = tag(2, FLOAT), tag(3, WHOLE), tag(4, BYTES)  # an attribute's value
+_BODY, _INTS, _VALUE_TYPE = tag(6, BYTES), tag(8, WHOLE), tag(20, WHOLE)
 _TYPE_TO_SIZE = (tag(1, BYTES), tag(2, BYTES), tag(1, BYTES))  # tensor_type, shape, dim
 _KEY, _VALUE = tag(1, BYTES), tag(2, BYTES)
 
@@ -107,7 +102,7 @@ def model_for_output(data: bytes, output: str) -> bytes:
     for key, begin, end in read_fields(data, 0, len(data)):
         if key == _GRAPH:
             graph = _graph_for_output(data, begin, end, output.encode())
-            parts.append(encode_number(_GRAPH) + encode_number(len(graph)) + graph)
+            parts.append(bytes([_GRAPH]) + _encoded(len(graph)) + graph)
         elif key != _METADATA:
             parts.append(data[start:end])  # fields follow each other without a gap
         start = end
@@ -131,6 +126,11 @@ def _graph_for_output(data: bytes, begin: int, end: int, output: bytes) -> bytes
 
     starts = [begin, *(stop for _, _, stop in fields)]
     return b"".join(data[start : field[2]] for start, field in zip(starts, fields, strict=False) if wanted(field))
+
+
+def _encoded(number: int) -> bytes:
+    """A whole number as protobuf writes it: seven bits each, the lowest first."""
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + _encoded(number >> 7)
 
 
 def _texts(data: bytes, field: Field, key: int) -> list[bytes]:

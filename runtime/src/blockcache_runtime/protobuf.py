@@ -12,8 +12,7 @@ from blockcache_runtime.errors import ContentError
 
 Field: TypeAlias = tuple[int, int, int]
 """(tag, begin, end): the content is data[begin:end], or `begin` itself where it is a whole number that stops at `end`."""
-MOST_FIELDS = 4 * 10**6
-"""Of a whole file, so that no file takes long or much room to look at; exports have a hundredth of it."""
+MOST_FIELDS = 4 * 10**6  # of a file, so that none takes long or much room to look at; exports have a hundredth of it
 WHOLE, BYTES, FLOAT = 0, 2, 5  # wire types; exports have no others
 _NUMBERED = {WHOLE, BYTES}  # begin with a number
 
@@ -69,12 +68,3 @@ def _rest_of_number(data: bytes, at: int, number: int) -> tuple[int, int]:
         if byte < 128:
             return number, at
     raise ContentError("a number in it has more than ten bytes")
-
-
-def encode_number(value: int) -> bytes:
-    """A whole number as it is written: seven bits each, the lowest first."""
-    found: list[int] = []
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*found, value])

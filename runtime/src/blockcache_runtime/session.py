@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import reprlib
-import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -74,7 +74,6 @@ class LoadedExport:
 
     header: dict[str, Any]
     fingerprint: Fingerprint
-    executed: tuple[int, int]
     encoder: Encoder | None
     session: Any
     threads: int
@@ -161,11 +160,11 @@ def _hash_entry(content: bytes | memoryview) -> bytes:
 
 def _loaded(data: bytes, path: Path, threads: int) -> LoadedExport:
     header, fingerprint = _checked_header(data, path)
-    encoder, (start, stop) = header.get("encoder"), header["executed"]
+    encoder = header.get("encoder")
     session = _session(data, path, threads)
     with FORMAT.reading(path):
         _check_declarations(session, header, encoder)
-    return LoadedExport(header, fingerprint, (start, stop), encoder, session, threads)
+    return LoadedExport(header, fingerprint, encoder, session, threads)
 
 
 def _checked_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint]:
@@ -268,9 +267,4 @@ def seconds_per_run(session: Any, encoder: Encoder | None = None) -> float:
     sizes = {"batch": 1, "kept": 0, "moments": 0 if encoder is None else encoder.n_obs_steps}
     shapes = {item.name: [sizes.get(size, size) for size in item.shape] for item in session.get_inputs()}
     feed = {name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
-    best = float("inf")
-    for _ in range(4):
-        started = time.perf_counter()
-        run_session(session, [], feed)
-        best = min(best, time.perf_counter() - started)
-    return best
+    return min(timeit.repeat(lambda: run_session(session, [], feed), number=1, repeat=4))

@@ -14,7 +14,7 @@ import numpy as np
 
 from blockcache.block import FEED_FORWARD
 from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_section import Array, Section
+from blockcache.results.analysis_section import AnalysisSection, Array
 from blockcache.results.analysis_sections import (
     Caching,
     Correlation,
@@ -28,7 +28,7 @@ from blockcache.results.analysis_sections import (
 )
 from blockcache_lab.analysis.recorded import ErrorSurge, error_surge
 
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound=AnalysisSection)
 LAG = 10  # as in the paper's figure of similarity curves
 TAIL = 0.05  # of the steps, the last
 

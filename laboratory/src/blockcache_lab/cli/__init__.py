@@ -7,36 +7,18 @@ paper = LazyGroup(
     package=__name__,
     help="The paper's comparisons and measurements, and the pages made from them.",
     verbs={
-        "suite": (
-            "blockcache_lab.cli.suites:suite",
-            "One of the paper's comparisons, the frontier or RDT, in closed loop.",
-        ),
-        "timing": (
-            "blockcache_lab.cli.suites:timing",
-            "Milliseconds of all the suites' methods, in one interleaved run.",
-        ),
+        "suite": (".suites:suite", "One of the paper's comparisons, the frontier or RDT, in closed loop."),
+        "timing": (".suites:timing", "Milliseconds of all the suites' methods, in one interleaved run."),
         "results": (".suite_pages:results", "The page of results, from the suites' files."),
-        "distances": (
-            "blockcache_lab.cli.suites:distances",
-            "How far the frontier's actions are from the policy's own.",
-        ),
+        "distances": (".suites:distances", "How far the frontier's actions are from the policy's own."),
         "frontier": (".suite_pages:frontier", "The page of suite frontier, with its pictures."),
         "rdt": (".suite_pages:rdt", "The page of suite rdt, with its pictures."),
         "figures": (".suite_pages:figures", "The records' figures, put into pages that people write."),
-        "performance": (
-            "blockcache_lab.cli.studies:performance",
-            "Everything that the page on performance shows, and the page.",
-        ),
-        "errors": (
-            "blockcache_lab.cli.studies:errors",
-            "Caching error per block and action error of every method, and the page.",
-        ),
+        "performance": (".studies:performance", "Everything that the page on performance shows, and the page."),
+        "errors": (".studies:errors", "Caching error per block and action error of every method, and the page."),
         "flops": (".studies:flops", "FLOPs of one generation, in full and under schedules."),
         "families": (".families:families", "Which policies are accepted, and by which engines."),
-        "rdt-size": (
-            "blockcache_lab.cli.families:rdt_size",
-            "RDT at its real size: the plain policy beside exact reuse.",
-        ),
+        "rdt-size": (".families:rdt_size", "RDT at its real size: the plain policy beside exact reuse."),
     },
 )
 VERBS = {

@@ -37,8 +37,8 @@ def performance(output: Path, render_only: bool, repeats: int) -> None:
     from blockcache.report.drawing import draw
     from blockcache.report.figures import require_matplotlib, save_figure
     from blockcache.report.markdown import render
-    from blockcache_lab.pages.performance import FORMAT, page
-    from blockcache_lab.pages.performance_pictures import BENCH_PICTURE, GROWTH_PICTURE, plot_growth
+    from blockcache_lab.pages.performance import BENCH_PICTURE, FORMAT, GROWTH_PICTURE, page
+    from blockcache_lab.pages.pictures import plot_growth
 
     require_matplotlib()
     source = output / "performance.json"

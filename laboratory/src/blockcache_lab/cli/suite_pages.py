@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from blockcache.cli import arguments as arg
 from blockcache.files import make_directory, read_bytes, write_bytes
 
+if TYPE_CHECKING:
+    from blockcache.report.document import Document
+
+F = TypeVar("F", bound=Callable[..., Any])
 stored_option = click.option(
     "--stored", type=arg.OUTPUT, help="Also write the small summary that the demo shows as stored."
 )
 
 
+def output_option(files: str) -> Callable[[F], F]:
+    """Where a page goes, with what is made beside it."""
+    return click.option("-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help=f"Directory for {files}.")
+
+
+def write_page(page: Document, output: Path, name: str) -> None:
+    """As Markdown into the directory."""
+    from blockcache.report.markdown import render
+
+    make_directory(output)
+    write_bytes(output / f"{name}.md", render(page).encode())
+
+
 @click.command()
 @click.argument("directory")
 @click.argument("others", nargs=-1)
-@click.option(
-    "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for results.md and its picture."
-)
+@output_option("results.md and its picture")
 @stored_option
 def results(directory: str, others: tuple[str, ...], output: Path, stored: str | None) -> None:
     """Make the page of results from the suites' files in DIRECTORY, whichever are there.
@@ -33,10 +50,9 @@ def results(directory: str, others: tuple[str, ...], output: Path, stored: str |
       blockcache paper results out/suites -o docs/generated --stored library/src/blockcache/assets/stored_results.json
     """
     from blockcache.report.figures import require_matplotlib
-    from blockcache.report.markdown import render
     from blockcache_lab.pages.other_policies import load_other_policies
+    from blockcache_lab.pages.pictures import plot_tradeoff
     from blockcache_lab.pages.results import PICTURE, page
-    from blockcache_lab.pages.tradeoff import plot_tradeoff
     from blockcache_lab.studies.suite_results import Collection, summarise_suite
 
     require_matplotlib()
@@ -44,9 +60,8 @@ def results(directory: str, others: tuple[str, ...], output: Path, stored: str |
     if stored is not None:
         summarise_suite(collection, "main").save(stored)
         click.echo(stored)
-    make_directory(output)
+    write_page(page(collection, directory, further), output, "results")
     plot_tradeoff(collection, output / PICTURE)
-    write_bytes(output / "results.md", render(page(collection, directory, further)).encode())
     click.echo(f"{output / 'results.md'}")
     if collection.missing:
         click.echo(f"missing suites: {', '.join(collection.missing)}")
@@ -56,9 +71,7 @@ def results(directory: str, others: tuple[str, ...], output: Path, stored: str |
 
 @click.command()
 @click.argument("directories", nargs=-1, required=True)
-@click.option(
-    "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for frontier.md and its pictures."
-)
+@output_option("frontier.md and its pictures")
 @stored_option
 def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> None:
     """Make the page of suite frontier from the files in DIRECTORIES, one for each policy.
@@ -69,25 +82,23 @@ def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> 
       blockcache paper frontier out/frontier -o docs/generated --stored library/src/blockcache/assets/stored_results.json
     """
     from blockcache.report.figures import require_matplotlib
-    from blockcache.report.markdown import render
-    from blockcache_lab.pages.frontier import Found, draw, page
+    from blockcache_lab.pages.frontier import FrontierSuite, draw, page
     from blockcache_lab.studies.suite_results import summarise_suite
 
     require_matplotlib()
-    found = [Found.load(directory) for directory in directories]
+    found = [FrontierSuite.load(directory) for directory in directories]
     if stored is not None:
         summarise_suite(found[0].collection).save(stored)
         click.echo(stored)
-    make_directory(output)
+    write_page(page(found), output, "frontier")
     for item in found:
         draw(item, output)
-    write_bytes(output / "frontier.md", render(page(found)).encode())
     click.echo(f"{output / 'frontier.md'}")
 
 
 @click.command()
 @click.argument("directories", nargs=-1, required=True)
-@click.option("-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for rdt.md and its pictures.")
+@output_option("rdt.md and its pictures")
 def rdt(directories: tuple[str, ...], output: Path) -> None:
     """Make the page of suite rdt from the files in DIRECTORIES, one for each policy.
 
@@ -96,16 +107,15 @@ def rdt(directories: tuple[str, ...], output: Path) -> None:
       blockcache paper rdt out/rdt-push-cube out/rdt-pick-cube -o docs/generated
     """
     from blockcache.report.figures import require_matplotlib
-    from blockcache.report.markdown import render
-    from blockcache_lab.pages.rdt import draw, page
-    from blockcache_lab.pages.rdt_findings import Found
+    from blockcache_lab.pages.pictures import plot_tradeoff
+    from blockcache_lab.pages.rdt import page
+    from blockcache_lab.pages.rdt_findings import RdtSuite
 
     require_matplotlib()
-    found = [Found.load(directory) for directory in directories]
-    make_directory(output)
+    found = [RdtSuite.load(directory) for directory in directories]
+    write_page(page(found), output, "rdt")
     for item in found:
-        draw(item, output)
-    write_bytes(output / "rdt.md", render(page(found)).encode())
+        plot_tradeoff(item.collection, output / item.picture)
     click.echo(f"{output / 'rdt.md'}")
 
 

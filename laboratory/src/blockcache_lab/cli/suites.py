@@ -199,7 +199,7 @@ def _print(found: SuiteResults) -> None:
     from blockcache.report.document import Paragraph
     from blockcache.report.methods import DIFFERENCE, SCORE
     from blockcache.report.terminal import display
-    from blockcache_lab.pages.suite_tables import REFERENCE, suite_tables
+    from blockcache_lab.pages.suite_parts import REFERENCE, suite_tables
 
     columns = ("method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", REFERENCE)
     notes = (

@@ -1,13 +1,24 @@
-"""What an analysis says of the paper's claims: for the terminal, and as the page docs/generated/analyses.md. From the file alone."""
+"""What an analysis says: the paper's claims for the terminal and as a page, and the sections of the report on it.
+
+From the files alone. Knows nothing of torch.
+"""
 
 from __future__ import annotations
 
-from blockcache.report.document import Block, Bullets, Document, Paragraph, Section, plain, table
+from collections.abc import Iterable
+
+from blockcache.report.document import Block, Bullets, Document, Folded, Paragraph, Section, plain, table
+from blockcache.report.overview.sources import Sources
+from blockcache.report.overview.words import missing
 from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_sections import SECTIONS
+from blockcache.results.analysis_sections import SECTIONS, WeakerPolicy
 from blockcache_lab.analysis.claims import Claim, claims
+from blockcache_lab.pages.overview_episodes import episode_charts
+from blockcache_lab.pages.overview_errors import error_charts
+from blockcache_lab.pages.overview_similarity import action_charts, similarity_charts
 
 _HOLDS = {True: "yes", False: "**no**", None: "not told"}
+_NOTHING = "similarities, errors by block and step, episodes beside one another, and whether the paper's claims hold for this policy"
 
 
 def claims_blocks(analysis: Analysis) -> tuple[Block, ...]:
@@ -16,7 +27,7 @@ def claims_blocks(analysis: Analysis) -> tuple[Block, ...]:
     rows = [[item.claim, item.paper, plain(item.figure), _HOLDS[item.holds]] for item in found]
     return (
         table(["the paper says", "its figure", "here", "holds"], rows, left=3),
-        Bullets(tuple(f"**{item.name}**: {sentence(item)}" for item in found)),
+        Bullets(tuple(f"**{item.name}**: {_sentence(item)}" for item in found)),
     )
 
 
@@ -41,13 +52,61 @@ def page(analysis: Analysis) -> Document:
     )
 
 
-def sentence(item: Claim) -> str:
+def _sentence(item: Claim) -> str:
     """Commands in backquotes stay; whatever else has a mark's meaning is shown as it is."""
     pieces = item.sentence.split("`")
-    return "".join(f"`{piece}`" if place % 2 else plain_inside(piece) for place, piece in enumerate(pieces))
+    return "".join(f"`{piece}`" if place % 2 else _plain_inside(piece) for place, piece in enumerate(pieces))
 
 
-def plain_inside(words: str) -> str:
+def _plain_inside(words: str) -> str:
     """As `plain`, with the spaces at both ends kept."""
     lead, tail = words[: len(words) - len(words.lstrip())], words[len(words.rstrip()) :]
     return f"{lead}{plain(words)}{tail}" if words.strip() else words
+
+
+def insight_sections(sources: Sources) -> tuple[Section, ...]:
+    """All that an analysis has; of a recording the similarities alone."""
+    analysis = sources.analyses[0].value if sources.analyses else None
+    recording = sources.recordings[0].value if sources.recordings else None
+    found: dict[str, Iterable[Block]] = {
+        "How alike outputs are from step to step": similarity_charts(analysis, recording)
+    }
+    if analysis is None:
+        command = f"blockcache analyse {sources.typed} -o analysis.safetensors"
+        found["Why it works"] = [missing(_NOTHING, command)]
+    else:
+        found = {
+            "The paper's claims, here": _claims(analysis),
+            **found,
+            "Where errors come from": error_charts(analysis),
+            "Does one schedule do for all episodes?": episode_charts(analysis),
+            "What the action feels": action_charts(analysis),
+        }
+    kept = {title: tuple(blocks) for title, blocks in found.items()}
+    return tuple(Section(title, blocks) for title, blocks in kept.items() if blocks)
+
+
+def _claims(analysis: Analysis) -> tuple[Block, ...]:
+    """Each claim of the paper beside what was found here, and what there is not."""
+    found = claims(analysis)
+    verdicts = {True: "**holds**", False: "**does not hold**", None: "not told"}
+    rows = [[plain(one.claim), verdicts[one.holds], plain(one.figure), plain(one.paper)] for one in found]
+    counts = {verdict: sum(one.holds is verdict for one in found) for verdict in (True, False, None)}
+    summary = f"Of {len(found)} claims {counts[True]} hold for this policy, {counts[False]} do not"
+    summary += f", and {counts[None]} could not be told." if counts[None] else "."
+    known = (*analysis.sections, *analysis.absent)
+    notes = [f"No {name}: {plain(why)}" for name, why in analysis.absent.items()]
+    if lacking := [name for name in SECTIONS if name not in known]:
+        only = " ".join(f"--only {name}" + " --weaker POLICY" * (name == WeakerPolicy.name) for name in lacking)
+        notes.append(
+            f"Not analysed yet: {', '.join(lacking)}. `blockcache analyse {analysis.source or 'POLICY'} {only}` does it."
+        )
+    return (
+        Paragraph(f"{summary} Every verdict is computed from the analysis; what was asked of the data stands beneath."),
+        table(["claim", "verdict", "here", "in the paper"], rows, left=4),
+        Folded(
+            "What was asked of the data, and what was found",
+            (Bullets(tuple(f"**{plain(one.claim)}** {_sentence(one)}" for one in found)),),
+        ),
+        *([Bullets(tuple(notes))] if notes else []),
+    )

@@ -23,7 +23,7 @@ from blockcache.errors import FileError
 from blockcache.measure.statistics import Estimate
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.summary import MethodSummary
-from blockcache_lab.pages.frontier import Found
+from blockcache_lab.pages.frontier import FrontierSuite
 from blockcache_lab.pages.other_policies import TaskPolicies, load_other_policies
 from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import FRONTIER, RDT, SUITES, Cell
@@ -106,15 +106,14 @@ class _Policy:
         return PLAIN if method == "plain" else _resolve(method, self.collection.rows, self.collection.equals, self.name)
 
     def _time(self, method: str, quantity: str) -> str:
-        timings = self.collection.timings
-        value = None if timings is None else timings.ms(method) if quantity == "ms" else timings.over(method, PLAIN)
+        value = self.collection.ms(method) if quantity == "ms" else self.collection.over(method, PLAIN)
         if value is None:
             raise FileError(f"the records {self.name} hold no time of {method}; run 'blockcache paper timing' for it")
         return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
     @cached_property
     def _correlations(self) -> Mapping[str, float]:
-        return Found.load(str(self.directory)).correlations()
+        return FrontierSuite.load(str(self.directory)).correlations()
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from blockcache.measure.statistics import Estimate, difference_interval
 from blockcache.report.document import Paragraph, Section, Table, plain, table
 from blockcache.report.methods import DIFFERENCE, SCORE, estimate, lossless, of_full
 from blockcache.results.rollouts import BASELINE, Results
-from blockcache_lab.pages.verdicts import verdict
+from blockcache_lab.pages.suite_parts import verdict
 from blockcache_lab.studies.suite_results import SuiteResults
 from blockcache_lab.studies.suites import Cell, suite_of
 
@@ -85,13 +85,10 @@ def other_policies(tasks: Sequence[TaskPolicies]) -> Section:
         "Differences are over all of them; in the intervals an episode counts once, however many policies met it, so what further\n"
         "training seeds would bring is not in them. A task in which every method succeeds tells none of them apart."
     )
-    quick = (
-        [Paragraph("**Some are from a quick run: a few shortened rollouts that mean nothing.**")]
-        if _quick(tasks)
-        else []
-    )
+    quick = Paragraph("**Some are from a quick run: a few shortened rollouts that mean nothing.**")
+    is_quick = any(item.suite.quick for task in tasks for item in task.policies)
     policies = Section("Their policies in full precision", (_policies(tasks),))
-    return Section("Other tasks and policies", (about, *quick, policies, *map(_task, tasks)))
+    return Section("Other tasks and policies", (about, *([quick] if is_quick else []), policies, *map(_task, tasks)))
 
 
 def _policies(tasks: Sequence[TaskPolicies]) -> Table:
@@ -100,33 +97,15 @@ def _policies(tasks: Sequence[TaskPolicies]) -> Table:
         for item, directory in zip(task.policies, task.directories, strict=True):
             fingerprint, full = item.results.policy["fingerprint"], item.rows[BASELINE]
             blocks, widths = fingerprint["blocks"] or (), fingerprint["widths"] or {}
-            count = "0" if full.score is None else str(full.score.n)
-            rows.append(
-                [
-                    plain(task.name),
-                    str(len(blocks)),
-                    str(widths.get("width", "?")),
-                    count,
-                    estimate(full.score, "{:.2f}"),
-                    str(full.failed),
-                    f"`{item.command(directory)}`",
-                ]
-            )
+            sizes = [plain(task.name), str(len(blocks)), str(widths.get("width", "?"))]
+            count, score = "0" if full.score is None else str(full.score.n), estimate(full.score, "{:.2f}")
+            rows.append([*sizes, count, score, str(full.failed), f"`{item.command(directory)}`"])
     return table(["task", "blocks", "width", "n", SCORE, "failed", "command"], rows)
 
 
 def _task(task: TaskPolicies) -> Section:
-    header = [
-        "method",
-        "rollouts",
-        "score, policy by policy",
-        DIFFERENCE,
-        "lossless",
-        "GFLOP",
-        "of full",
-        "BAC - this at equal FLOPs, 95 %",
-        "wins",
-    ]
+    header = ["method", "rollouts", "score, policy by policy", DIFFERENCE, "lossless", "GFLOP", "of full"]
+    header += ["BAC - this at equal FLOPs, 95 %", "wins"]
     first = task.policies[0].results
     about = f"At most {first.task['max_steps']} steps; success: {plain(first.task['success'])}."
     rows = {tuple(cell.method for cell in cells): _row(task, cells) for cells in task.cells}  # each once
@@ -154,7 +133,3 @@ def _row(task: TaskPolicies, cells: Sequence[Cell]) -> list[str]:
         estimate(against, "{:+.3f}"),
         "" if against is None else {"better": "**BAC**", "worse": "**this**"}.get(verdict(against), "not told apart"),
     ]
-
-
-def _quick(tasks: Sequence[TaskPolicies]) -> bool:
-    return any(item.suite.quick for task in tasks for item in task.policies)

@@ -11,7 +11,8 @@ from blockcache.palette import Colour, Marker
 from blockcache.report.chart import Axis, Bars, HeatMap, Panel, Series
 from blockcache.report.document import Chart, plain, table
 from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_sections import Homogeneity, Stability, WeakerPolicy
+from blockcache.results.analysis_sections import LAGS, Homogeneity, Stability, WeakerPolicy
+from blockcache_lab.pages.overview_similarity import curve, low_end, step_matrices
 
 PAPER = {"AvgMean": "0.93", "MinMean": "0.29"}  # of its row for Push-T
 TAIL = 0.05  # of the steps, the last
@@ -34,7 +35,7 @@ def _homogeneity(section: Homogeneity, names: tuple[str, ...]) -> Chart:
         "own noise": np.asarray(section.every_step, np.float64),
         "one noise for all": np.asarray(section.one_noise, np.float64),
     }
-    low = min(float(max(-1.0, np.floor(10 * np.quantile(found, 0.01)) / 10)) for found in maps.values())
+    low = min(max(-1.0, low_end(found, 0.01)) for found in maps.values())
     rows = [[name, f"{value:.4f}", PAPER.get(name, "")] for name, value in statistics.items()]
     rows += [
         [f"{plain(name)}, {noise}: mean, lowest step", f"{found[place].mean():.4f}, {found[place].min():.4f}", ""]
@@ -43,9 +44,10 @@ def _homogeneity(section: Homogeneity, names: tuple[str, ...]) -> Chart:
     ]
     curves = {"own noise": section.divergence, "one noise for all": section.one_noise_divergence}
     steps = tuple(range(len(section.divergence)))
+    colours: tuple[Colour, ...] = ("orange", "blue")
     lines = tuple(
-        Series(noise, steps, tuple(map(float, found)), colour, line=True, points=False, hollow=colour == "blue")
-        for (noise, found), colour in zip(curves.items(), _LINES, strict=True)
+        curve(noise, steps, found, colour, hollow=colour == "blue")
+        for (noise, found), colour in zip(curves.items(), colours, strict=True)
     )
     tail = max(1, round(TAIL * len(steps)))
     shares = {
@@ -71,9 +73,6 @@ def _homogeneity(section: Homogeneity, names: tuple[str, ...]) -> Chart:
     )  # fmt: skip
 
 
-_LINES: tuple[Colour, Colour] = ("orange", "blue")
-
-
 def _of(section: Homogeneity) -> str:
     return "episodes" if section.separate else "observations"
 
@@ -81,22 +80,11 @@ def _of(section: Homogeneity) -> str:
 def _two(section: Homogeneity) -> Chart:
     of = _of(section)
     two = np.asarray(section.two, np.float64)
-    every = -(-two.shape[-1] // 50)
-    low = float(np.floor(10 * np.quantile(two, 0.02)) / 10)
     gap = np.abs(two[0] - two[1])
-    panels = tuple(
-        Panel(
-            Axis("step"),
-            Axis("step"),
-            (HeatMap(matrix[::every, ::every], "cosine", low, 1.0, every=every),),
-            title,
-            square=True,
-        )
-        for title, matrix in (("one", two[0]), ("another", two[1]))
-    )
+    panels, _ = step_matrices({"one": two[0], "another": two[1]}, low_end(two))
     rows = [
         [f"lag {lag}", f"{np.diagonal(two[0], lag).mean():.4f}", f"{np.diagonal(two[1], lag).mean():.4f}"]
-        for lag in (1, 5, 10, 15, 20)
+        for lag in LAGS
         if lag < two.shape[-1]
     ]
     return Chart(

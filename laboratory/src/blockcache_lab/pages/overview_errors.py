@@ -13,15 +13,14 @@ from blockcache.report.document import Chart, plain, table
 from blockcache.results.analysis import Analysis
 from blockcache.results.analysis_sections import Caching, Correlation, FeatureMaps, Response, SubLayers, WeightNorms
 from blockcache_lab.analysis.recorded import error_surge
-from blockcache_lab.pages.overview_similarity import LINES, evenly
+from blockcache_lab.pages.overview_similarity import LINES, curve, evenly
 
-SCHEDULES = {
-    "bac": "with the union (BAC)",
-    "blockwise": "block-wise, no union",
-    "unified": "unified",
-    "uniform": "uniform",
-    "given": "given",
-}
+_SHAPES: tuple[Any, ...] = ("circle", "square", "diamond", "up")
+
+
+def _schedule(name: str) -> str:
+    """For people."""
+    return {"bac": "with the union (BAC)", "blockwise": "block-wise, no union"}.get(name, name)
 
 
 def error_charts(analysis: Analysis) -> Iterator[Chart]:
@@ -52,36 +51,26 @@ def _surge(section: Caching, analysis: Analysis) -> Iterator[Chart]:
         layers = []
         for order, name in enumerate(shown):
             row = found.schedules.index(name)
-            curve, marks = found.errors[row, place], np.flatnonzero(found.updates[row, place])
-            notes = tuple("update" if found.updates[row, place, step] else "reused" for step in steps)
-            words = SCHEDULES.get(name, name)
-            layers.append(
-                Series(words, steps, tuple(map(float, curve)), LINES[order], line=True, points=False, notes=notes)
-            )
-            layers.append(
-                Series(f"its updates, {words}", tuple(map(float, marks)), tuple(float(curve[at]) for at in marks), LINES[order], _SHAPES[order])
-            )  # fmt: skip
+            errors, updates, words = found.errors[row, place], found.updates[row, place], _schedule(name)
+            notes = tuple("update" if updated else "reused" for updated in updates)
+            layers.append(curve(words, steps, errors, LINES[order], notes=notes))
+            marked, at = _floats(np.flatnonzero(updates)), _floats(errors[updates])
+            layers.append(Series(f"its updates, {words}", marked, at, LINES[order], _SHAPES[order]))
         panels.append(Panel(Axis("step"), Axis("caching error"), tuple(layers), found.ffns[place]))
     rows = [
         [
             plain(ffn),
-            plain(SCHEDULES.get(name, name)),
+            plain(_schedule(name)),
             *(f"{values[row, place]:.4f}" for values in (found.errors.mean(axis=2), found.at_updates, found.jumps)),
             str(int(found.surges[row, place])),
         ]
         for place, ffn in enumerate(found.ffns)
         for row, name in enumerate(found.schedules)
     ]
-    columns = [
-        "FFN",
-        "schedule",
-        "mean error",
-        "at its updates",
-        "largest jump at an update",
-        "updates at which it rose",
-    ]
-    said = ", ".join(f"{SCHEDULES.get(name, name)} {found.updated(name).mean():.3f}" for name in shown)
-    jumps = ", ".join(f"{SCHEDULES.get(name, name)} {found.of(name)[0].mean():.3f}" for name in shown)
+    columns = ["FFN", "schedule", "mean error", "at its updates", "largest jump at an update"]
+    columns += ["updates at which it rose"]
+    said = ", ".join(f"{_schedule(name)} {found.updated(name).mean():.3f}" for name in shown)
+    jumps = ", ".join(f"{_schedule(name)} {found.of(name)[0].mean():.3f}" for name in shown)
     yield Chart(
         "surge",
         "Error surges at updates",
@@ -94,36 +83,21 @@ def _surge(section: Caching, analysis: Analysis) -> Iterator[Chart]:
     )
 
 
-_SHAPES: tuple[Any, ...] = ("circle", "square", "diamond", "up")
-
-
 def _sublayers(section: SubLayers) -> Chart:
     stages = tuple(section.stages)
-    panels = tuple(
-        Panel(
-            Axis("relative error"),
-            Axis("", names=stages),
-            (
-                Bars(
-                    "relative error",
-                    tuple(map(float, row)),
-                    tuple("blue" for _ in stages),
-                    tuple(f"behind the {stage} at step {step}" for stage in stages),
-                    "{:.3f}",
-                ),
-            ),
-            f"step {step}",
-        )
-        for step, row in zip(section.at, section.errors, strict=True)
-    )
+    panels = []
+    for step, row in zip(section.at, section.errors, strict=True):
+        notes = tuple(f"behind the {stage} at step {step}" for stage in stages)
+        bars = Bars("relative error", _floats(row), tuple("blue" for _ in stages), notes, "{:.3f}")
+        panels.append(Panel(Axis("relative error"), Axis("", names=stages), (bars,), f"step {step}"))
     rows = [[stage, *(f"{value:.4f}" for value in section.errors[:, place])] for place, stage in enumerate(stages)]
     return Chart(
         "sublayers",
         f"Inside {plain(section.block)} at its updates",
         f"Relative error behind each stage of {section.block} at {len(section.at)} of its update steps.",
-        panels,
+        tuple(panels),
         table(["stage", *(f"step {step}" for step in section.at)], rows),
-        f"Relative error behind each stage, from the input to what the block adds, under the schedule {plain(SCHEDULES.get(section.schedule, section.schedule))}.",
+        f"Relative error behind each stage, from the input to what the block adds, under the schedule {plain(_schedule(section.schedule))}.",
         columns=2,
     )  # fmt: skip
 
@@ -131,21 +105,13 @@ def _sublayers(section: SubLayers) -> Chart:
 def _correlation(section: Correlation) -> Chart:
     x, y = Axis(f"error of {section.upstream}"), Axis(f"error of {section.downstream}")
     steps = tuple(f"step {place}" for place in range(1, len(section.upstream_errors) + 1))
-    first = Series(
-        "one step", _floats(section.upstream_errors), _floats(section.downstream_errors), "blue", notes=steps
-    )
+    upstream, downstream = _floats(section.upstream_errors), _floats(section.downstream_errors)
+    first = Series("one step", upstream, downstream, "blue", notes=steps)
     betas = tuple(f"beta {value:.2f}" for value in section.betas)
-    second = Series(
-        "one beta",
-        _floats(section.beta_upstream),
-        _floats(section.beta_downstream),
-        "orange",
-        "diamond",
-        line=True,
-        notes=betas,
-    )
-    rows = [[step, f"{one:.4f}", f"{two:.4f}"] for step, one, two in zip(steps, first.x, first.y, strict=True)]
-    rows += [[beta, f"{one:.4f}", f"{two:.4f}"] for beta, one, two in zip(betas, second.x, second.y, strict=True)]
+    upstream, downstream = _floats(section.beta_upstream), _floats(section.beta_downstream)
+    second = Series("one beta", upstream, downstream, "orange", "diamond", line=True, notes=betas)
+    points = [point for line in (first, second) for point in zip(line.notes, line.x, line.y, strict=True)]
+    rows = [[note, f"{one:.4f}", f"{two:.4f}"] for note, one, two in points]
     r, beta_r = ("none" if value is None else f"{value:.4f}" for value in (section.r, section.beta_r))
     return Chart(
         "correlation",
@@ -164,18 +130,16 @@ def _response(section: Response) -> Chart:
         tuple(max(tiny, float(value)) for value in found)
         for found in (section.scales, section.differences, section.remainders)
     )
-    rows = [[f"{a:.3g}", f"{b:.3g}", f"{c:.3g}"] for a, b, c in zip(scales, true, left, strict=True)]
+    lines = (
+        Series("true difference", scales, true, "blue", line=True),
+        Series("left by the operator", scales, left, "orange", "diamond", line=True),
+    )
+    rows = [[f"{value:.3g}" for value in row] for row in zip(scales, true, left, strict=True)]
     return Chart(
         "response",
         "The linear response of an FFN",
         f"For {section.block} at step {section.step}: the remainder falls with the power {section.order:.2f} of the input error.",
-        (
-            Panel(
-                Axis("input error |delta| / |X|", log=True),
-                Axis("share of |FFN(X)|", log=True),
-                (Series("true difference", scales, true, "blue", line=True), Series("left by the operator", scales, left, "orange", "diamond", line=True)),
-            ),
-        ),
+        (Panel(Axis("input error |delta| / |X|", log=True), Axis("share of |FFN(X)|", log=True), lines),),
         table(["|delta| / |X|", "true difference", "left by the operator"], rows, left=0),
         f"The proposition's operator predicts the difference to first order: what it leaves falls with the power {section.order:.2f} of the input error (2 is expected), the difference itself with {section.difference_order:.2f}.",
     )  # fmt: skip
@@ -193,14 +157,11 @@ def _weights(section: WeightNorms) -> Chart:
         return Panel(Axis("layer", names=layers if len(layers) <= 12 else ()), Axis("Frobenius norm"), made, title)
 
     each = section.per_element
-    rows = [
-        [
-            plain(layer),
-            *(f"{norm:.3f}" for norm in section.norms[:, place]),
-            *(f"{norm:.5f}" for norm in each[:, place]),
-        ]
-        for place, layer in enumerate(layers)
+    figures = [
+        [*(f"{norm:.3f}" for norm in total), *(f"{norm:.5f}" for norm in single)]
+        for total, single in zip(section.norms.T, each.T, strict=True)
     ]
+    rows = [[plain(layer), *row] for layer, row in zip(layers, figures, strict=True)]
     columns = ["layer", *map(plain, section.matrices), *(f"{plain(name)}, per element" for name in section.matrices)]
     return Chart(
         "weights",
@@ -222,9 +183,8 @@ def _features(section: FeatureMaps) -> Chart:
         low, high = (float(np.quantile(truth, at)) for at in (0.01, 0.99))
         high = high if high > low else low + 1.0
         apart = np.abs(cached - truth)
-        marks = Marks(
-            "update", tuple((0, int(step)) for step in np.flatnonzero(section.updates[place])), "orange", "down"
-        )
+        cells = tuple((0, int(step)) for step in np.flatnonzero(section.updates[place]))
+        marks = Marks("update", cells, "orange", "down")
         for title, values, ends in (
             ("in full", truth, (low, high)),
             ("cached", cached, (low, high)),
@@ -235,9 +195,17 @@ def _features(section: FeatureMaps) -> Chart:
             heat = HeatMap(values, what, *ends, held, "reused" if held else "")
             panels.append(Panel(Axis("step"), Axis("channel"), (heat,), f"{name}, {title}"))
     rows = [
-        [plain(name), str(int(section.updates[place].sum())), f"{np.abs(section.truth[place]).mean():.4f}", f"{section.difference[place].mean():.4f}", f"{section.difference[place].max():.4f}"]
-        for place, name in enumerate(section.maps)
-    ]  # fmt: skip
+        [
+            plain(name),
+            str(int(updates.sum())),
+            f"{np.abs(truth).mean():.4f}",
+            f"{apart.mean():.4f}",
+            f"{apart.max():.4f}",
+        ]
+        for name, updates, truth, apart in zip(
+            section.maps, section.updates, section.truth, section.difference, strict=True
+        )
+    ]
     shown = f" One row is {every} channels." if every > 1 else ""
     return Chart(
         "features",
@@ -245,7 +213,7 @@ def _features(section: FeatureMaps) -> Chart:
         f"What {' and '.join(section.maps[:2])} add over {steps} steps: in full, under the schedule, and the difference.",
         tuple(panels),
         table(["block", "updates", "mean size", "mean difference", "largest difference"], rows),
-        f"Mean over tokens of what a block adds, {channels} channels over the steps; marks at the top are updates under the schedule {plain(SCHEDULES.get(section.schedule, section.schedule))}.{shown}",
+        f"Mean over tokens of what a block adds, {channels} channels over the steps; marks at the top are updates under the schedule {plain(_schedule(section.schedule))}.{shown}",
         columns=3,
     )  # fmt: skip
 

@@ -5,7 +5,8 @@ From an analysis, or the matrices of a recording. Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,9 @@ from blockcache.palette import Colour
 from blockcache.report.chart import Axis, HeatMap, Panel, Series
 from blockcache.report.document import Chart, plain, table
 from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_sections import ActionCosts, Similarity
+from blockcache.results.analysis_sections import LAGS, ActionCosts, Similarity
 from blockcache.solvers.recording import Recording
 
-LAGS = (1, 5, 10, 15, 20)
 MOST_MATRICES, FINEST = 24, 50
 """Matrices that are drawn, evenly chosen where there are more blocks, and steps in each; the table has all blocks."""
 LINES: tuple[Colour, ...] = ("blue", "orange", "green", "pink", "amber", "sky", "ink", "grey")
@@ -43,18 +43,7 @@ def _matrices(names: Sequence[str], cosine: NDArray[np.float64]) -> Iterator[Cha
     ]
     behind = table(["block", *(f"mean at lag {lag}" for lag in lags), "lowest"], rows)
     chosen = evenly(len(names), MOST_MATRICES)
-    every = -(-steps // FINEST)
-    low = float(np.floor(10 * np.quantile(cosine, 0.02)) / 10)
-    panels = tuple(
-        Panel(
-            Axis("step"),
-            Axis("step"),
-            (HeatMap(cosine[place][::every, ::every], "cosine", low, 1.0, every=every),),
-            names[place],
-            square=True,
-        )
-        for place in chosen
-    )
+    panels, every = step_matrices({names[place]: cosine[place] for place in chosen}, low_end(cosine))
     shown = "" if len(chosen) == len(names) else f" {len(chosen)} of {len(names)} blocks, evenly chosen."
     coarse = "" if every == 1 else f" One cell is {every} steps wide."
     means = cosine.mean(axis=(1, 2))
@@ -78,25 +67,11 @@ def _matrices(names: Sequence[str], cosine: NDArray[np.float64]) -> Iterator[Cha
 def _curves(names: Sequence[str], curves: dict[int, NDArray[np.float64]], steps: int) -> Chart:
     """One panel for each of a few blocks, one line for each lag."""
     chosen = evenly(len(names), 6)
-    panels = tuple(
-        Panel(
-            Axis("step"),
-            Axis("cosine"),
-            tuple(
-                Series(
-                    f"lag {lag}",
-                    tuple(range(lag, steps)),
-                    tuple(map(float, found[place])),
-                    LINES[order],
-                    line=True,
-                    points=False,
-                )
-                for order, (lag, found) in enumerate(curves.items())
-            ),
-            names[place],
-        )
-        for place in chosen
-    )
+    panels = []
+    for place in chosen:
+        found = enumerate(curves.items())
+        lines = [curve(f"lag {lag}", range(lag, steps), values[place], LINES[order]) for order, (lag, values) in found]
+        panels.append(Panel(Axis("step"), Axis("cosine"), tuple(lines), names[place]))
     rows = [
         [plain(names[place]), str(lag), f"{found[place].mean():.4f}", f"{found[place].min():.4f}", str(int(found[place].argmin()) + lag)]
         for place in range(len(names))
@@ -107,7 +82,7 @@ def _curves(names: Sequence[str], curves: dict[int, NDArray[np.float64]], steps:
         "similarity-change",
         "Similarity at a lag",
         f"Curves of {len(chosen)} blocks for lags {', '.join(map(str, curves))}; at lag {last} the lowest of all blocks is {curves[last].min():.3f}.",
-        panels,
+        tuple(panels),
         table(["block", "lag", "mean", "lowest", "at step"], rows),
         "Cosine between a block's output at a step and so many steps before. Where a curve dips, outputs change and an update is worth most.",
         columns=3,
@@ -150,3 +125,22 @@ def evenly(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return sorted({round(place * (count - 1) / (most - 1)) for place in range(most)})
+
+
+def curve(name: str, x: Iterable[float], y: Iterable[float], colour: Colour, **more: Any) -> Series:
+    """A line without points."""
+    return Series(name, tuple(x), tuple(map(float, y)), colour, line=True, points=False, **more)
+
+
+def step_matrices(matrices: Mapping[str, NDArray[np.float64]], low: float) -> tuple[tuple[Panel, ...], int]:
+    """Square panels of similarities between steps, by title; and how many steps one cell is wide."""
+    every = -(-next(iter(matrices.values())).shape[-1] // FINEST)
+    maps = {
+        title: HeatMap(found[::every, ::every], "cosine", low, 1.0, every=every) for title, found in matrices.items()
+    }
+    return tuple(Panel(Axis("step"), Axis("step"), (heat,), title, square=True) for title, heat in maps.items()), every
+
+
+def low_end(values: NDArray[np.float64], share: float = 0.02) -> float:
+    """Where a scale of cosines begins: below all but a small share of them, rounded down."""
+    return float(np.floor(10 * np.quantile(values, share)) / 10)

@@ -8,9 +8,9 @@ from typing import Any
 from blockcache.report.bench import BENCH_COLUMNS, bench_table, not_available
 from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table, table_of
 from blockcache.results.bench import PERFORMANCE
-from blockcache_lab.pages.performance_pictures import BENCH_PICTURE, GROWTH_PICTURE
 
 FORMAT = PERFORMANCE
+BENCH_PICTURE, GROWTH_PICTURE = "performance-bench.png", "performance-growth.png"
 _SAVINGS = {
     "saving": ("saving", "{}"),
     **{name: BENCH_COLUMNS[name] for name in ("p50 ms", "over eager", "GFLOP", "difference")},

@@ -6,7 +6,6 @@ Every verdict is computed; none is written down here. Knows nothing of torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,8 @@ from blockcache.measure.statistics import difference_interval
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.methods import DIFFERENCE, SUCCESS, estimate, shown_ms
 from blockcache.results.rollouts import BASELINE, PLAIN, Record
-from blockcache_lab.pages.rdt_findings import Found, is_success, shared, summary
-from blockcache_lab.pages.suite_tables import suite_tables
-from blockcache_lab.pages.tradeoff import plot_tradeoff
-from blockcache_lab.pages.verdicts import rivals, who_wins
+from blockcache_lab.pages.rdt_findings import RdtSuite, is_success, shared, summary
+from blockcache_lab.pages.suite_parts import QUICK, made_from, rivals, suite_tables, who_wins
 
 TRIALS, EPISODES = 3, 25
 """As the paper has them."""
@@ -41,18 +38,9 @@ _COLUMNS = [
 ]
 
 
-def draw(found: Found, directory: Path) -> None:
-    """The picture of one policy: what methods lose, against FLOPs, and against milliseconds if they are known."""
-    plot_tradeoff(found.collection, directory / found.picture)
-
-
-def page(found: Sequence[Found]) -> Document:
+def page(found: Sequence[RdtSuite]) -> Document:
     """The whole page; its pictures lie beside it."""
-    made_from = (
-        "Made from the files of suite rdt; every sentence with a figure or a verdict in it is computed from them. The "
-        f"command:\n`blockcache paper rdt {' '.join(item.directory for item in found)} -o docs/generated`."
-    )
-    quick = "**From a quick run: a few shortened rollouts. No figure on this page means anything.**"
+    command = f"blockcache paper rdt {' '.join(item.directory for item in found)}"
     about = (
         "The paper's second architecture is RDT-1B with DPM-Solver++ in 20 steps on ManiSkill. These are other, smaller policies of "
         "the same architecture: the same question, not the same experiment. S counts the updates of each block, the first step "
@@ -62,8 +50,8 @@ def page(found: Sequence[Found]) -> Document:
     return Document(
         "RDT: the paper's figure, rolled out again",
         (
-            *([Paragraph(quick)] if any(item.collection.quick for item in found) else []),
-            Paragraph(made_from),
+            *([QUICK] if any(item.collection.quick for item in found) else []),
+            made_from("suite rdt", command),
             Paragraph(about),
             Section("In short", (Bullets(tuple(summary(found))), *_all_tasks(found))),
             *(_policy(item) for item in found),
@@ -75,17 +63,16 @@ def page(found: Sequence[Found]) -> Document:
 # ---- all policies
 
 
-def _all_tasks(found: Sequence[Found]) -> list[Block]:
+def _all_tasks(found: Sequence[RdtSuite]) -> list[Block]:
     """The figure as a table: each method's difference on every task."""
     header = ["method", *(plain(item.task) for item in found)]
     rows = [["full precision: its success", *(estimate(item.collection.full.success, "{:.2f}") for item in found)]]
     for names in shared(found):
-        differences = [item.compared[name].difference for item, name in zip(found, names, strict=True)]
-        shown = [
-            f"**{estimate(value, '{:+.2f}')}**" if value is not None and value.lossless else estimate(value, "{:+.2f}")
-            for value in differences
-        ]
-        rows.append([plain(method_named(names[0]).label), *shown])
+        differences = [item.collection.differences[name] for item, name in zip(found, names, strict=True)]
+        shown = [(value.lossless, estimate(value, "{:+.2f}")) for value in differences]
+        rows.append(
+            [plain(method_named(names[0]).label), *(f"**{text}**" if lossless else text for lossless, text in shown)]
+        )
     about = "Paired difference of the score to full precision, 95 % intervals; **lossless** ones are bold."
     return [Paragraph(about), table(header, rows)]
 
@@ -93,8 +80,8 @@ def _all_tasks(found: Sequence[Found]) -> list[Block]:
 # ---- one policy
 
 
-def _policy(found: Found) -> Section:
-    results, timings = found.item.results, found.timings
+def _policy(found: RdtSuite) -> Section:
+    results, timings = found.item.results, found.collection.timings
     fingerprint = results.policy["fingerprint"]
     widths, sampler = fingerprint["widths"] or {}, fingerprint["sampler"] or {}
     run = [
@@ -134,7 +121,7 @@ def _policy(found: Found) -> Section:
     )
 
 
-def _more(found: Found, method: str) -> Mapping[str, str]:
+def _more(found: RdtSuite, method: str) -> Mapping[str, str]:
     trials = as_printed(found.item.results.of(method))
     left = None if found.exact is None else found.exact.flops.get(method)
     return {
@@ -153,12 +140,11 @@ def as_printed(records: Mapping[int, Record]) -> tuple[float, float] | None:
     return float(trials.mean()), float(trials.std(ddof=1))
 
 
-def _exact(found: Found) -> list[Block]:
+def _exact(found: RdtSuite) -> list[Block]:
     """The engine by itself: the plain policy, which projects keys and values at every step, beside the full one here."""
     if found.exact is None:
         return []
-    full, timings = found.collection.full, found.timings
-    over = None if timings is None else timings.over(BASELINE, PLAIN)
+    full, timings, over = found.collection.full, found.collection.timings, found.collection.over(BASELINE, PLAIN)
     rows = [
         ["plain policy, torch", f"{full.method.flops / 1e9:.3f}", shown_ms(timings, PLAIN), "", ""],
         [
@@ -179,7 +165,7 @@ def _exact(found: Found) -> list[Block]:
     return [Section("The engine alone", (Paragraph(about), table(columns, rows)))]
 
 
-def _no_dearer(found: Found) -> list[Block]:
+def _no_dearer(found: RdtSuite) -> list[Block]:
     if found.exact is None or not found.cheaper_pairs:
         return []
     about = (
@@ -193,10 +179,10 @@ def _no_dearer(found: Found) -> list[Block]:
 # ---- what it does not show
 
 
-def _limits(found: Sequence[Found]) -> list[str]:
+def _limits(found: Sequence[RdtSuite]) -> list[str]:
     prints = [item.item.results.policy["fingerprint"] for item in found]
     own = "; ".join(dict.fromkeys(map(_size, prints)))
-    compared = [row.difference for item in found for row in item.compared.values() if row.difference is not None]
+    compared = [difference for item in found for difference in item.collection.differences.values()]
     half = [(value.high - value.low) / 2 for value in compared if np.isfinite(value.low)]
     items = [
         f"RDT-1B itself has {REAL_BLOCKS} blocks of width {REAL_WIDTH} and {REAL_IMAGE_TOKENS} image tokens, made from camera "

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blockcache.compare.methods import method_named
-from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import plain
 from blockcache.report.methods import of_full
 from blockcache.results.rollouts import BASELINE, PLAIN
-from blockcache_lab.pages.own_suite import OwnSuite
 from blockcache_lab.pages.published import printed_rdt
-from blockcache_lab.pages.verdicts import counted
+from blockcache_lab.pages.suite_parts import PolicySuite, counted
 from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import RDT, ExactSavings, exact_of
 
@@ -27,24 +25,20 @@ SELDOM = 0.2
 
 
 @dataclass(frozen=True, eq=False)
-class Found(OwnSuite):
+class RdtSuite(PolicySuite):
     """With what its engines save exactly, if the file says so."""
 
     exact: ExactSavings | None
 
     @classmethod
-    def load(cls, directory: str) -> Found:
+    def load(cls, directory: str) -> RdtSuite:
         collection = Collection.load(directory, (RDT,))
         return cls(directory, collection, exact_of(collection.first, Path(directory) / f"{RDT}.json"))
 
     @property
-    def picture(self) -> str:
-        return f"rdt-{self.task}.png"
-
-    @property
     def bacs(self) -> dict[int, str]:
         """The BAC schedules under the policy's own sampler, by S."""
-        found = {name: method_named(name) for name in self.compared}
+        found = {name: method_named(name) for name in self.collection.differences}
         return {method.updates: name for name, method in found.items() if method.family == "BAC" and method.updates}
 
     @property
@@ -58,14 +52,14 @@ class Found(OwnSuite):
         if self.exact is None:
             return []
         flops, pairs = self.exact.flops, []
+        plain_steps = [name for name in self.collection.differences if method_named(name).off_the_shelf]
         for bac in self.bacs.values():
-            plain_steps = [name for name in self.compared if method_named(name).off_the_shelf]
             fitting = [name for name in plain_steps if flops[name] <= flops[bac]]
             pairs += [(bac, max(fitting, key=lambda name: flops[name]))] if fitting else []
         return pairs
 
 
-def summary(found: Sequence[Found]) -> list[str]:
+def summary(found: Sequence[RdtSuite]) -> list[str]:
     """What the data say, in sentences; all tasks together."""
     said, fastest = printed_rdt()
     items = [
@@ -73,83 +67,70 @@ def summary(found: Sequence[Found]) -> list[str]:
     ]
     for updates in sorted({updates for item in found for updates in item.bacs}):
         items.append(f"**BAC S = {updates}**: {_verdicts(found, updates)}.")
-    everywhere = [names[0] for names in shared(found) if all(map(_lossless, found, names))]
-    items.append(
-        "**Lossless on every task**, of the methods that all of them met: " + (_listed(everywhere) or "none") + "."
-    )
-    items += [f"**The cheapest lossless method**: {'; '.join(map(_cheapest, found))}."]
-    items += [
-        f"**At equal FLOPs** {line}"
-        for line in counted((item.collection, pair) for item in found for pair in item.equal_pairs)
+    everywhere = [
+        plain(method_named(names[0]).label)
+        for names in shared(found)
+        if all(name in item.collection.lossless for item, name in zip(found, names, strict=True))
     ]
-    items += [
-        f"**At no more FLOPs in the engine** {line}"
-        for line in counted((item.collection, pair) for item in found for pair in item.cheaper_pairs)
-    ]
+    items.append(f"**Lossless on every task**, of the methods that all of them met: {', '.join(everywhere) or 'none'}.")
+    items.append(f"**The cheapest lossless method**: {'; '.join(map(_cheapest, found))}.")
+    equal = [(item.collection, pair) for item in found for pair in item.equal_pairs]
+    cheaper = [(item.collection, pair) for item in found for pair in item.cheaper_pairs]
+    items += [f"**At equal FLOPs** {line}" for line in counted(equal)]
+    items += [f"**At no more FLOPs in the engine** {line}" for line in counted(cheaper)]
     if exact := [line for item in found if (line := _exactly(item))]:
         items.append(
             f"**The engine alone**, every block computed and nothing approximated: {'; '.join(exact)}. Speed beyond the FLOPs "
             "that are saved is the engine's own: it runs no Python."
         )
-    if weak := [item.task for item in found if _seldom_succeeds(item)]:
+    if weak := [item.task for item in found if (success := item.collection.full.success) and success.high < SELDOM]:
         items.append(
             f"Full precision itself seldom succeeds on {', '.join(map(plain, weak))}: little can be lost there."
         )
     return items
 
 
-def _verdicts(found: Sequence[Found], updates: int) -> str:
+def _verdicts(found: Sequence[RdtSuite], updates: int) -> str:
     """On which tasks BAC is lossless, on which it is worse and by how much, and where neither is shown."""
     places: dict[str, list[str]] = {"lossless": [], "worse": [], "not shown either way": []}
     for item in found:
-        row = item.compared.get(item.bacs.get(updates, ""))
-        if row is None or row.difference is None:
+        difference = item.collection.differences.get(item.bacs.get(updates, ""))
+        if difference is None:
             continue
-        low, high, lost = row.difference.low, row.difference.high, -row.difference.mean
-        if low > LOSSLESS:
+        if difference.lossless:
             places["lossless"].append(plain(item.task))
-        elif high < 0:
-            places["worse"].append(f"{plain(item.task)} (by {lost:.2f})")
+        elif difference.high < 0:
+            places["worse"].append(f"{plain(item.task)} (by {-difference.mean:.2f})")
         else:
-            places["not shown either way"].append(f"{plain(item.task)} ({-lost:+.2f})")
+            places["not shown either way"].append(f"{plain(item.task)} ({difference.mean:+.2f})")
     return "; ".join(f"{verdict} on {', '.join(tasks)}" for verdict, tasks in places.items() if tasks)
 
 
-def shared(found: Sequence[Found]) -> list[tuple[str, ...]]:
+def shared(found: Sequence[RdtSuite]) -> list[tuple[str, ...]]:
     """What every policy met, in the order of the suite: the method by its name on each. What was tuned goes by one name for
     people, and is another method on each."""
     named = [
-        {method_named(name).label: name for name in item.item.suite.methods if name in item.compared} for item in found
+        {method_named(name).label: name for name in item.item.suite.methods if name in item.collection.differences}
+        for item in found
     ]
     return [tuple(names[key] for names in named) for key in named[0] if all(key in names for names in named)]
 
 
-def _lossless(item: Found, name: str) -> bool:
-    difference = item.compared[name].difference
-    return difference is not None and difference.lossless
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(plain(method_named(name).label) for name in names)
-
-
-def _cheapest(item: Found) -> str:
-    good = [name for name in item.compared if _lossless(item, name)]
-    if not good:
+def _cheapest(item: RdtSuite) -> str:
+    collection, best = item.collection, item.collection.cheapest
+    if best is None:
         return f"on {plain(item.task)} none"
-    rows, full = item.collection.rows, item.collection.full.method.flops
-    best = min(good, key=lambda name: rows[name].method.flops)
-    timings = item.timings
-    over = None if timings is None else timings.over(best, BASELINE)
+    share = of_full(collection.rows[best].method.flops, collection.full.method.flops)
+    over = collection.over(best, BASELINE)
     speed = "" if over is None else f", {over:.1f}x over full precision in the same engine"
-    return f"on {plain(item.task)} {plain(method_named(best).label)} ({of_full(rows[best].method.flops, full)} of the FLOPs{speed})"
+    return f"on {plain(item.task)} {plain(method_named(best).label)} ({share} of the FLOPs{speed})"
 
 
-def _exactly(item: Found) -> str | None:
+def _exactly(item: RdtSuite) -> str | None:
     if item.exact is None:
         return None
     full = item.collection.full.method.flops
-    over = None if item.timings is None else item.timings.over(BASELINE, PLAIN)
+    over = item.collection.over(BASELINE, PLAIN)
     speed = "" if over is None else f"{over:.1f}x the speed of the plain policy with "
     return (
         f"on {plain(item.task)} {speed}{item.exact.flops[BASELINE] / full:.0%} of its FLOPs, actions "
@@ -157,12 +138,7 @@ def _exactly(item: Found) -> str | None:
     )
 
 
-def is_success(item: Found) -> bool:
+def is_success(item: RdtSuite) -> bool:
     """Whether the task has no score besides success."""
     records = [record for record in item.item.results.records if record.error is None]
     return all(record.score == float(bool(record.success)) for record in records)
-
-
-def _seldom_succeeds(item: Found) -> bool:
-    success = item.collection.full.success
-    return success is not None and success.high < SELDOM

@@ -15,8 +15,7 @@ from blockcache.samplers import SamplerConfig
 from blockcache.samplers import table as sampler_table
 from blockcache_lab.pages.other_policies import TaskPolicies, other_policies
 from blockcache_lab.pages.published import Printed, full_gflops, printed_table
-from blockcache_lab.pages.suite_tables import REFERENCE, suite_tables
-from blockcache_lab.pages.verdicts import verdict, who_wins
+from blockcache_lab.pages.suite_parts import QUICK, REFERENCE, made_from, suite_tables, verdict, who_wins
 from blockcache_lab.studies.suite_results import Collection, SuiteResults
 
 PICTURE = "results-tradeoff.png"
@@ -38,11 +37,6 @@ def page(collection: Collection, directory: str, others: Sequence[TaskPolicies] 
         others: Suite main of further policies, if any.
     """
     directories = " ".join([directory, *(place for task in others for place in task.directories)])
-    warning = "**From a quick run: a few shortened rollouts. No figure on this page means anything.**"
-    made_from = (
-        "Made from the files of the suites; every sentence with a figure or a verdict in it is computed from them. The command:\n"
-        f"`blockcache paper results {directories} -o docs/generated`."
-    )
     picture = Figure(
         PICTURE,
         "score against FLOPs and against milliseconds",
@@ -53,8 +47,8 @@ def page(collection: Collection, directory: str, others: Sequence[TaskPolicies] 
     return Document(
         "Results: does the robot still do its job?",
         (
-            *([Paragraph(warning)] if collection.quick else []),
-            Paragraph(made_from),
+            *([QUICK] if collection.quick else []),
+            made_from("the suites", f"blockcache paper results {directories}"),
             Section("What was run", tuple(_what_was_run(collection, directory))),
             Section("In one picture", (picture,)),
             who_wins(collection),
@@ -219,7 +213,7 @@ def _ours(collection: Collection, item: SuiteResults, method: str | None, baseli
     if method is None:
         return ["", "", ""]
     row, flops = item.rows[method], item.rows[baseline].method.flops
-    over = collection.timings.over(method, baseline) if collection.timings else None
+    over = collection.over(method, baseline)
     score = "" if row.score is None else f"{method_named(method).label}: {row.score.mean:.3f}"
     share = f"{row.method.flops / 1e9:.2f} (1/{flops / row.method.flops:.1f})"
     return [score, share, "" if over is None else f"{over:.1f}x"]
@@ -230,12 +224,11 @@ def _ours(collection: Collection, item: SuiteResults, method: str | None, baseli
 
 def _limits(collection: Collection, others: Sequence[TaskPolicies]) -> list[str]:
     widths: dict[int, list[float]] = {}
-    for row in collection.rows.values():
-        if row.difference is not None and math.isfinite(row.difference.low):
-            widths.setdefault(row.difference.n, []).append((row.difference.high - row.difference.low) / 2)
+    for difference in collection.differences.values():
+        if math.isfinite(difference.low):
+            widths.setdefault(difference.n, []).append((difference.high - difference.low) / 2)
     seen = "; ".join(f"with n = {n} about {sorted(found)[len(found) // 2]:.3f}" for n, found in sorted(widths.items()))
-    compared = sum(row.difference is not None for row in collection.rows.values())
-    compared += sum(len(task.cells) - 1 for task in others)
+    compared = len(collection.differences) + sum(len(task.cells) - 1 for task in others)
     starts = {name: row.method.sampler for name, row in collection.rows.items() if not row.method.shares_all_noise}
     items = [
         f"{plain(collection.first.task['name'])} with one set of weights"

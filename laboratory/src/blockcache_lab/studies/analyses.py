@@ -22,7 +22,7 @@ from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations
 from blockcache.progress import progress_bar
 from blockcache.results.analysis import Analysis, check_names
-from blockcache.results.analysis_section import AnalysisError, Section
+from blockcache.results.analysis_section import AnalysisError, AnalysisSection
 from blockcache.results.analysis_sections import SECTIONS, WeakerPolicy
 from blockcache.schedule import Schedule
 from blockcache.solvers import Recording, solve
@@ -107,7 +107,7 @@ def _kept(inputs: AnalysisInputs, about: Mapping[str, Any], name: str) -> Analys
     """An analysis of one section, from the state if it is there."""
 
     def make() -> Analysis:
-        started, sections, absent = time.perf_counter(), dict[str, Section](), dict[str, str]()
+        started, sections, absent = time.perf_counter(), dict[str, AnalysisSection](), dict[str, str]()
         try:
             sections[name] = _MAKERS[name](inputs)
         except AnalysisError as error:
@@ -121,7 +121,7 @@ def _kept(inputs: AnalysisInputs, about: Mapping[str, Any], name: str) -> Analys
     return Store(inputs.state).value(file, Analysis.load, make, mend=True)
 
 
-def _weaker(inputs: AnalysisInputs) -> Section:
+def _weaker(inputs: AnalysisInputs) -> AnalysisSection:
     assert inputs.weaker is not None  # checked before anything is made
     name, other = inputs.weaker[0], port_of(inputs.weaker[1])
     weak = solve(inputs.calibrations(other).recording(), inputs.updates, method="bac")
@@ -129,14 +129,14 @@ def _weaker(inputs: AnalysisInputs) -> Section:
     return weaker_policy(both, inputs.compared, inputs.seed, method=f"bac:S={inputs.updates}")
 
 
-def _sublayers(inputs: AnalysisInputs) -> Section:
+def _sublayers(inputs: AnalysisInputs) -> AnalysisSection:
     block, schedule = inputs.ffn(2), inputs.schedules["blockwise"]
     later = schedule.updates[block][1:]
     at = tuple(sorted({later[0], later[len(later) // 2]})) if later else (0,)
     return sublayer_errors(inputs.port, schedule, block, at, inputs.compared[0], inputs.seed, named="blockwise")
 
 
-def _features(inputs: AnalysisInputs) -> Section:
+def _features(inputs: AnalysisInputs) -> AnalysisSection:
     names = ffns_of(inputs.port) or [block.name for block in inputs.port.adapter.blocks]
     blocks = list(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
     return feature_maps(
@@ -144,18 +144,18 @@ def _features(inputs: AnalysisInputs) -> Section:
     )
 
 
-def _homogeneity(inputs: AnalysisInputs) -> Section:
+def _homogeneity(inputs: AnalysisInputs) -> AnalysisSection:
     batches, known = inputs.spread
     return homogeneity(inputs.port, batches, inputs.seed, separate=known, progress=inputs.bar("episodes"))
 
 
-def _stability(inputs: AnalysisInputs) -> Section:
+def _stability(inputs: AnalysisInputs) -> AnalysisSection:
     batches = in_parts(inputs.port, inputs.calibrated)
     matrices = sample_matrices(inputs.port, batches, inputs.seed, inputs.bar("each generation"))
     return schedule_stability(matrices, inputs.updates, inputs.seed)
 
 
-_MAKERS: dict[str, Callable[[AnalysisInputs], Section]] = {
+_MAKERS: dict[str, Callable[[AnalysisInputs], AnalysisSection]] = {
     "similarity": lambda inputs: similarity(inputs.recording),
     "caching": lambda inputs: caching_errors(
         inputs.port, inputs.schedules, inputs.compared, inputs.seed, inputs.bar("caching errors")

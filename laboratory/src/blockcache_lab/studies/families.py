@@ -14,8 +14,7 @@ from blockcache.errors import EngineError
 from blockcache.models.dit.shape import small as small_dit
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.dpt.shape import Shape
-from blockcache.models.rdt.policy import RDTConfig, public_sampler
-from blockcache.models.rdt.shape import random_policy
+from blockcache.models.rdt.policy import RDTConfig, RDTPolicy, public_sampler
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, Euler
 
@@ -41,7 +40,7 @@ def _dpt(**changes: Any) -> DiffusionTransformerPolicy:
 def _rdt() -> Any:
     sizes: dict[str, Any] = {"action_dim": 2, "horizon": 4, "n_action_steps": 2, "hidden_size": 8, "depth": 2}
     sizes |= {"num_heads": 2, "lang_token_dim": 3, "img_token_dim": 3, "max_lang_cond_len": 3, "img_cond_len": 3}
-    return random_policy(RDTConfig(**sizes, sampler=public_sampler(2)))
+    return RDTPolicy.random(RDTConfig(**sizes, sampler=public_sampler(2)))
 
 
 EXAMPLES: Mapping[str, Callable[[], Any]] = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from blockcache.compare import dealing
 from blockcache.compare.candidates import running
-from blockcache.compare.dealing import COMPARED, DISTANCES, FITTED, deal_for_evaluation
 from blockcache.errors import ObservationError
 from blockcache.files import PathLike
 from blockcache.fitting.clouds import draw_chunks, flattened
@@ -37,14 +37,14 @@ def measure_distances(
     samples    chunks for each observation
     seed       of the noise
     """
-    port, used = setting.port, setting.counts.generations + COMPARED + FITTED
+    port, used = setting.port, setting.counts.generations + dealing.COMPARED + dealing.FITTED
     count = batch_size(setting.observations) - used
     if count < LEAST:
         raise ObservationError(
             f"distances need at least {LEAST} observations besides {used} to calibrate, compare and fit on, got "
             f"{max(0, count)}; record more with 'blockcache policy observe'"
         )
-    seen = deal_for_evaluation(setting.observations, setting.counts.generations)[DISTANCES]
+    seen = dealing.deal_for_evaluation(setting.observations, setting.counts.generations)[dealing.DISTANCES]
     (suite,) = as_run(setting, directory, [FRONTIER])
     evaluation = setting.evaluation(suite.methods, 1)
     evaluation.check_alike(Path(directory) / f"{FRONTIER}.json")

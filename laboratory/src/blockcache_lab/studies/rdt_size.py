@@ -19,8 +19,7 @@ from torch import Tensor
 
 from blockcache.engines import accelerate
 from blockcache.measure import machine
-from blockcache.models.rdt.policy import RDTConfig, public_sampler
-from blockcache.models.rdt.shape import random_policy
+from blockcache.models.rdt.policy import RDTConfig, RDTPolicy, public_sampler
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
 from blockcache.schedule import generation_flops
@@ -43,7 +42,7 @@ def measure_size(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        policy = random_policy(config)
+        policy = RDTPolicy.random(config)
         weights = sum(tensor.nbytes for tensor in policy.parameters())
         rows = [row for count in steps for row in _rows(policy.with_sampler(public_sampler(count)), engines, repeats)]
     finally:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -57,32 +57,23 @@ def compare_shapes(threads: int, repeats: int, shapes: dict[str, Shape] = SHAPES
     for name, shape in progress_bar(shapes.items(), "other shapes", unit="shape"):
         policy, schedule = shape.policy(), printed_for(shape)
         obs = torch.randn(shape.batch, shape.n_obs_steps, shape.obs_dim, generator=torch.Generator().manual_seed(0))
+        engines = {"patched": ("patched", 1), "loop": ("loop", 1), "onnx_1": ("onnx", 1), "onnx_n": ("onnx", threads)}
         with ExitStack() as stack:
             calls: dict[str, Callable[[], dict[str, Tensor]]] = {}
-            for label, engine, count in (
-                ("patched", "patched", 1),
-                ("loop", "loop", 1),
-                ("onnx_1", "onnx", 1),
-                ("onnx_n", "onnx", threads),
-            ):
+            for label, (engine, count) in engines.items():
                 own = copy.deepcopy(policy)
                 stack.enter_context(accelerate(own, schedule, engine, threads=count))
                 calls[label] = partial(_generate, own, obs)
             latency = measure(calls, repeats, warmup=1, progress=False)
             actions = {label: call()["action_pred"] for label, call in calls.items()}
-        rows.append(
-            {
-                "name": name,
-                "ms": {label: value.p50 * 1e3 for label, value in latency.items()},
-                # a random policy's unclipped samples can be large: relative to the largest action, where that is above 1
-                "difference": {label: _difference(value, actions["patched"]) for label, value in actions.items()},
-            }
-        )
+        # a random policy's unclipped samples can be large: relative to the largest action, where that is above 1
+        largest = actions["patched"].abs().max().clamp_min(1.0)
+        differences = {
+            label: float((found - actions["patched"]).abs().max() / largest) for label, found in actions.items()
+        }
+        milliseconds = {label: value.p50 * 1e3 for label, value in latency.items()}
+        rows.append({"name": name, "ms": milliseconds, "difference": differences})
     return rows
-
-
-def _difference(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1.0))
 
 
 def _generate(policy: DiffusionTransformerPolicy, obs: Tensor) -> dict[str, Tensor]:
@@ -98,12 +89,10 @@ def growth(repeats: int) -> dict[str, list[dict[str, float]]]:
 
 def _grow(cases: dict[int, tuple[Shape, int]], repeats: int) -> list[dict[str, float]]:
     obs = torch.randn(1, 2, 66)
+    calls, computed = dict[str, Callable[[], dict[str, Tensor]]](), {}
     with ExitStack() as stack:
-        calls: dict[str, Callable[[], dict[str, Tensor]]] = {}
-        computed = {}
         for key, (shape, updates) in cases.items():
-            policy = shape.policy()
-            names = printed_for(shape).blocks
+            policy, names = shape.policy(), printed_for(shape).blocks
             schedule = Schedule(shape.steps, dict.fromkeys(names, uniform(shape.steps, updates)))
             computed[key] = schedule.computed
             stack.enter_context(accelerate(policy, schedule, "onnx", threads=1))
@@ -133,15 +122,7 @@ def footprint(shape: Shape, calls: int, generations: int, large_pages: bool = Fa
         export_policy(policy, schedule, path)
         export_s = time.perf_counter() - started
         size = path.stat().st_size
-        arguments = [str(path), str(calls), str(generations)]
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE, *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, **(LARGE_PAGES if large_pages else {})},
-        )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        found = _in_process(_PROBE, str(path), calls, generations, environment=LARGE_PAGES if large_pages else {})
     milliseconds = found.pop("ms")
     return {
         "weights_mb": weights / 1e6,
@@ -158,7 +139,7 @@ def footprint(shape: Shape, calls: int, generations: int, large_pages: bool = Fa
 
 def calibration(shape: Shape, observations: int = 16) -> dict[str, Any]:
     """Seconds and peak megabytes of `calibrate`, plain and with action costs, each in a process of its own."""
-    plain, costs = (_calibrated(shape, observations, with_costs) for with_costs in (False, True))
+    plain, costs = (_in_process(_CALIBRATION, asdict(shape), observations, with_costs) for with_costs in (False, True))
     return {
         "observations": observations,
         "blocks": costs["blocks"],
@@ -171,49 +152,53 @@ def calibration(shape: Shape, observations: int = 16) -> dict[str, Any]:
     }
 
 
-def _calibrated(shape: Shape, observations: int, with_costs: bool) -> dict[str, Any]:
-    asked = json.dumps({"shape": asdict(shape), "observations": observations, "with_costs": with_costs})
-    done = subprocess.run([sys.executable, "-c", _CALIBRATION, asked], capture_output=True, text=True, check=True)
+def _in_process(code: str, *arguments: Any, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The JSON that a process of its own prints last; it finds its arguments in `asked`."""
+    done = subprocess.run(
+        [sys.executable, "-c", _BEGIN + code, json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **(environment or {})},
+    )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-_CALIBRATION = """
+_BEGIN = """
 import json, sys, time
+
+def megabytes(what):  # getrusage would count the parent, from which this process was forked
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 / 1e6 for line in file if line.startswith(what))
+
+asked = json.loads(sys.argv[1])
+"""
+
+_CALIBRATION = """
 from blockcache import calibrate, solve
 from blockcache.models.dpt.shape import Shape
 from blockcache.models.registry import port_of
 
-asked = json.loads(sys.argv[1])
-port = port_of(Shape(**asked["shape"]).policy())
-seen = next(iter(port.synthetic_observations(asked["observations"]).values())).split(1)
+shape, observations, with_costs = asked
+port = port_of(Shape(**shape).policy())
+seen = next(iter(port.synthetic_observations(observations).values())).split(1)
 started = time.perf_counter()
-recording = calibrate(port, seen, action_costs=asked["with_costs"], progress=False)
+recording = calibrate(port, seen, action_costs=with_costs, progress=False)
 seconds, solved = time.perf_counter() - started, time.perf_counter()
-if asked["with_costs"]:
+if with_costs:
     solve(recording, method="action", budget=0.2)
 solve_s = time.perf_counter() - solved
-with open("/proc/self/status") as file:  # getrusage would count the parent, from which this process was forked
-    peak = next(int(line.split()[1]) * 1024 / 1e6 for line in file if line.startswith("VmHWM"))
-print(json.dumps({
-    "seconds": seconds,
-    "solve_s": solve_s,
-    "peak_mb": peak,
-    "blocks": len(port.adapter.blocks),
-}))
+blocks = len(port.adapter.blocks)
+print(json.dumps({"seconds": seconds, "solve_s": solve_s, "peak_mb": megabytes("VmHWM"), "blocks": blocks}))
 """
 
 _PROBE = """
-import json, sys, time
 import numpy as np
 import onnxruntime  # here already: what the library takes is not the policy's
 from blockcache_runtime import open_export
 
-def megabytes(what):
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 / 1e6 for line in file if line.startswith(what))
-
-path, calls, generations = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+path, calls, generations = asked
 before = megabytes("VmRSS")
 started = time.perf_counter()
 policy = open_export(path, threads=1)

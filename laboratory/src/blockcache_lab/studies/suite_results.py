@@ -109,6 +109,29 @@ class Collection:
     def full(self) -> MethodSummary:
         return self.rows[BASELINE]
 
+    @cached_property
+    def differences(self) -> dict[str, Estimate]:
+        """The paired difference to the full policy, of every method that has one."""
+        rows = self.rows.items()
+        return {name: row.difference for name, row in rows if row.difference is not None and name != BASELINE}
+
+    @property
+    def lossless(self) -> list[str]:
+        return [name for name, difference in self.differences.items() if difference.lossless]
+
+    @property
+    def cheapest(self) -> str | None:
+        """The lossless method with the fewest FLOPs, if there is one."""
+        return min(self.lossless, key=lambda name: self.rows[name].method.flops, default=None)
+
+    def ms(self, method: str) -> float | None:
+        """Milliseconds of a chunk, if they are known."""
+        return None if self.timings is None else self.timings.ms(method)
+
+    def over(self, method: str, baseline: str) -> float | None:
+        """How many times faster than the baseline, if both were timed."""
+        return None if self.timings is None else self.timings.over(method, baseline)
+
     def compare(self, found: str, baseline: str) -> Estimate | None:
         """The paired difference of two methods, over as many rollouts as some suite has of both."""
         known = [item.compare(found, baseline) for item in self.suites.values()]
@@ -154,11 +177,8 @@ def summarise_suite(collection: Collection, suite: str = FRONTIER) -> Stored:
         raise FileError(
             f"a quick run is no result to store; run 'blockcache paper suite {suite} POLICY' without --quick"
         )
-    timings = collection.timings
     methods = [
-        StoredMethod(
-            stored_name(name), row.method.flops, timings.ms(name) if timings else None, row.score, row.difference
-        )
+        StoredMethod(stored_name(name), row.method.flops, collection.ms(name), row.score, row.difference)
         for name, row in found.rows.items()
         if row.score is not None and row.score.n > 1  # a single rollout has no interval to write down
     ]

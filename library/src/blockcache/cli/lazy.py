@@ -64,7 +64,7 @@ class LazyGroup(click.Group):
         if typed in LABORATORY:
             raise click.UsageError(
                 f"'blockcache {typed}' is in blockcache-lab, which is not installed; install it with: "
-                "pip install blockcache-lab (in a clone of the repository: pip install ./laboratory)"
+                "pip install blockcache-lab, from a clone or a wheel as docs/start.md says"
             )
         return None
 

@@ -72,7 +72,7 @@ def tune(
 
     from blockcache.compare.tuner import tune as run
     from blockcache.report.terminal import display
-    from blockcache.report.tuning import draw_front, tuning_blocks
+    from blockcache.report.tuning import tuning_blocks, tuning_chart
 
     state = output.with_name(f"{output.name}.state")
     with resumable(state):
@@ -91,7 +91,10 @@ def tune(
     for line in _written(policy, found, output):
         click.echo(line)
     if plot is not None:
-        draw_front(found.tuning, plot)
+        from blockcache.report.drawing import draw
+        from blockcache.report.figures import save_figure
+
+        save_figure(draw(tuning_chart(found.tuning, named=True)), plot)
         click.echo(f"drawn in {plot}")
 
 

@@ -14,6 +14,7 @@ import torch
 
 from blockcache.compare.bench_candidates import CandidateMaker, Timed
 from blockcache.compare.bench_encoder import encoder_calls, encoder_times
+from blockcache.errors import in_one_line
 from blockcache.measure import machine
 from blockcache.measure.latency import Latency, measure
 from blockcache.models.port import Port
@@ -59,7 +60,12 @@ def run_bench(
         maker.engines(counts, quick)
         if not quick:
             for point in sorted(entry_points(group=MORE), key=lambda point: point.name):
-                point.load()(maker)
+                try:
+                    add = point.load()
+                except Exception as error:  # a broken package disturbs nothing else
+                    maker.unavailable[f"{MORE} {point.name}"] = in_one_line(error)
+                    continue
+                add(maker)
         candidates = maker.candidates
         looks = encoder_calls(stack, port, schedule, observations, counts)
         timed = {c.name: c.call for c in candidates} | {look.name: look.call for look in looks}

@@ -129,13 +129,16 @@ class Calibrations:
     """Recordings of one policy, one for each sampler, and samplers that are placed or fitted for it: made when a method
     first needs them.
 
-    port          the policy
-    observations  a batch: one generation is recorded for each sample
-    keep          a directory to keep them in: each is made once and read from there the next time
-    fitting       another batch, to place and fit samplers on
-    effort        how much work a fit is
-    block_costs   gives what one update of each block costs by its name, such as milliseconds, when a budget is first split;
-                  FLOPs without it
+    Args:
+        port: The policy.
+        observations: A batch: one generation is recorded for each sample.
+        seed: Of all noise.
+        keep: A directory to keep them in: each is made once and read from there the next time.
+        fitting: Another batch, to place and fit samplers on.
+        effort: How much work a fit is.
+        block_costs: Gives what one update of each block costs by its name, such as milliseconds, when a budget is first
+            split; FLOPs count without it.
+        progress: Whether to show bars.
     """
 
     def __init__(

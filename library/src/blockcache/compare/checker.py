@@ -124,18 +124,20 @@ class Reference:
 def check(policy: Any, schedule: Strategy | str, observations: Any, *, name: str = "", **how: Any) -> Check:
     """How far a method's actions are from the full policy's, and what that is likely to cost. No simulator is needed.
 
-    policy        the policy object, ours or foreign (or its port)
-    schedule      a schedule, or a method by its name, such as "bac:S=10,n=5" or "ddpm-10"
-    observations  a batch from closed-loop states over whole episodes, such as `blockcache policy observe` records
-    name          what the schedule is called; a method has a name
-    moments       (N, 2) episode and place in it, where known: chunks that follow one another show the jump between them
-    count         observations to compare at
-    samples       chunks for each observation; the full policy's are drawn as two halves, which show its own floor
-    generations   the first observations, which methods are calibrated on: they are never compared at
-    seed          of the noise and of the choice of observations
-    engine        for the method and the full policy
-    source        where the policy came from, for the record
-    progress      whether to show bars
+    Args:
+        policy: A policy object of any known family, or its port.
+        schedule: A schedule, or a method by its name, such as "bac:S=10,n=5" or "ddpm-10".
+        observations: A batch from closed-loop states over whole episodes, such as `blockcache policy observe` records.
+        name: What the schedule is called; a method has a name.
+        how: Any of the following.
+            moments: (N, 2) episode and place in it, where known: chunks that follow one another show the jump between them.
+            count: Observations to compare at.
+            samples: Chunks for each observation; the full policy's are drawn as two halves, which show its own floor.
+            generations: The first observations, which methods are calibrated on: they are never compared at.
+            seed: Of the noise and of the choice of observations.
+            engine: For the method and the full policy.
+            source: Where the policy came from, for the record.
+            progress: Whether to show bars.
     """
     reference = Reference(policy, observations, **how)
     if isinstance(schedule, str):

@@ -195,16 +195,20 @@ def prepare(
 ) -> Evaluation:
     """Check that everything fits, calibrate where a method needs it, and choose each method's engine.
 
-    policy        the policy object, ours or foreign (or its port)
-    task          by name
-    methods       by name, see `methods`; the full policy is always among them: it is what the others are compared with
-    observations  a batch: the first `generations` to calibrate on, the next ones for the open-loop comparison, the rest for
-                  samplers that are placed or fitted
-    state         the directory in which finished work is kept
-    source        where the policy came from, for the record
-    rollouts      episodes per method, from `first_seed` on (the task's first test seed), `group` of them as one batch
-    engine        for every method that it supports
-    make          makes a simulator, if it is not to be found by name
+    Args:
+        policy: A policy object of any known family, or its port.
+        task: By name.
+        methods: To be compared with the full policy, which is always among them.
+        observations: A batch, dealt to purposes by `dealing.deal_for_evaluation`.
+        state: The directory in which finished work is kept.
+        source: Where the policy came from, for the record.
+        rollouts: Episodes per method.
+        first_seed: Of the episodes; the task's first test seed unless given.
+        group: Episodes run as one batch.
+        engine: For every method that it supports.
+        generations: Observations to calibrate on.
+        make: Makes a simulator, if it is not to be found by name.
+        progress: Whether to show bars.
     """
     if rollouts < 1 or group < 1:
         raise EvaluationError(f"an evaluation needs at least one rollout in groups of one, got {rollouts=}, {group=}")

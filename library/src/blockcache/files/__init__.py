@@ -3,7 +3,7 @@
 What an export needs is in `blockcache_runtime.files`; everything is to be had from here.
 """
 
-from blockcache.files.arrays import TensorInfo, parse_arrays, read_tensors, write_arrays
+from blockcache.files.arrays import TensorInfo, parse_arrays, read_metadata, read_tensors, write_arrays
 from blockcache.files.atomic import (
     check_writable,
     exists,
@@ -56,6 +56,7 @@ __all__ = [
     "read",
     "read_bytes",
     "read_json",
+    "read_metadata",
     "read_tensors",
     "reading",
     "write_arrays",

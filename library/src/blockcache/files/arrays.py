@@ -7,7 +7,7 @@ import math
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,14 +45,8 @@ def read_tensors(
     check  looks at names and shapes before the tensors are read, and raises if they are not those that are wanted
     """
     with opened(path, what) as (file, size):
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(size - 8, JSON_BYTES):
-            raise FileError(f"the {what} {path} cannot be read (no safetensors header); it may be cut short, {again}")
-        header = parse_json(file.read(length), f"header of the {what}", path)
+        metadata, header = _read_header(file, size, path, what, again)
         with reading(what, path, again):
-            metadata: dict[str, str] = (
-                read(dict[str, str] | None, header.pop("__metadata__", None), "__metadata__") or {}
-            )
             infos = read(dict[str, TensorInfo], header)
             if check is not None:
                 check(infos)
@@ -64,6 +58,31 @@ def read_tensors(
         raise FileError(
             f"the {what} {path} cannot be read ({in_one_line(error)}); it may be cut short, {again}"
         ) from error
+
+
+def read_metadata(path: PathLike, what: str, again: str = "make it again") -> dict[str, str]:
+    """The metadata of a safetensors file; none of its tensors is read.
+
+    Args:
+        path: The file.
+        what: It is called in errors.
+        again: What to do about one that is garbled.
+    """
+    with opened(path, what) as (file, size):
+        return _read_header(file, size, path, what, again)[0]
+
+
+def _read_header(
+    file: BinaryIO, size: int, path: PathLike, what: str, again: str
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Metadata, and what is said of the tensors."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(size - 8, JSON_BYTES):
+        raise FileError(f"the {what} {path} cannot be read (no safetensors header); it may be cut short, {again}")
+    header = parse_json(file.read(length), f"header of the {what}", path)
+    with reading(what, path, again):
+        metadata: dict[str, str] = read(dict[str, str] | None, header.pop("__metadata__", None), "__metadata__") or {}
+    return metadata, header
 
 
 def parse_arrays(data: bytes, what: str, path: PathLike) -> dict[str, npt.NDArray[Any]]:

@@ -1,7 +1,7 @@
-"""The config of a run as OmegaConf keeps it: its values dug out of inert objects, its interpolations worked out.
+"""The config of a run as OmegaConf pickles it: plain values out of inert calls, with interpolations resolved.
 
-`${a.b}`, `${.b}` and `${eval:'${a}+1'}` are known; what depends on another resolver (`${now:...}`) or on something that is
-no plain value matters only to who asks for it. Knows nothing of policies.
+`${a.b}`, `${.b}` and `${eval:'${a}+1'}` are known. A value that depends on another resolver (`${now:...}`), or that is no
+plain value, is refused when it is asked for, and not before. Knows nothing of policies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REQUIRED = object()
 
 
 class Unknown:
-    """A value that only the program could make which wrote the file."""
+    """A value that only the program that wrote the file could make."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -38,7 +38,12 @@ class Config:
         self._tree: dict[str, Any] = tree
 
     def get(self, path: str, default: Any = _REQUIRED) -> Any:
-        """The value at a path, with all interpolations in it worked out; `default` where there is none."""
+        """The value at a path, with all interpolations in it resolved.
+
+        Args:
+            path: Names, with dots between them.
+            default: The answer where the config has no such path; without it that is a ContentError.
+        """
         self._left = VALUES
         try:
             way = path.split(".")

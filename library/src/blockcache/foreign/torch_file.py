@@ -147,9 +147,7 @@ class TorchFile:
         found = bytearray(entry.file_size)
         filled, view = 0, memoryview(found)
         try:
-            with self._archive.open(
-                entry
-            ) as source:  # compares the entry's own header with the list's, and its checksum
+            with self._archive.open(entry) as source:  # compares its own header with the list's, and its checksum
                 while filled < len(found) and (part := source.read(2**22)):
                     view[filled : filled + len(part)] = part
                     filled += len(part)

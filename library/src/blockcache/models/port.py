@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
 from typing import Any, ClassVar, TypeVar
@@ -264,7 +265,7 @@ class Port(ABC):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        return self.shape.with_weights(self.weights)
+        return replace(self.shape, weights=self.weights)
 
     def copy(self: P) -> P:
         """An independent copy, weights and all; what is known of them is not found out again."""

@@ -39,7 +39,7 @@ def checksum(pieces: Iterable[Tensor | memoryview]) -> int:
 def weights_hash(module: nn.Module) -> str:
     """SHA-256 over names, types, shapes and bytes of all parameters and buffers.
 
-    The public code's `_dummy_variable`s are left out: its policy and ours with the same weights have the same hash.
+    The public code's `_dummy_variable`s are left out, so that its policy and this package's have the same hash.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,19 @@ def save_charts(charts: Iterable[Chart], directory: Path, kinds: tuple[str, ...]
 def draw(chart: Chart) -> Any:
     """The whole chart: its panels in as many columns as it asks for, one legend beneath."""
     columns = min(chart.columns, len(chart.panels))
-    rows = -(-len(chart.panels) // columns)
     width = {1: 8.0, 2: 5.6, 3: 4.0}.get(columns, 1.5)
-    high = max(_height(panel, width) for panel in chart.panels)
-    figure = new_figure(columns * width, rows * high + 0.5)
+    return draw_panels(chart.panels, columns, width, max(_height(panel, width) for panel in chart.panels))
+
+
+def draw_panels(panels: Sequence[Panel], columns: int, width: float, height: float) -> Any:
+    """Panels of so many inches side by side, one legend beneath."""
+    rows = -(-len(panels) // columns)
+    figure = new_figure(columns * width, rows * height + 0.5)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in grid[len(chart.panels) :]:
+    for axes in grid[len(panels) :]:
         axes.set_visible(False)
     small = columns > 3
-    for axes, panel in zip(grid, chart.panels, strict=False):
+    for axes, panel in zip(grid, panels, strict=False):
         _draw_panel(axes, panel, small)
     handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if handles:
@@ -88,6 +92,7 @@ def _draw_panel(axes: Any, panel: Panel, small: bool) -> None:
     if not any(isinstance(layer, HeatMap) for layer in panel.layers):
         axes.spines[["top", "right"]].set_visible(False)
     if labels:
+        axes.margins(x=0.05 if len(labels) < 4 else 0.2)  # room for many names
         write_labels(axes, labels)
 
 
@@ -142,6 +147,7 @@ def _draw_series(axes: Any, series: Series) -> list[Label]:
         "ms": 11 if series.large else 5,
         "mfc": "white" if series.hollow else colour,
         "lw": 1.2,
+        "zorder": 3 if series.hollow else 2,
         "label": series.name,
     }
     if series.low and any(high > low for low, high in zip(series.low, series.high, strict=True)):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from blockcache.compare.methods import method_named
-from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS
-from blockcache.report.document import Block, Bullets, Paragraph, plain, table
-from blockcache.report.figures import new_figure, save_figure
+from blockcache.report.chart import Axis, Panel, Rule, Series
+from blockcache.report.document import Block, Bullets, Chart, Paragraph, plain, table
+from blockcache.report.methods import estimate
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.tuning import Point, Tuning
 
-_FRONT, _BEATEN, _CHOSEN = "#0072B2", "#777777", "#D55E00"  # Okabe and Ito's, for every eye
+MS = Axis("ms per chunk", log=True)
 _COLUMNS = ["place", "method", "engine, threads", "p50 ms", "p95 ms", "over plain", "GFLOP", "predicted loss", "centre shift",
             "beyond spread", "spread", "rollouts: difference, 95 %"]  # fmt: skip
 
@@ -81,57 +82,75 @@ def _sampler_note(chosen: Point) -> str:
     return "This is another sampler than the policy's own."
 
 
-def draw_front(found: Tuning, path: PathLike) -> None:
-    """Loss against milliseconds, the front as a line, the chosen point marked. What loses hopelessly stands at the upper edge."""
-    figure = new_figure(8.0, 5.0)
-    axes = figure.add_subplot()
-    allowed = -LOSSLESS if found.goal.loss is None else found.goal.loss
-    top = 4 * allowed
-    axes.plot(
-        [point.p50_ms for point in found.front],
-        [min(top, point.expected_loss) for point in found.front],
-        color=_FRONT, lw=1.0, zorder=1, label="front",
+def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: bool = False) -> Chart:
+    """Loss against milliseconds: the front as a line, the chosen point marked.
+
+    Args:
+        tuning: What was found.
+        name: Of the chart.
+        source: Where it is from, as a sentence, if that should be said.
+        named: Whether every point has its method's name beside it: a printed picture cannot be pointed at.
+    """
+    allowed = -LOSSLESS if tuning.goal.loss is None else tuning.goal.loss
+    top = max(4 * allowed, 1.2 * tuning.chosen.expected_loss)
+
+    def series(title: str, found: Sequence[Point], **style: Any) -> list[Series]:
+        if not found:
+            return []
+        x, y = tuple(p.p50_ms for p in found), tuple(min(top, p.expected_loss) for p in found)
+        notes = tuple(
+            f"{method_named(p.method).label}, {p.engine}, threads: {p.threads}, loss {p.expected_loss:.3f}"
+            for p in found
+        )
+        low = tuple(-p.rollouts.high if p.rollouts else loss for p, loss in zip(found, y, strict=True))
+        high = tuple(min(top, -p.rollouts.low) if p.rollouts else loss for p, loss in zip(found, y, strict=True))
+        words = tuple(p.method for p in found) if named and style.get("marker") == "circle" else ()
+        ends = {"low": low, "high": high} if style.get("points", True) else {}
+        return [Series(title, x, y, notes=notes, **{"labels": words, **ends, **style})]
+
+    points, chosen = sorted(tuning.points, key=lambda p: p.p50_ms), tuning.chosen
+    rolled = [p for p in points if p.rollouts is not None]
+    layers = [
+        *series("front", tuning.front, colour="blue", line=True, points=False),
+        *series("loss as rolled out", rolled, colour="blue", marker="circle"),
+        *series(
+            "loss as predicted", [p for p in points if p.rollouts is None], colour="blue", marker="circle", hollow=True
+        ),
+        *series("chosen", [chosen], colour="orange", marker="star", large=True, labels=("chosen",)),
+    ]
+    rules = [Rule("y", allowed, f"a loss of {allowed:g}")]
+    if tuning.goal.deadline_ms is not None:
+        rules.append(Rule("x", tuning.goal.deadline_ms, "deadline"))
+    rows = [
+        [
+            plain(method_named(p.method).label),
+            "chosen" if p == chosen else "front" if p in tuning.front else "",
+            f"{p.engine}, {p.threads}",
+            f"{p.p50_ms:.2f}",
+            f"{p.p95_ms:.2f}",
+            f"{p.loss:.3f}",
+            estimate(p.rollouts, "{:+.3f}"),
+            f"{p.distances.beyond_spread.mean:.3f}",
+            f"{p.distances.spread.mean:.2f}",
+        ]
+        for p in points
+    ]
+    columns = [
+        "method",
+        "place",
+        "engine, threads",
+        "p50 ms",
+        "p95 ms",
+        "predicted loss",
+        "rollouts: difference, 95 %",
+        "beyond spread",
+        "spread",
+    ]
+    return Chart(
+        name,
+        f"What tuning looked at, {plain(tuning.goal.text())}",
+        f"{len(points)} points; chosen is {method_named(chosen.method).label} with {chosen.p50_ms:.2f} ms and a loss of {chosen.expected_loss:.3f}.",
+        (Panel(MS, Axis("loss of score"), tuple(layers), "", tuple(rules)),),
+        table(columns, rows),
+        f"Left is faster, lower is better; what loses more than {top:.2g} stands at the upper edge. The plain policy takes {tuning.plain_ms:.0f} ms. {source}".rstrip(),
     )  # fmt: skip
-    for point in found.points:
-        _draw_point(axes, point, top, _FRONT if point in found.front else _BEATEN)
-    chosen = found.chosen
-    axes.plot(chosen.p50_ms, min(top, chosen.expected_loss), "*", color=_CHOSEN, ms=17, zorder=4, label="chosen")
-    axes.axhline(0.0, color="black", lw=0.6)
-    axes.axhline(allowed, color="black", lw=0.8, ls=":", label=f"a loss of {allowed:g}")
-    if found.goal.deadline_ms is not None:
-        axes.axvline(found.goal.deadline_ms, color=_CHOSEN, ls=":", label="deadline")
-    for kind, marker, fill in (
-        ("rolled out, 95 %", "o", _FRONT),
-        ("predicted", "o", "white"),
-        (f"more than {top:g}", "^", "white"),
-    ):
-        axes.plot([], [], marker, color=_FRONT, mfc=fill, label=kind)
-    times = [point.p50_ms for point in found.points]
-    axes.set_xlim(0.85 * min(times), 1.6 * max(times))  # room for the names
-    axes.set_ylim(top=1.25 * top)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="x", which="both", labelsize=8)
-    axes.set_xlabel("milliseconds a chunk (p50)")
-    axes.set_ylabel("loss of score")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
-    save_figure(figure, path)
-
-
-def _draw_point(axes: Any, point: Point, top: float, colour: str) -> None:
-    loss, rolled = min(top, point.expected_loss), point.rollouts
-    if rolled is not None:
-        axes.plot([point.p50_ms] * 2, [-rolled.high, -rolled.low], color=colour, lw=0.8, zorder=2)
-    marker = "^" if point.expected_loss > top else "o"
-    axes.plot(point.p50_ms, loss, marker, color=colour, mfc="white" if rolled is None else colour, ms=6, zorder=3)
-    axes.annotate(
-        point.method,
-        (point.p50_ms, loss),
-        xytext=(5, 5),
-        textcoords="offset points",
-        fontsize=7,
-        rotation=35,
-        color=colour,
-    )

@@ -17,11 +17,11 @@ from blockcache.block import Block
 from blockcache.errors import short, shortened
 from blockcache.files import Count, Fields, Format, Limit, PathLike, Positive, dict_of, expect_keys, read
 from blockcache.fingerprint import Fingerprint
-from blockcache.results.analysis_section import AnalysisError, Section, arrays_of, plain_fields
+from blockcache.results.analysis_section import AnalysisError, AnalysisSection, arrays_of, plain_fields
 from blockcache.results.analysis_sections import SECTIONS
 from blockcache.schedule.schedule import MOST_STEPS
 
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound=AnalysisSection)
 _PLAIN = {name: plain_fields(kind) for name, kind in SECTIONS.items()}
 Sentence = Annotated[str, Limit(1, 1000)]
 
@@ -68,7 +68,7 @@ class Analysis:
     blocks: tuple[Block, ...]
     setting: Mapping[str, Any]
     schedules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    sections: Mapping[str, Section] = field(default_factory=dict)
+    sections: Mapping[str, AnalysisSection] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -151,7 +151,7 @@ def check_names(names: Any) -> None:
             raise AnalysisError(f"no section {shortened(short(name), 60)}, known are {', '.join(SECTIONS)}")
 
 
-def _section(name: str, plain: Mapping[str, Any], arrays: Mapping[str, Any]) -> Section:
+def _section(name: str, plain: Mapping[str, Any], arrays: Mapping[str, Any]) -> AnalysisSection:
     kind = SECTIONS[name]
     found = {array: arrays[f"{name}.{array}"] for array in arrays_of(kind)}
     for array, (dtype, _) in arrays_of(kind).items():

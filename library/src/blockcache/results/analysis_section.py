@@ -40,7 +40,7 @@ class Axes:
 
 
 @dataclass(frozen=True, eq=False)
-class Section:
+class AnalysisSection:
     """One analysis. `name` is what it is called in files and on the command line, `title` says what it shows."""
 
     name: ClassVar[str]
@@ -82,7 +82,7 @@ class Section:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def arrays_of(section: type[Section]) -> dict[str, tuple[np.dtype[Any], tuple[str, ...]]]:
+def arrays_of(section: type[AnalysisSection]) -> dict[str, tuple[np.dtype[Any], tuple[str, ...]]]:
     """Its arrays by name: what they hold, and their axes."""
     if section not in _ARRAYS:
         _ARRAYS[section] = {
@@ -93,16 +93,16 @@ def arrays_of(section: type[Section]) -> dict[str, tuple[np.dtype[Any], tuple[st
     return _ARRAYS[section]
 
 
-def plain_fields(section: type[Section]) -> Fields:
+def plain_fields(section: type[AnalysisSection]) -> Fields:
     """What its other fields look like in a file."""
     return Fields({name: kind for name, kind in _hints(section).items() if name not in arrays_of(section)})
 
 
-def _annotated(section: type[Section]) -> dict[str, Any]:
+def _annotated(section: type[AnalysisSection]) -> dict[str, Any]:
     return {name: kind for name, kind in _hints(section).items() if get_origin(kind) is Annotated}
 
 
-def _hints(section: type[Section]) -> dict[str, Any]:
+def _hints(section: type[AnalysisSection]) -> dict[str, Any]:
     known = {field.name for field in fields(section)}
     hints = typing.get_type_hints(section, include_extras=True)
     return {name: kind for name, kind in hints.items() if name in known}

@@ -14,14 +14,14 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from blockcache.files import Count, Name
-from blockcache.results.analysis_section import AnalysisError, Array, Axes, Counts, Marks, Section, one_of
+from blockcache.results.analysis_section import AnalysisError, AnalysisSection, Array, Axes, Counts, Marks, one_of
 
 LAGS = (1, 5, 10, 15, 20)
 STAGES = ("input", "norm", "W1", "activation", "W2")
 
 
 @dataclass(frozen=True, eq=False)
-class Similarity(Section):
+class Similarity(AnalysisSection):
     """`cosine[b, s, t]`: of block b's residuals at steps s and t, a mean over generations. `lags` of the curves."""
 
     name: ClassVar[str] = "similarity"
@@ -40,7 +40,7 @@ class Similarity(Section):
 
 
 @dataclass(frozen=True, eq=False)
-class Caching(Section):
+class Caching(AnalysisSection):
     """`errors[m, b, t]`: caching error `|b^ - b| / |b|` under schedule m; `updates` marks where b is computed."""
 
     name: ClassVar[str] = "caching"
@@ -71,7 +71,7 @@ class Caching(Section):
 
 
 @dataclass(frozen=True, eq=False)
-class SubLayers(Section):
+class SubLayers(AnalysisSection):
     """`errors[i, j]`: relative error behind stage j of one FFN at step `at[i]`, one of its updates under `schedule`."""
 
     name: ClassVar[str] = "sublayers"
@@ -85,7 +85,7 @@ class SubLayers(Section):
 
 
 @dataclass(frozen=True, eq=False)
-class Correlation(Section):
+class Correlation(AnalysisSection):
     """`upstream` reuses its first output at all steps, everything else is computed: errors of both by step, 0 left out.
 
     At `step` alone, the upstream error is scaled by each of `betas`, everything before it as in the full run.
@@ -115,7 +115,7 @@ class Correlation(Section):
 
 
 @dataclass(frozen=True, eq=False)
-class Response(Section):
+class Response(AnalysisSection):
     """The proposition's linear operator against the true difference of an FFN, for input errors of shrinking size.
 
     `scales` are |delta| / |X|; `differences` |FFN(X + delta) - FFN(X)|, `remainders` what the operator leaves of that, both
@@ -147,7 +147,7 @@ class Response(Section):
 
 
 @dataclass(frozen=True, eq=False)
-class WeightNorms(Section):
+class WeightNorms(AnalysisSection):
     """Frobenius norms of W1, W2 and the W_V of each kind of attention, by layer, and how many numbers each has."""
 
     name: ClassVar[str] = "weights"
@@ -165,7 +165,7 @@ class WeightNorms(Section):
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureMaps(Section):
+class FeatureMaps(AnalysisSection):
     """Of one sample and some blocks, the mean over tokens of what the block adds: in the full run, and under `schedule`."""
 
     name: ClassVar[str] = "features"
@@ -185,7 +185,7 @@ class FeatureMaps(Section):
 
 
 @dataclass(frozen=True, eq=False)
-class Homogeneity(Section):
+class Homogeneity(AnalysisSection):
     """Cosine between the features of different episodes, each with noise of its own: all pairs, by block and step.
 
     separate    whether the samples are known to be of different episodes
@@ -251,7 +251,7 @@ class Homogeneity(Section):
 
 
 @dataclass(frozen=True, eq=False)
-class Stability(Section):
+class Stability(AnalysisSection):
     """Schedules of few generations beside that of all `generations`, for several draws of each of `counts`.
 
     `shared`: the share of block updates that both have, of those that either has, step 0 left out; `excess`: by how much
@@ -270,7 +270,7 @@ class Stability(Section):
 
 
 @dataclass(frozen=True, eq=False)
-class ActionCosts(Section):
+class ActionCosts(AnalysisSection):
     """What the executed action feels: `costs[i, b, s]` is its root mean square error, to first order and in normalised
     units, if block b is computed at step s and reused for `lags[i]` steps (or to the end); `cosine` is beside it."""
 
@@ -283,7 +283,7 @@ class ActionCosts(Section):
 
 
 @dataclass(frozen=True, eq=False)
-class WeakerPolicy(Section):
+class WeakerPolicy(AnalysisSection):
     """The same method on two policies: action error to the own full run, and the noise floor, by policy; the good first."""
 
     name: ClassVar[str] = "weaker"
@@ -300,7 +300,7 @@ class WeakerPolicy(Section):
         return np.asarray(self.errors / np.maximum(self.floors, np.finfo(np.float32).tiny), dtype=np.float32)
 
 
-SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
+SECTIONS: Mapping[str, type[AnalysisSection]] = MappingProxyType(
     {
         kind.name: kind
         for kind in (

@@ -92,12 +92,18 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A task that can be found by name. What needs its simulator is a "module:factory"."""
+    """A task that can be found by name. Factories are "module:name", so that the simulator is imported only when needed.
+
+    spec          the facts
+    factory       makes a Task from the spec
+    expert        makes an Expert from a Task in which an episode has begun, where the simulator has one
+    distribution  the package whose extra `spec.extra` brings the simulator
+    """
 
     spec: TaskSpec
-    factory: str  # of the Task, from the spec
-    expert: str | None = None  # of the Expert, from a Task in which an episode has begun; where the simulator has one
-    distribution: str = "blockcache"  # whose extra brings the simulator
+    factory: str
+    expert: str | None = None
+    distribution: str = "blockcache"
 
 
 _PUSHT = TaskEntry(
@@ -112,25 +118,42 @@ def task_names() -> tuple[str, ...]:
 
 
 def task_spec(name: str) -> TaskSpec:
-    """The facts of a task, without its simulator."""
+    """The facts of a task, without its simulator.
+
+    Args:
+        name: One of `task_names()`.
+    """
     return _find(name).spec
 
 
 def make_task(name: str) -> Task:
-    """A fresh simulator of the task; if it is not installed, the error names the extra that brings it."""
+    """A fresh simulator of the task; if it is not installed, the error names the extra that brings it.
+
+    Args:
+        name: One of `task_names()`.
+    """
     entry = _find(name)
     task: Task = _factory(entry, entry.factory)(entry.spec)
     return task
 
 
 def make_expert(name: str, simulator: Task) -> Expert:
-    """The simulator's own expert, for the episode that has begun in `simulator`, which is of that task."""
+    """The simulator's own expert, for the episode that has begun.
+
+    Args:
+        name: The task's name.
+        simulator: A simulator of that task, after `reset`.
+    """
     expert: Expert = expert_factory(name)(simulator)
     return expert
 
 
 def expert_factory(name: str) -> Callable[[Task], Expert]:
-    """What makes the expert of a task; without one, or without its simulator, the error says so."""
+    """What makes the expert of a task; without one, or without its simulator, the error says so.
+
+    Args:
+        name: The task's name.
+    """
     entry = _find(name)
     if entry.expert is None:
         raise TaskError(f"task {name!r} has no expert of its own; its demonstrations must come from elsewhere")
@@ -156,7 +179,8 @@ def _factory(entry: TaskEntry, factory: str) -> Callable[..., Any]:
 def _unusable(entry: TaskEntry, error: ImportError) -> TaskError:
     return TaskError(
         f"the simulator of task {entry.spec.name!r} is not usable ({error}); "
-        f'install it with pip install "{entry.distribution}[{entry.spec.extra}]"'
+        f'install it with pip install "{entry.distribution}[{entry.spec.extra}]", from a clone or a wheel as '
+        "docs/start.md says"
     )
 
 

@@ -45,11 +45,16 @@ def rollout(
 ) -> tuple[Rollout, ...]:
     """Run one episode for each seed, all in one batch of fixed size, and return their records in the same order.
 
-    `act` sees the last `n_obs_steps` observations of every episode (the first one repeated at the start) and its
-    actions are executed `n_action_steps` at a time. Episodes that are over stay in the batch as padding, so the size
-    never changes. An episode whose simulator raises, or whose action is not finite, is recorded as failed and the
-    others go on; an error in `act` itself ends the call. `on_step` sees the simulators after the start and after every
-    step, for videos.
+    Episodes that are over stay in the batch as padding, so the size never changes. An episode whose simulator raises, or
+    whose action is not finite, is recorded as failed and the others go on; an error in `act` itself ends the call.
+
+    Args:
+        task_factory: Makes one simulator; it is called once for each seed.
+        act: Maps the last observations of all episodes, and the index of the chunk, to actions.
+        seeds: Those of the episodes.
+        n_obs_steps: How many observations `act` sees of each episode; the first one is repeated at the start.
+        n_action_steps: How many actions `act` gives at a time; all of them are executed.
+        on_step: Sees the simulators after the start and after every step, for videos.
     """
     if len(seeds) == 0:
         raise TaskError("a rollout needs at least one seed, got none")
@@ -62,7 +67,7 @@ def rollout(
         return _run(episodes, act, n_action_steps, on_step or (lambda tasks: None))
     finally:
         for episode in episodes:
-            with suppress(Exception):  # an episode that is over is not lost by a simulator that cannot end well
+            with suppress(Exception):  # an error while closing does not cost the results
                 episode.task.close()
 
 
@@ -117,14 +122,7 @@ class _Episode:
         if self.error is None:
             with self._caught():
                 score, success = self.task.score, self.task.success
-        return Rollout(
-            seed=self.seed,
-            score=score,
-            success=success,
-            steps=len(self.actions),
-            error=self.error,
-            actions=actions,
-        )
+        return Rollout(self.seed, score, success, len(self.actions), self.error, actions)
 
 
 def _blank(spec: TaskSpec) -> Tree:
@@ -136,8 +134,8 @@ def _blank(spec: TaskSpec) -> Tree:
 
 
 def _checked(observation: Any, spec: TaskSpec) -> Tree:
-    """In float32, or the bytes of a camera. A simulator that has blown up, or shows something else than its task says, fails
-    here, on its own, before that reaches a policy that answers for all."""
+    """The observation in float32, or in bytes where it is a camera's. One that is not finite, or not as the spec says, fails
+    its own episode here, before it reaches the policy, which would fail all episodes of the batch."""
     if spec.inputs is None:
         return _finite(observation)
     given = {name: np.asarray(observation[name]) for name in spec.shapes}

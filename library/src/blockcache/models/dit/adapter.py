@@ -1,4 +1,4 @@
-"""adaLN DiT denoisers: ours, and any foreign object of the same shape, LeRobot's for one.
+"""adaLN DiT denoisers: this package's, and any foreign object of that shape, LeRobot's for one.
 
 `transformer_blocks[i]` with `norm1`, `attn` (rotary) or `multihead_attn`, `norm2`, `mlp` and `adaLN_modulation`. What is
 cached is a block's output before its gate; the gate of the present step is applied to it.
@@ -50,7 +50,7 @@ def find(denoiser: nn.Module, tokens: int) -> Adapter | str:
 
 
 def _lacks(layer: Any) -> str:
-    """What a layer misses to be one of ours, in words; "" if nothing."""
+    """What a layer misses to be one of an adaLN DiT, in words; "" if nothing."""
     if missing := [name for name in _OF_A_LAYER if not isinstance(getattr(layer, name, None), nn.Module)]:
         return f"no {', '.join(missing)}"
     attention = attention_of(layer)
@@ -77,7 +77,7 @@ def _check(index: int, layer: Any) -> None:
                 "disable(); blockcache.handle_of(policy) gives back a handle that was lost)"
             )
     if type(layer).__module__.startswith("blockcache.") or any(part.training for part in layer.modules()):
-        return  # ours; or the policy is about to be refused for its mode
+        return  # this package's own; or the policy is about to be refused for its mode
     last = list(layer.adaLN_modulation.children())[-1]
     like = last.weight
     # no random numbers: nobody else's are drawn away

@@ -121,10 +121,10 @@ class ClipEncoder(nn.Module):
         what cameras show (B, moments, features) and what words say (B, moments, text_features)."""
         shown = []
         for place, camera in enumerate(self.config.cameras):
-            eye = self.vision_encoder if self.vision_encoders is None else self.vision_encoders[place]
-            assert eye is not None
+            network = self.vision_encoder if self.vision_encoders is None else self.vision_encoders[place]
+            assert network is not None
             looked_at = cut(frames[camera].flatten(0, 1), self.config.resize, self.config.crop)
-            shown.append(eye(looked_at).unflatten(0, (-1, moments)))
+            shown.append(network(looked_at).unflatten(0, (-1, moments)))
         tokens = observed[TOKENS].round().long()
         if bool((tokens < 0).any()) or bool((tokens >= self.config.words).any()):
             raise ObservationError(

@@ -1,6 +1,6 @@
 """Policy directories that LeRobot wrote, opened without LeRobot: `config.json`, `model.safetensors`, its processors' files.
 
-Settings and statistics are read here and become a policy of ours. Nothing comes from a hub and no code of the directory is
+Settings and statistics are read here and become a `DiTPolicy`. Nothing comes from a hub and no code of the directory is
 run; the CLIP encoders are built from the sizes of the checkpoint's own tensors.
 """
 
@@ -28,86 +28,34 @@ TYPE, UNET = "multi_task_dit", "diffusion"
 STATE, ACTION = "observation.state", "action"
 _FEATURE = Fields({"type": str, "shape": list[int]})
 _DIFFUSION = (
-    "num_train_timesteps",
-    "beta_start",
-    "beta_end",
-    "beta_schedule",
-    "clip_sample",
-    "clip_sample_range",
+    "num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "clip_sample", "clip_sample_range",
     "prediction_type",
-)
+)  # fmt: skip
 _SIZES = ("horizon", "n_obs_steps", "n_action_steps", "num_layers", "num_heads", "hidden_dim", "timestep_embed_dim")
 _DEFAULTS: dict[str, Any] = {
-    "objective": "diffusion",
-    "noise_scheduler_type": "DDPM",
-    "num_train_timesteps": 100,
-    "beta_schedule": "squaredcos_cap_v2",
-    "beta_start": 0.0001,
-    "beta_end": 0.02,
-    "prediction_type": "epsilon",
-    "clip_sample": True,
-    "clip_sample_range": 1.0,
-    "num_inference_steps": None,
-    "num_integration_steps": 100,
-    "integration_method": "euler",
-    "horizon": 32,
-    "n_obs_steps": 2,
-    "n_action_steps": 24,
-    "num_layers": 6,
-    "num_heads": 8,
-    "hidden_dim": 512,
-    "timestep_embed_dim": 256,
-    "use_rope": True,
-    "rope_base": 10_000.0,
-    "use_positional_encoding": False,
-    "vision_encoder_name": "openai/clip-vit-base-patch16",
-    "text_encoder_name": "openai/clip-vit-base-patch16",
-    "use_separate_rgb_encoder_per_camera": False,
-    "image_resize_shape": None,
-    "image_crop_shape": (224, 224),
-    "tokenizer_max_length": 77,
-    "use_peft": False,
-}
+    "objective": "diffusion", "noise_scheduler_type": "DDPM", "num_train_timesteps": 100,
+    "beta_schedule": "squaredcos_cap_v2", "beta_start": 0.0001, "beta_end": 0.02, "prediction_type": "epsilon",
+    "clip_sample": True, "clip_sample_range": 1.0, "num_inference_steps": None, "num_integration_steps": 100,
+    "integration_method": "euler", "horizon": 32, "n_obs_steps": 2, "n_action_steps": 24, "num_layers": 6,
+    "num_heads": 8, "hidden_dim": 512, "timestep_embed_dim": 256, "use_rope": True, "rope_base": 10_000.0,
+    "use_positional_encoding": False, "vision_encoder_name": "openai/clip-vit-base-patch16",
+    "text_encoder_name": "openai/clip-vit-base-patch16", "use_separate_rgb_encoder_per_camera": False,
+    "image_resize_shape": None, "image_crop_shape": (224, 224), "tokenizer_max_length": 77, "use_peft": False,
+}  # fmt: skip
 """What decides an action, with the values that LeRobot gives where a config says nothing."""
 _IDLE = {
-    "type",
-    "input_features",
-    "output_features",
-    "normalization_mapping",
-    "device",
-    "use_amp",
-    "push_to_hub",
-    "repo_id",
-    "private",
-    "tags",
-    "license",
-    "pretrained_path",
-    "pretrained_revision",
-    "sigma_min",
-    "timestep_sampling_strategy",
-    "timestep_sampling_s",
-    "timestep_sampling_alpha",
-    "timestep_sampling_beta",
-    "dropout",
-    "vision_encoder_lr_multiplier",
-    "image_crop_is_random",
-    "tokenizer_padding",
-    "tokenizer_padding_side",
-    "tokenizer_truncation",
-    "optimizer_lr",
-    "optimizer_betas",
-    "optimizer_eps",
-    "optimizer_weight_decay",
-    "scheduler_name",
-    "scheduler_warmup_steps",
-    "do_mask_loss_for_padding",
-    "drop_n_last_frames",
-}
+    "type", "input_features", "output_features", "normalization_mapping", "device", "use_amp", "push_to_hub",
+    "repo_id", "private", "tags", "license", "pretrained_path", "pretrained_revision", "sigma_min",
+    "timestep_sampling_strategy", "timestep_sampling_s", "timestep_sampling_alpha", "timestep_sampling_beta",
+    "dropout", "vision_encoder_lr_multiplier", "image_crop_is_random", "tokenizer_padding", "tokenizer_padding_side",
+    "tokenizer_truncation", "optimizer_lr", "optimizer_betas", "optimizer_eps", "optimizer_weight_decay",
+    "scheduler_name", "scheduler_warmup_steps", "do_mask_loss_for_padding", "drop_n_last_frames",
+}  # fmt: skip
 """What is read elsewhere, or counts in training alone."""
 
 
 def is_lerobot(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is one of LeRobot's: those say a `type`, ours a `family`."""
+    """Whether a `config.json` is one of LeRobot's: those say a `type`, this package's a `family`."""
     return "type" in config and "family" not in config
 
 

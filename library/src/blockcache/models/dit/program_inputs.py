@@ -35,7 +35,7 @@ class ProgramInputs:
 
 
 def inputs_of_policy(policy: DiTPolicy) -> ProgramInputs:
-    """Of a policy of ours without an encoder."""
+    """Of a `DiTPolicy` without an encoder."""
     config = policy.config
     names = (*config.state, *config.vectors)
     return ProgramInputs(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from blockcache.models.dit.policy import DiTConfig, DiTPolicy
 from blockcache.samplers import DDPM, Euler, SamplerConfig
 
@@ -34,15 +32,8 @@ def small(sampler: SamplerConfig | None = None, **changes: Any) -> DiTPolicy:
         "timestep_embed_dim": 4,
     }
     settings = {"state": {"obs": 4}, "action_dim": 2, "sampler": sampler or DDPM(num_inference_steps=2), **sizes}
-    return _random(DiTConfig(**{**settings, **changes}))
+    return DiTPolicy.random(DiTConfig(**{**settings, **changes}))
 
 
 def _lerobots(sampler: SamplerConfig) -> DiTPolicy:
-    return _random(DiTConfig(state=_MOMENT, action_dim=14, sampler=sampler))
-
-
-def _random(config: DiTConfig) -> DiTPolicy:
-    """Always the same weights."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return DiTPolicy(config).eval()
+    return DiTPolicy.random(DiTConfig(state=_MOMENT, action_dim=14, sampler=sampler))

@@ -1,4 +1,4 @@
-"""DP-T, the transformer of Diffusion Policy: ours, and any foreign object of the same shape.
+"""DP-T, the transformer of Diffusion Policy: this package's, and any foreign object of that shape.
 
 Decoder form: `decoder.layers` of pre-norm `nn.TransformerDecoderLayer` (SA, CA, FFN). Encoder-only form:
 `encoder.layers` of pre-norm `nn.TransformerEncoderLayer` (SA, FFN) and no decoder.

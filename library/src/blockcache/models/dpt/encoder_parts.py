@@ -1,4 +1,4 @@
-"""The encoder of a hybrid image policy, ours or one with the public code's shape: what it looks at, and its networks taken
+"""The encoder of a hybrid image policy, this package's or the public code's: what it looks at, and its networks taken
 apart into constants and operations.
 
 Found by the shape of its modules, never by importing the code they came from. Knows nothing of denoisers.
@@ -39,19 +39,19 @@ class EncoderParts:
     @property
     def flops(self) -> int:
         """Of looking at one moment."""
-        return sum(eye.flops for eye in self.eyes()[0])
+        return sum(network.flops for network in self.networks()[0])
 
-    def eyes(self) -> tuple[tuple[CameraNetwork, ...], dict[str, Tensor]]:
+    def networks(self) -> tuple[tuple[CameraNetwork, ...], dict[str, Tensor]]:
         """Each camera's operations, and their constants; a network that several cameras share is there once."""
         names: dict[int, str] = {}
-        eyes, weights = [], dict[str, Tensor]()
+        networks, weights = [], dict[str, Tensor]()
         for camera in self.cameras:
             net = self.nets[camera.name]
             name = names.setdefault(id(net), f"obs.{camera.name}")
-            eye, constants = _taken_apart(camera, name, net, self.crops[camera.name])
-            eyes.append(eye)
+            network, constants = _taken_apart(camera, name, net, self.crops[camera.name])
+            networks.append(network)
             weights |= constants
-        return tuple(eyes), weights
+        return tuple(networks), weights
 
 
 def parts_of(encoder: Any) -> EncoderParts:
@@ -154,7 +154,7 @@ def _taken_apart(camera: Input, name: str, net: Any, seen: tuple[int, int]) -> t
     bias = linear.bias if linear.bias is not None else torch.zeros(linear.out_features)
     weights[f"{name}_features_b"] = _double(bias)
     whole = camera.shape[1], camera.shape[2]
-    eye = CameraNetwork(
+    network = CameraNetwork(
         camera=camera.name,
         name=name,
         corner=corner(whole, seen),
@@ -167,7 +167,7 @@ def _taken_apart(camera: Input, name: str, net: Any, seen: tuple[int, int]) -> t
         keypoints=keypoints,
         features=linear.out_features,
     )
-    return eye, weights
+    return network, weights
 
 
 def _residual(name: str, block: Any, inputs: int, sides: tuple[int, int], weights: dict[str, Tensor]) -> Residual:

@@ -84,25 +84,25 @@ def fold(port: Port) -> DPTProgram:
     causal = _is_causal(masks["mask"])
     return DPTProgram(
         inputs=seen.inputs,
-        cameras=tuple(eye.camera for eye in seen.eyes),
-        features=sum(eye.features for eye in seen.eyes),
+        cameras=tuple(network.camera for network in seen.networks),
+        features=sum(network.features for network in seen.networks),
         chunk=(shape.tokens, len(input_w)),
         tokens=shape.tokens,
         executed=port.executed,
         action_dim=len(input_w),
         blocks=folded_blocks(shape, heads),
-        once=folded_once(shape) + sum(eye.flops for eye in seen.eyes) * (shape.cond_tokens - 1),
+        once=folded_once(shape) + sum(network.flops for network in seen.networks) * (shape.cond_tokens - 1),
         every_step=folded_every_step(shape),
         weights={name: cast(tensor, like) for name, tensor in (weights | crossed).items()},
         tables={name: Table(cast(item.values, like), item.shape, item.pads) for name, item in tables.items()},
         causal=causal,
-        signature=signature((eps, seen.inputs, seen.entries, seen.eyes), time, *masks.values()),
+        signature=signature((eps, seen.inputs, seen.entries, seen.networks), time, *masks.values()),
         shape=shape,
         heads=heads,
         norm_eps=eps,
         self_masked=masks["mask"] is not None,
         entries=seen.entries,
-        eyes=seen.eyes,
+        networks=seen.networks,
     )
 
 

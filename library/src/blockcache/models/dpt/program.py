@@ -31,14 +31,14 @@ class Conditions:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DPTProgram(Program):
-    """`entries` names the matrix that each part of an observation is multiplied by, `eyes` are its cameras' networks."""
+    """`entries` names the matrix that each part of an observation is multiplied by, `networks` are its cameras' networks."""
 
     shape: DPTShape
     heads: int
     norm_eps: float
     self_masked: bool
     entries: Mapping[str, str]
-    eyes: tuple[CameraNetwork, ...]
+    networks: tuple[CameraNetwork, ...]
 
     @property
     def layers(self) -> int:
@@ -61,10 +61,10 @@ class DPTProgram(Program):
     @property
     def encoder_flops(self) -> int:
         """FLOPs of the cameras' networks in one generation."""
-        return (self.slots - 1) * sum(eye.flops for eye in self.eyes)
+        return (self.slots - 1) * sum(network.flops for network in self.networks)
 
     def see(self, ops: Ops, frames: Mapping[str, Value]) -> Value:
-        return ops.concat([eye.see(ops, frames[eye.camera]) for eye in self.eyes], axis=-1)
+        return ops.concat([network.see(ops, frames[network.camera]) for network in self.networks], axis=-1)
 
     def conditions(self, ops: Ops, obs: Mapping[str, Value]) -> Any:
         tokens = self.encode(ops, self.embed(ops, obs))

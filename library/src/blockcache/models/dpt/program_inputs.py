@@ -30,7 +30,7 @@ class ProgramInputs:
     entries: Mapping[str, str]
     weights: Mapping[str, Tensor]
     bias: Tensor
-    eyes: tuple[CameraNetwork, ...] = field(default=())
+    networks: tuple[CameraNetwork, ...] = field(default=())
 
 
 def fold_inputs(policy: Any, normalizer: Field, w: Tensor, b: Tensor) -> ProgramInputs:
@@ -55,15 +55,15 @@ def known_parts(encoder: Any) -> EncoderParts | None:
     """The parts of an encoder that can be part of a program; None for another one."""
     try:
         parts = parts_of(encoder)
-        parts.eyes()
+        parts.networks()
     except UnsupportedError:
         return None
     return parts
 
 
 def _with_cameras(parts: EncoderParts, moments: int, normalizer: Field, w: Tensor, b: Tensor) -> ProgramInputs:
-    eyes, constants = parts.eyes()
-    sizes = {eye.camera: eye.features for eye in eyes}
+    networks, constants = parts.networks()
+    sizes = {network.camera: network.features for network in networks}
     weights = {name: tensor.to(torch.float64) for name, tensor in constants.items()}
     entries, rows = {FEATURES: "obs_w"}, list[Tensor]()
     at = 0
@@ -83,4 +83,4 @@ def _with_cameras(parts: EncoderParts, moments: int, normalizer: Field, w: Tenso
         raise UnsupportedError(f"an obs_encoder that makes {at} numbers where the denoiser takes {len(w)}")
     weights["obs_w"] = torch.cat(rows)
     inputs = {item.name: (moments, *item.shape) for item in parts.inputs}
-    return ProgramInputs(inputs, entries, weights, b, eyes)
+    return ProgramInputs(inputs, entries, weights, b, networks)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from blockcache.errors import PolicyError
 from blockcache.models.dpt.encoder import EncoderConfig, Input
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
@@ -49,19 +47,17 @@ class Shape:
 
     def policy(self) -> DiffusionTransformerPolicy:
         """Random weights, always the same ones."""
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            return DiffusionTransformerPolicy(
-                DPTConfig(
-                    obs_dim=self.obs_dim,
-                    action_dim=self.action_dim,
-                    horizon=self.horizon,
-                    n_obs_steps=self.n_obs_steps,
-                    n_action_steps=self.n_action_steps,
-                    n_layer=self.layers,
-                    n_head=self.heads,
-                    n_emb=self.width,
-                    encoder=self.encoder,
-                    sampler=SamplerConfig.from_dict({"type": self.sampler, "num_inference_steps": self.steps}),
-                )
-            ).eval()
+        return DiffusionTransformerPolicy.random(
+            DPTConfig(
+                obs_dim=self.obs_dim,
+                action_dim=self.action_dim,
+                horizon=self.horizon,
+                n_obs_steps=self.n_obs_steps,
+                n_action_steps=self.n_action_steps,
+                n_layer=self.layers,
+                n_head=self.heads,
+                n_emb=self.width,
+                encoder=self.encoder,
+                sampler=SamplerConfig.from_dict({"type": self.sampler, "num_inference_steps": self.steps}),
+            )
+        )

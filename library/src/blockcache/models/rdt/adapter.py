@@ -1,7 +1,7 @@
 """RDT's denoiser as blockcache sees it: three blocks in a layer, language and images attended to in turn.
 
-A layer is known by its parts, and one whose code is not ours by what it computes as well: it is run on a few numbers beside
-our own order of its parts, so that another order, or norms behind the branches, are named instead of taken for granted.
+A layer is known by its parts, and foreign code by what it computes as well: it is run on a few numbers beside
+the expected order of its parts, so that another order, or norms behind the branches, are named instead of taken for granted.
 """
 
 from __future__ import annotations

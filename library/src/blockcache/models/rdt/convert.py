@@ -1,4 +1,4 @@
-"""Weights of the public RDT code, made into policies of ours. Nothing of a file is run.
+"""Weights of the public RDT code, made into `RDTPolicy` objects. Nothing of a file is run.
 
 A state dict is enough: sizes, heads and adaptors show in the shapes of its tensors. It comes as safetensors, as torch.save
 wrote it (`pytorch_model.bin`), or within what DeepSpeed wrote (`mp_rank_00_model_states.pt`, under "module"). What does not

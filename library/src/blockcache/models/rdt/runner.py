@@ -1,4 +1,4 @@
-"""A live object of the public code's runner as a policy of ours: same modules, same weights, found by their shape."""
+"""A live object of the public code's runner as an `RDTPolicy`: same modules, same weights, found by their shape."""
 
 from __future__ import annotations
 

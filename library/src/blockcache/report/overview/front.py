@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS
@@ -12,15 +11,14 @@ from blockcache.report.chart import Axis, Panel, Rule, Series
 from blockcache.report.document import Block, Chart, Section, plain, table
 from blockcache.report.methods import estimate, lossless
 from blockcache.report.overview.answer import Answer
-from blockcache.report.overview.sources import Source, Sources
+from blockcache.report.overview.sources import Sources
 from blockcache.report.overview.words import code, missing
+from blockcache.report.tuning import MS, tuning_chart
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.timings import Timings
-from blockcache.results.tuning import Point, Tuning
 
 LOWEST = -0.25
 """What loses more stands at the lower edge, with its loss in the words: the interesting ones lie close together."""
-_MS = Axis("ms per chunk", log=True)
 
 
 def front_section(sources: Sources, answer: Answer | None) -> Section:
@@ -34,7 +32,10 @@ def front_section(sources: Sources, answer: Answer | None) -> Section:
             _by_flops(sources, answer),
             missing("milliseconds", f"blockcache paper timing {sources.typed} -o DIRECTORY"),
         ]
-    blocks += [_tuning(number, source) for number, source in enumerate(sources.tunings, 1)]
+    blocks += [
+        tuning_chart(one.value, f"tuning-{number}", source=f"From {code(one.path)}.")
+        for number, one in enumerate(sources.tunings, 1)
+    ]
     if not sources.rows:
         blocks.append(missing("rollouts", f"blockcache eval {sources.typed} -o results.json"))
     if not sources.tunings:
@@ -44,14 +45,12 @@ def front_section(sources: Sources, answer: Answer | None) -> Section:
 
 def _methods(sources: Sources, timed: Timings, answer: Answer | None) -> Chart:
     costs = {name: ms for name in sources.rows if (ms := timed.ms(name)) is not None}
-    loss = Panel(_MS, Axis("score - full"), _losses(sources, costs, answer), "Score", _ZERO)
+    loss = Panel(MS, Axis("score - full"), _losses(sources, costs, answer), "Score", _ZERO)
     panels, shifts = [loss], _shifts(sources)
     known = {name: ms for name, ms in costs.items() if name in shifts}
     if known:
         series = _grouped(known, {name: shifts[name] for name in known}, answer, {})
-        panels.append(
-            Panel(_MS, Axis("energy beyond spread", log=_positive(shifts)), series, "Distance of the actions")
-        )
+        panels.append(Panel(MS, Axis("energy beyond spread", log=_positive(shifts)), series, "Distance of the actions"))
     rows = [
         [
             plain(method_named(name).label),
@@ -173,66 +172,3 @@ def _shifts(sources: Sources) -> dict[str, float]:
 
 def _positive(values: Mapping[str, float]) -> bool:
     return min(values.values(), default=0.0) > 0
-
-
-def _tuning(number: int, source: Source[Tuning]) -> Chart:
-    tuning = source.value
-    allowed = -LOSSLESS if tuning.goal.loss is None else tuning.goal.loss
-    top = max(4 * allowed, 1.2 * tuning.chosen.expected_loss)
-
-    def series(name: str, found: Sequence[Point], **style: Any) -> list[Series]:
-        if not found:
-            return []
-        x, y = tuple(p.p50_ms for p in found), tuple(min(top, p.expected_loss) for p in found)
-        notes = tuple(
-            f"{method_named(p.method).label}, {p.engine}, threads: {p.threads}, loss {p.expected_loss:.3f}"
-            for p in found
-        )
-        return [Series(name, x, y, notes=notes, **style)]
-
-    points, chosen = sorted(tuning.points, key=lambda p: p.p50_ms), tuning.chosen
-    rolled = [p for p in points if p.rollouts is not None]
-    layers = [
-        *series("front", tuning.front, colour="blue", line=True, points=False),
-        *series("loss as rolled out", rolled, colour="blue", marker="circle"),
-        *series(
-            "loss as predicted", [p for p in points if p.rollouts is None], colour="blue", marker="circle", hollow=True
-        ),
-        *series("chosen", [chosen], colour="orange", marker="star", large=True, labels=("chosen",)),
-    ]
-    rules = [Rule("y", allowed, f"a loss of {allowed:g}")]
-    if tuning.goal.deadline_ms is not None:
-        rules.append(Rule("x", tuning.goal.deadline_ms, "deadline"))
-    rows = [
-        [
-            plain(method_named(p.method).label),
-            "chosen" if p == chosen else "front" if p in tuning.front else "",
-            f"{p.engine}, {p.threads}",
-            f"{p.p50_ms:.2f}",
-            f"{p.p95_ms:.2f}",
-            f"{p.loss:.3f}",
-            estimate(p.rollouts, "{:+.3f}"),
-            f"{p.distances.beyond_spread.mean:.3f}",
-            f"{p.distances.spread.mean:.2f}",
-        ]
-        for p in points
-    ]
-    columns = [
-        "method",
-        "place",
-        "engine, threads",
-        "p50 ms",
-        "p95 ms",
-        "predicted loss",
-        "rollouts: difference, 95 %",
-        "beyond spread",
-        "spread",
-    ]
-    return Chart(
-        f"tuning-{number}",
-        f"What tuning looked at, {plain(tuning.goal.text())}",
-        f"{len(points)} points; chosen is {method_named(chosen.method).label} with {chosen.p50_ms:.2f} ms and a loss of {chosen.expected_loss:.3f}.",
-        (Panel(_MS, Axis("loss of score"), tuple(layers), "", tuple(rules)),),
-        table(columns, rows),
-        f"Left is faster, lower is better; what loses more than {top:.2g} stands at the upper edge. The plain policy takes {tuning.plain_ms:.0f} ms. From {code(source.path)}.",
-    )  # fmt: skip

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from blockcache.errors import FileError, short
-from blockcache.files import JSON_BYTES, PathLike, opened, parse_json, read_json
+from blockcache.files import PathLike, parse_json, read_json, read_metadata
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.results.analysis import FORMAT as ANALYSIS
 from blockcache.results.analysis import Analysis
@@ -187,10 +187,5 @@ def _header(path: PathLike) -> dict[str, Any]:
     """A JSON file, or the header of ours in a safetensors file; none of its tensors is read."""
     if not os.fspath(path).endswith(".safetensors"):
         return read_json(path, "file")
-    with opened(path, "file") as (file, size):
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(size - 8, JSON_BYTES):
-            raise FileError(f"the file {path} has no safetensors header; it may be cut short")
-        metadata = parse_json(file.read(length), "header of the file", path).get("__metadata__")
-    text = metadata.get("blockcache") if isinstance(metadata, dict) else None
-    return parse_json(text.encode(errors="replace"), "header of the file", path) if isinstance(text, str) else {}
+    text = read_metadata(path, "file").get("blockcache", "{}")
+    return parse_json(text.encode(errors="replace"), "header of the file", path)

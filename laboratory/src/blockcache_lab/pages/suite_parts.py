@@ -1,22 +1,106 @@
-"""Who wins where, computed from the suites: the section of docs/generated/results.md that says so."""
+"""What the pages of suites share: one policy's suite, tables of its methods, and who wins where. All of it is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Bullets, Paragraph, Section, Table, table
-from blockcache.report.methods import estimate, of_full, shown_ms
-from blockcache.results.summary import MethodSummary
-from blockcache_lab.studies.suite_results import Collection
+from blockcache.report.methods import cells, chosen, estimate, of_full, shown_ms
+from blockcache.results.rollouts import BASELINE
+from blockcache.results.timings import Timings
+from blockcache_lab.studies.suite_results import Collection, SuiteResults
+
+REFERENCE = "difference to the reference"  # stands for what the suite says
+QUICK = Paragraph("**From a quick run: a few shortened rollouts. No figure on this page means anything.**")
+
+
+def made_from(files: str, command: str) -> Paragraph:
+    """How every such page begins."""
+    return Paragraph(
+        f"Made from the files of {files}; every sentence with a figure or a verdict in it is computed from them. The command:\n"
+        f"`{command} -o docs/generated`."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PolicySuite:
+    """A suite that has a directory of its own: one policy's results, and its times if they are there."""
+
+    directory: str
+    collection: Collection
+
+    @property
+    def item(self) -> SuiteResults:
+        (item,) = self.collection.suites.values()
+        return item
+
+    @property
+    def task(self) -> str:
+        return str(self.item.results.task["name"])
+
+    @property
+    def picture(self) -> str:
+        return f"{self.item.suite.name}-{self.task}.png"
+
+    @property
+    def tuned_option(self) -> str:
+        """As one would type it behind a command; nothing where nothing tuned is compared."""
+        tuned = next(filter(None, (method_named(name).tuned_in for name in self.collection.differences)), None)
+        return "" if tuned is None else f" --tuned {tuned}"
+
+    @property
+    def commands(self) -> list[str]:
+        """What made the files, as far as they are there."""
+        name, source = self.item.suite.name, self.item.results.policy["source"]
+        made = [f"`{self.item.command(self.directory)}{self.tuned_option}`"]
+        if self.collection.timings is not None:
+            made.append(f"`blockcache paper timing {source} --suite {name} -o {self.directory}{self.tuned_option}`")
+        return made
+
+
+def suite_tables(
+    item: SuiteResults,
+    columns: Sequence[str],
+    timings: Timings | None = None,
+    more: Callable[[str], Mapping[str, str]] = lambda method: {},
+) -> tuple[Section, ...]:
+    """A suite's methods, one table for each of its sections.
+
+    Args:
+        item: The suite and its results.
+        columns: Which of the methods' figures to show; REFERENCE is left out where the suite has none.
+        timings: How long the methods take, if that is known.
+        more: Further figures of a method by the name of their column.
+    """
+    reference = item.suite.reference
+    against = f"difference to {method_named(reference).label}, 95 %" if reference else ""
+    names = [against if name == REFERENCE else name for name in columns if reference or name != REFERENCE]
+    full = item.rows[BASELINE].method.flops
+
+    def figures(method: str) -> dict[str, str]:
+        difference = item.compare(method, reference) if reference and method != reference else None
+        over = timings.over(method, BASELINE) if timings else None
+        return {
+            **cells(item.rows[method]),
+            "of full": of_full(item.rows[method].method.flops, full),
+            against: estimate(difference, "{:+.3f}"),
+            "ms": shown_ms(timings, method),
+            "over full": "" if over is None else f"{over:.1f}x",
+            **more(method),
+        }
+
+    return tuple(
+        Section(title, (chosen(names, [figures(cell.method) for cell in group]),))
+        for title, group in item.suite.sections.items()
+    )
 
 
 def who_wins(collection: Collection) -> Section:
     """Each method against the full policy, and against its rivals at equal FLOPs."""
-    rows = {name: row for name, row in collection.rows.items() if row.difference is not None}
-    differences = {name: row.difference for name, row in rows.items() if row.difference is not None}
-    lossless = [name for name, value in differences.items() if value.lossless]
+    differences, lossless = collection.differences, collection.lossless
     worse = [name for name in differences if name not in lossless and differences[name].high < 0]
     lossy = [name for name in lossless if differences[name].high < 0]
     open_ = [name for name in differences if name not in lossless and name not in worse]
@@ -31,31 +115,25 @@ def who_wins(collection: Collection) -> Section:
         items.append(
             f"Lossless, yet certainly a little worse: {', '.join(method_named(name).label for name in lossy)}."
         )
-    if lossless:
-        cheapest = min(lossless, key=lambda name: rows[name].method.flops)
-        share = of_full(rows[cheapest].method.flops, collection.full.method.flops) or "an unknown share"
-        items.append(
-            f"The cheapest lossless method is {method_named(cheapest).label}, with {share} of the FLOPs"
-            + _fastest(collection, lossless)
+    if (cheapest := collection.cheapest) is not None:
+        share = of_full(collection.rows[cheapest].method.flops, collection.full.method.flops) or "an unknown share"
+        timed = {name: ms for name in lossless if (ms := collection.ms(name))}
+        fastest = min(timed, key=lambda name: timed[name], default=None)
+        speed = (
+            "" if fastest is None else f"; the fastest is {method_named(fastest).label} with {timed[fastest]:.1f} ms"
         )
-    items.append(_frontier(rows))
+        items.append(
+            f"The cheapest lossless method is {method_named(cheapest).label}, with {share} of the FLOPs{speed}."
+        )
+    items.append(_frontier(collection))
     against = Section("Against the full policy", (*map(Paragraph, scored), Bullets(tuple(items))))
     return Section("Who wins where", (against, *_equal_flops(collection)))
 
 
-def _fastest(collection: Collection, names: Sequence[str]) -> str:
-    timed = {name: ms for name in names if (ms := collection.timings and collection.timings.ms(name))}
-    if not timed:
-        return "."
-    best = min(timed, key=lambda name: timed[name])
-    return f"; the fastest is {method_named(best).label} with {timed[best]:.1f} ms."
-
-
-def _frontier(rows: Mapping[str, MethodSummary]) -> str:
+def _frontier(collection: Collection) -> str:
     """By the means alone: what no other method beats in both cost and score."""
-    places = {
-        name: (row.method.flops, -row.difference.mean) for name, row in rows.items() if row.difference is not None
-    }
+    differences = collection.differences.items()
+    places = {name: (collection.rows[name].method.flops, -value.mean) for name, value in differences}
 
     def beaten(place: tuple[float, float]) -> bool:
         return any(other != place and other[0] <= place[0] and other[1] <= place[1] for other in places.values())

@@ -37,7 +37,8 @@ def pull(task):
 @pytest.fixture(autouse=True)
 def by_name(monkeypatch):
     entry = replace(LONG, spec=replace(SPEC, max_steps=40))
-    monkeypatch.setattr(blockcache.tasks.base, "_OURS", (entry, TaskEntry(replace(SPEC, name="silent"), LONG.factory)))
+    entries = {"toy": entry, "silent": TaskEntry(replace(SPEC, name="silent"), LONG.factory)}
+    monkeypatch.setattr(blockcache.tasks.base, "_find", entries.__getitem__)
     MADE.clear()
     return entry.spec
 

@@ -416,8 +416,8 @@ def test_a_policy_that_samples_otherwise_than_it_says(kind, sentence):
 def test_a_deterministic_policy_that_samples_otherwise(make_policy, observe, monkeypatch):
     """Here every step is known, so the first wrong one is named."""
     policy = make_policy(sampler=DDIM(num_inference_steps=6))
-    port = port_of(policy)
-    monkeypatch.setitem(vars(port), "_sampler", (DDIM(num_inference_steps=6, clip_sample_range=0.3), ""))
+    port, other = port_of(policy), DDIM(num_inference_steps=6, clip_sample_range=0.3)
+    monkeypatch.setattr(type(port), "sampler", property(lambda self: other))
     with pytest.raises(RecordingError, match="ddim: the next sample is not what step 0 gives"):
         calibrate(port, [observe()])
 

@@ -77,6 +77,7 @@ def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
         "distances",
         "frontier",
         "rdt",
+        "figures",
         "performance",
         "errors",
         "flops",
@@ -224,6 +225,6 @@ def test_demo_on_a_policy_of_one_s_own(blockcache, policy_directory):
     lines = text.splitlines()
     assert "20 DDPM steps" in lines[0]
     assert "calibrated on 2 generations" in text
-    for method, engine in (("full precision", "eager"), ("Uniform, S = 10", "patched"), ("Action costs", "onnx")):
+    for method, engine in (("full precision", "eager"), ("Uniform S=10", "patched"), ("Action costs", "onnx")):
         assert any(line.startswith(method) and f" {engine} " in line for line in lines)
     assert "Noise floor" in text

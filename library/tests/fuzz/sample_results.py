@@ -6,14 +6,13 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from blockcache_lab.pages.suite_tables import suite_tables
-
 from blockcache.compare.methods import parse_method
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError
 from blockcache.results import timings
 from blockcache.results.rollouts import MethodRun, Record, Results, check_alike
 from blockcache.results.summary import summarise
+from blockcache_lab.pages.suite_parts import suite_tables
 from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import Cell, Suite
 from toy_evaluation import ready

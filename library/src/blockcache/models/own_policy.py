@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
 
 import torch
@@ -62,6 +63,7 @@ class PolicyConfig:
             raise PolicyError(f"this reads policies of family {cls.FAMILY!r}, got {short(family)}")
 
     @classmethod
+    @cache  # annotations are evaluated once for each class, not with every file that is read
     def _kinds(cls) -> dict[str, Any]:
         hints = get_type_hints(cls, include_extras=True)
         return {item.name: hints[item.name] for item in fields(cls)}

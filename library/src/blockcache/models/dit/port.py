@@ -17,8 +17,9 @@ from blockcache.models.dit.live import LivePort, horizon_of, objective_of
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.dit.program import CONDITIONING
 from blockcache.models.dit.program_inputs import ProgramInputs, inputs_after_encoder, inputs_of_policy
+from blockcache.models.modules import check_not_compiled
 from blockcache.models.own_port import OwnPort
-from blockcache.models.port import Port, check_not_compiled
+from blockcache.models.port import Port
 
 _CONSTANT = 1e6  # scales beyond this are those of numbers that never changed in the data
 

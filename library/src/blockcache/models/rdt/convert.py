@@ -15,7 +15,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from blockcache.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
+from blockcache.errors import ContentError, FileError, PolicyError, shortened
 from blockcache.files import PathLike, read_tensors
 from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import open_torch_file
@@ -23,8 +23,7 @@ from blockcache.models.checkpoint import check_sizes, policy_from, save
 from blockcache.models.policy_files import check_new
 from blockcache.models.rdt.denoiser import FRONT
 from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
-from blockcache.models.stored import read_stored
-from blockcache.progress import progress_bar
+from blockcache.models.stored import naming, read_stored
 
 WHAT = "RDT weights"
 MODULE = "module"
@@ -50,15 +49,11 @@ def read_weights(source: PathLike, **settings: Any) -> RDTPolicy:
         _, tensors = read_tensors(source, WHAT, "fetch it again", safetensors.torch.load)
     else:
         tensors = _torch_tensors(source)
-    try:
+    with naming(source, WHAT):
         sizes = sizes_of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
         config = RDTConfig(**{**sizes, "n_action_steps": sizes["horizon"], **settings})
         check_sizes(config, len(tensors), sum(tensor.numel() for tensor in tensors.values()))
         return policy_from(RDTPolicy, config, tensors)
-    except FileError:
-        raise
-    except BlockcacheError as error:
-        raise type(error)(f"{source}: {error}") from error
 
 
 def _torch_tensors(source: PathLike) -> dict[str, Tensor]:
@@ -73,9 +68,7 @@ def _torch_tensors(source: PathLike) -> dict[str, Tensor]:
                 f"the {WHAT} {source} cannot be converted: expected tensors by name, or those under {MODULE!r}, got {held} "
                 f"({error})"
             ) from error
-        total = sum(storage.bytes for storage in {tensor.storage for tensor in stored.values()})
-        with progress_bar(desc="reading", total=total, unit="B", unit_scale=True, leave=False, delay=2.0) as bar:
-            return read_stored(file, stored, bar.update)
+        return read_stored(file, stored)
 
 
 def sizes_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -41,10 +41,18 @@ def denoiser_of(policy: Any) -> nn.Module | str:
 class PublicPort(Port):
     """See the module's docstring. The policy is found by its shape: nothing of the public code is imported."""
 
+    @property
+    def scheduled(self) -> tuple[Any, int, dict[str, Any]]:
+        """The scheduler, its number of steps, and what the policy hands to its step, DDIM's eta for one."""
+        given = getattr(self.policy, "kwargs", None)
+        arguments = dict(given) if isinstance(given, Mapping) else {}
+        return self.policy.noise_scheduler, self.policy.num_inference_steps, arguments
+
     @cached_property
     def timesteps(self) -> tuple[float, ...]:
-        scheduler = copy.deepcopy(self.policy.noise_scheduler)
-        scheduler.set_timesteps(self.policy.num_inference_steps)
+        scheduler, steps, _ = self.scheduled
+        scheduler = copy.deepcopy(scheduler)
+        scheduler.set_timesteps(steps)
         return tuple(torch.as_tensor(scheduler.timesteps).tolist())
 
     @property
@@ -57,22 +65,14 @@ class PublicPort(Port):
 
     @cached_property
     def _sampler(self) -> tuple[SamplerConfig | None, str]:
-        scheduler = self.policy.noise_scheduler
+        scheduler, steps, arguments = self.scheduled
         if isinstance(scheduler, TableScheduler):  # put there by `with_sampler`
             return scheduler.sampler, ""
-        return from_diffusers(scheduler, self.policy.num_inference_steps, self._step_arguments)
-
-    @property
-    def _step_arguments(self) -> dict[str, Any]:
-        """The public code hands these to the scheduler's step, DDIM's eta for one."""
-        given = getattr(self.policy, "kwargs", None)
-        return dict(given) if isinstance(given, Mapping) else {}
+        return from_diffusers(scheduler, steps, arguments)
 
     @property
     def sampler_settings(self) -> Mapping[str, Any]:
-        if self.sampler is not None:
-            return self.sampler.to_dict()
-        return describe_scheduler(self.policy.noise_scheduler, self.policy.num_inference_steps, self._step_arguments)
+        return describe_scheduler(*self.scheduled) if self.sampler is None else self.sampler.to_dict()
 
     def with_sampler(self, sampler: SamplerConfig) -> PublicPort:
         other = copy.copy(self.policy)
@@ -166,12 +166,12 @@ class PublicPort(Port):
         return " such as {'obs': (batch, n_obs_steps, obs_dim)}" if hasattr(self.policy, "obs_dim") else " by name"
 
     def settings(self) -> list[Any]:
-        names = ("num_inference_steps", "horizon", "n_obs_steps", "n_action_steps", "pred_action_steps_only")
-        scheduler = self.policy.noise_scheduler
+        names = ("horizon", "n_obs_steps", "n_action_steps", "pred_action_steps_only")
+        scheduler, *others = self.scheduled
         return [
             *(getattr(self.policy, name, None) for name in names),
             type(scheduler),
             # without diffusers' own notes, whose order is another one in every process
             {name: value for name, value in scheduler.config.items() if not name.startswith("_")},
-            self._step_arguments,
+            *others,
         ]

@@ -19,17 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from blockcache.errors import EngineError, ObservationError, in_one_line
+from blockcache.errors import EngineError, ObservationError, PolicyError, in_one_line, short
 from blockcache.models.dit.clip import MASK, TOKENS
 from blockcache.models.dit.program import CONDITIONING
 from blockcache.models.dit.program_inputs import ProgramInputs, inputs_after_encoder
 from blockcache.models.normalizer import ShiftedField
 from blockcache.models.port import Port, required
 from blockcache.models.program import Program, UnsupportedError
-from blockcache.models.sampling import denoise
+from blockcache.models.sampling import Sampling, denoise
 from blockcache.observations.tensors import as_tensor
-from blockcache.samplers import Euler, SamplerConfig, table
-from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
+from blockcache.samplers import Euler, SamplerConfig
 
 STATE, IMAGES = "observation.state", "observation.images"
 _ENTRIES = ("_generate_actions", "predict_action_chunk")
@@ -97,53 +96,24 @@ class LivePort(Port):
     # -- the sampler
 
     @cached_property
-    def timesteps(self) -> tuple[float, ...]:
-        if self._rk4_steps is not None:
-            grid = np.linspace(0, 1, self._rk4_steps + 1)
-            stages = [(t, (t + after) / 2, (t + after) / 2, after) for t, after in pairwise(grid)]
-            return tuple(float(t) for step in stages for t in step)
-        if self.sampler is not None:
-            return tuple(table(self.sampler).timesteps.tolist())
-        objective = self.policy.objective
-        scheduler = copy.deepcopy(objective.noise_scheduler)
-        scheduler.set_timesteps(objective.num_inference_steps)
-        return tuple(torch.as_tensor(scheduler.timesteps).tolist())
-
-    @cached_property
-    def _rk4_steps(self) -> int | None:
-        found = _integration(self.policy.objective)
-        return found[0] if found is not None and found[1] == "rk4" else None
-
-    @property
-    def sampler(self) -> SamplerConfig | None:
-        return self._sampler[0]
-
-    @property
-    def unknown_sampler(self) -> str:
-        return self._sampler[1]
-
-    @cached_property
-    def _sampler(self) -> tuple[SamplerConfig | None, str]:
+    def sampling(self) -> Sampling:
         objective = self.policy.objective
         if isinstance(objective, Sampled):
-            return objective.sampler, ""
+            return Sampling.of(objective.sampler)
         integration = _integration(objective)
         if integration is None:
-            return from_diffusers(objective.noise_scheduler, objective.num_inference_steps, {})
+            return Sampling.of_scheduler(objective.noise_scheduler, objective.num_inference_steps, {})
         steps, method = integration
-        if method != "euler":
-            return None, f"flow matching by {method}, which calls the denoiser several times in a step"
-        return Euler(num_inference_steps=steps), ""
-
-    @property
-    def sampler_settings(self) -> Mapping[str, Any]:
-        if self.sampler is not None:
-            return self.sampler.to_dict()
-        objective = self.policy.objective
-        integration = _integration(objective)
-        if integration is not None:
-            return {"type": integration[1], "num_inference_steps": integration[0]}
-        return describe_scheduler(objective.noise_scheduler, objective.num_inference_steps, {})
+        if method == "euler":
+            return Sampling.of(Euler(num_inference_steps=steps))
+        if method != "rk4":
+            raise PolicyError(f"flow matching by {short(method)} is not known; known are euler and rk4")
+        stages = ((t, (t + after) / 2, (t + after) / 2, after) for t, after in pairwise(np.linspace(0, 1, steps + 1)))
+        return Sampling(
+            tuple(float(t) for step in stages for t in step),
+            {"type": method, "num_inference_steps": steps},
+            unknown=f"flow matching by {method}, which calls the denoiser several times in a step",
+        )
 
     def with_sampler(self, sampler: SamplerConfig) -> LivePort:
         other = copy.copy(self.policy)

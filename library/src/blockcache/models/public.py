@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from blockcache.errors import BlockcacheError, ObservationError, in_one_line
 from blockcache.models.port import Port, check_not_compiled, required
-from blockcache.models.sampling import TableScheduler, make_scheduler
+from blockcache.models.sampling import Sampling, make_scheduler
 from blockcache.models.weight_checks import check_action_scale
 from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache.samplers import SamplerConfig
-from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
 
 NEEDED = ("model", "noise_scheduler", "num_inference_steps", "predict_action")
 
@@ -41,38 +40,16 @@ def denoiser_of(policy: Any) -> nn.Module | str:
 class PublicPort(Port):
     """See the module's docstring. The policy is found by its shape: nothing of the public code is imported."""
 
+    @cached_property
+    def sampling(self) -> Sampling:
+        policy = self.policy
+        return Sampling.of_scheduler(policy.noise_scheduler, policy.num_inference_steps, self._step_arguments)
+
     @property
-    def scheduled(self) -> tuple[Any, int, dict[str, Any]]:
-        """The scheduler, its number of steps, and what the policy hands to its step, DDIM's eta for one."""
+    def _step_arguments(self) -> dict[str, Any]:
+        """The public code hands these to the scheduler's step, DDIM's eta for one."""
         given = getattr(self.policy, "kwargs", None)
-        arguments = dict(given) if isinstance(given, Mapping) else {}
-        return self.policy.noise_scheduler, self.policy.num_inference_steps, arguments
-
-    @cached_property
-    def timesteps(self) -> tuple[float, ...]:
-        scheduler, steps, _ = self.scheduled
-        scheduler = copy.deepcopy(scheduler)
-        scheduler.set_timesteps(steps)
-        return tuple(torch.as_tensor(scheduler.timesteps).tolist())
-
-    @property
-    def sampler(self) -> SamplerConfig | None:
-        return self._sampler[0]
-
-    @property
-    def unknown_sampler(self) -> str:
-        return self._sampler[1]
-
-    @cached_property
-    def _sampler(self) -> tuple[SamplerConfig | None, str]:
-        scheduler, steps, arguments = self.scheduled
-        if isinstance(scheduler, TableScheduler):  # put there by `with_sampler`
-            return scheduler.sampler, ""
-        return from_diffusers(scheduler, steps, arguments)
-
-    @property
-    def sampler_settings(self) -> Mapping[str, Any]:
-        return describe_scheduler(*self.scheduled) if self.sampler is None else self.sampler.to_dict()
+        return dict(given) if isinstance(given, Mapping) else {}
 
     def with_sampler(self, sampler: SamplerConfig) -> PublicPort:
         other = copy.copy(self.policy)
@@ -166,12 +143,12 @@ class PublicPort(Port):
         return " such as {'obs': (batch, n_obs_steps, obs_dim)}" if hasattr(self.policy, "obs_dim") else " by name"
 
     def settings(self) -> list[Any]:
-        names = ("horizon", "n_obs_steps", "n_action_steps", "pred_action_steps_only")
-        scheduler, *others = self.scheduled
+        names = ("num_inference_steps", "horizon", "n_obs_steps", "n_action_steps", "pred_action_steps_only")
+        scheduler = self.policy.noise_scheduler
         return [
             *(getattr(self.policy, name, None) for name in names),
             type(scheduler),
             # without diffusers' own notes, whose order is another one in every process
             {name: value for name, value in scheduler.config.items() if not name.startswith("_")},
-            *others,
+            self._step_arguments,
         ]

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from blockcache.errors import EngineError, ObservationError, in_one_line
+from blockcache.errors import EngineError, ObservationError, PolicyError, in_one_line, short
 from blockcache.models.dit.adapter import find
 from blockcache.models.dit.clip import MASK, TOKENS
 from blockcache.models.dit.policy import DiTPolicy
@@ -28,10 +28,9 @@ from blockcache.models.normalizer import ShiftedField
 from blockcache.models.own_port import OwnPort
 from blockcache.models.port import Port, check_not_compiled, required
 from blockcache.models.program import Program, UnsupportedError
-from blockcache.models.public import PublicPort
-from blockcache.models.sampling import denoise
+from blockcache.models.sampling import Sampling, denoise
 from blockcache.observations.tensors import as_tensor
-from blockcache.samplers import Euler, SamplerConfig, table
+from blockcache.samplers import Euler, SamplerConfig
 
 STATE, IMAGES = "observation.state", "observation.images"
 _CONSTANT = 1e6  # scales beyond this are those of numbers that never changed in the data
@@ -170,7 +169,7 @@ class Sampled(nn.Module):
         return denoise(self.sampler, output, chunk, like)
 
 
-class LivePort(_AfterEncoder, PublicPort):
+class LivePort(_AfterEncoder):
     """A policy of LeRobot's own code, or of that shape."""
 
     def __init__(self, policy: Any, adapter: Any) -> None:
@@ -180,38 +179,24 @@ class LivePort(_AfterEncoder, PublicPort):
 
     # -- the sampler
 
-    @property
-    def scheduled(self) -> tuple[Any, int, dict[str, Any]]:
-        return self.policy.objective.noise_scheduler, self.policy.objective.num_inference_steps, {}
-
     @cached_property
-    def timesteps(self) -> tuple[float, ...]:
-        if self.sampler is not None:
-            return tuple(table(self.sampler).timesteps.tolist())
-        if (flow := _flow_of(self.policy.objective)) is None:
-            return super().timesteps
-        grid = np.linspace(0, 1, flow[0] + 1)  # by rk4: four calls in a step
-        stages = [(t, (t + after) / 2, (t + after) / 2, after) for t, after in pairwise(grid)]
-        return tuple(float(t) for step in stages for t in step)
-
-    @cached_property
-    def _sampler(self) -> tuple[SamplerConfig | None, str]:
+    def sampling(self) -> Sampling:
         objective = self.policy.objective
         if isinstance(objective, Sampled):
-            return objective.sampler, ""
+            return Sampling.of(objective.sampler)
         if (flow := _flow_of(objective)) is None:
-            return super()._sampler
+            return Sampling.of_scheduler(objective.noise_scheduler, objective.num_inference_steps, {})
         steps, method = flow
-        if method != "euler":
-            return None, f"flow matching by {method}, which calls the denoiser several times in a step"
-        return Euler(num_inference_steps=steps), ""
-
-    @property
-    def sampler_settings(self) -> Mapping[str, Any]:
-        flow = _flow_of(self.policy.objective)
-        if self.sampler is not None or flow is None:
-            return super().sampler_settings
-        return {"type": flow[1], "num_inference_steps": flow[0]}
+        if method == "euler":
+            return Sampling.of(Euler(num_inference_steps=steps))
+        if method != "rk4":
+            raise PolicyError(f"flow matching by {short(method)} is not known; known are euler and rk4")
+        stages = ((t, (t + after) / 2, (t + after) / 2, after) for t, after in pairwise(np.linspace(0, 1, steps + 1)))
+        return Sampling(
+            tuple(float(t) for step in stages for t in step),
+            {"type": method, "num_inference_steps": steps},
+            unknown=f"flow matching by {method}, which calls the denoiser several times in a step",
+        )
 
     def with_sampler(self, sampler: SamplerConfig) -> LivePort:
         other = copy.copy(self.policy)
@@ -255,10 +240,6 @@ class LivePort(_AfterEncoder, PublicPort):
     @property
     def action_scale(self) -> NDArray[np.float64]:
         return np.ones(self.adapter.widths["input_dim"])
-
-    @property
-    def action_offset(self) -> NDArray[np.float64]:
-        return np.zeros(self.adapter.widths["input_dim"])
 
     # -- observations and actions
 
@@ -304,6 +285,12 @@ class LivePort(_AfterEncoder, PublicPort):
 
     def settings(self) -> list[Any]:
         objective, config = self.policy.objective, self._config
-        sizes = [getattr(config, name, None) for name in ("n_obs_steps", "n_action_steps", "horizon")]
-        scheduler = [] if getattr(objective, "noise_scheduler", None) is None else super().settings()
-        return [*sizes, _flow_of(objective), getattr(objective, "sampler", None), *scheduler]
+        scheduler = getattr(objective, "noise_scheduler", None)
+        return [
+            *(getattr(config, name, None) for name in ("n_obs_steps", "n_action_steps", "horizon")),
+            _flow_of(objective),
+            type(scheduler),
+            getattr(objective, "num_inference_steps", None),
+            {name: value for name, value in getattr(scheduler, "config", {}).items() if not name.startswith("_")},
+            getattr(objective, "sampler", None),
+        ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from blockcache.engines.norms import LargestNorm
+from blockcache.attach.norms import LargestNorm
 from blockcache.engines.walk import generate
 from blockcache.models.program import Activation, Program, Table
 from blockcache.models.sampling import TorchArithmetic

@@ -13,7 +13,7 @@ from blockcache.files.atomic import (
     write_bytes,
     writing,
 )
-from blockcache.files.format import Format, dict_of, header_of, header_text, list_of
+from blockcache.files.format import Format, JsonFile, dict_of, header_of, header_text, keys_of, list_of
 from blockcache.files.json_files import read_json
 from blockcache_runtime.fields import (
     Count,
@@ -33,6 +33,7 @@ __all__ = [
     "Count",
     "Fields",
     "Format",
+    "JsonFile",
     "Limit",
     "Name",
     "Names",
@@ -46,6 +47,7 @@ __all__ = [
     "expect_keys",
     "header_of",
     "header_text",
+    "keys_of",
     "list_of",
     "make_directory",
     "no_writer",

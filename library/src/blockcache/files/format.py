@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from dataclasses import asdict, fields
+from functools import cache
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import blockcache_runtime.files
 from blockcache._version import __version__
@@ -16,6 +18,7 @@ from blockcache_runtime.fields import Kind, read
 from blockcache_runtime.files import PathLike
 
 T = TypeVar("T")
+F = TypeVar("F", bound="JsonFile")
 
 
 def list_of(kind: Kind) -> Kind:
@@ -26,6 +29,13 @@ def list_of(kind: Kind) -> Kind:
 def dict_of(kind: Kind) -> Kind:
     """`dict[str, kind]`, where the kind is a `Fields`."""
     return dict[str, kind]
+
+
+@cache
+def keys_of(value: Any) -> Mapping[str, Kind]:
+    """The fields of a dataclass as keys, each with what its annotation says is under it."""
+    hints = get_type_hints(value, include_extras=True)
+    return {item.name: hints[item.name] for item in fields(value)}
 
 
 def header_of(of: blockcache_runtime.files.Format) -> dict[str, Any]:
@@ -79,6 +89,33 @@ class Format(blockcache_runtime.files.Format):
         """The content and the tensors of a safetensors file; `check` sees names and shapes before tensors are made."""
         metadata, tensors = read_tensors(path, self.what, self.again, load, check)
         return self.parse(metadata.get(self.entry, "{}"), path), tensors
+
+
+class JsonFile:
+    """A frozen dataclass that is a JSON file of its own; its `FORMAT` has the keys of its fields, see `keys_of`."""
+
+    FORMAT: ClassVar[Format]
+
+    def content(self) -> dict[str, Any]:
+        """What stands in the file."""
+        content: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every one is a dataclass
+        return content
+
+    @classmethod
+    def of_content(cls: type[F], content: dict[str, Any]) -> F:
+        """The value of what stands in a file, which was compared with the format."""
+        return cls(**content)
+
+    def save(self, path: PathLike) -> None:
+        """Write the JSON file, atomically."""
+        self.FORMAT.save(path, self.content())
+
+    @classmethod
+    def load(cls: type[F], path: PathLike) -> F:
+        """Read a file that `save` wrote, gzipped or not; another version, unknown keys and odd values are refused."""
+        content = cls.FORMAT.load(path)
+        with cls.FORMAT.reading(path):
+            return cls.of_content(content)
 
 
 def _render(value: Any, indent: str) -> str:

@@ -50,7 +50,7 @@ class Clouds:
     ) -> None:
         if port.sampler is None:
             raise FitError(
-                f"{port.unknown_sampler} cannot be exchanged for another sampler: it is not one that we know"
+                f"{port.sampling.unknown} cannot be exchanged for another sampler: it is not one that we know"
             )
         self.observations = as_one_batch(observations)
         count = batch_size(self.observations)

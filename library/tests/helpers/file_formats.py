@@ -30,8 +30,8 @@ from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
 from blockcache.models.dit.lerobot import read_directory
 from blockcache.models.loading import load_policy, save_policy
-from blockcache.models.rdt.convert import read_weights
 from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
+from blockcache.models.rdt.runner import read_weights
 from blockcache.models.registry import port_of
 from blockcache.results import bench
 from blockcache.results.analysis import Analysis

@@ -80,7 +80,7 @@ class CandidateMaker:
         """A sampler with fewer steps shares the initial noise only, so its actions are not compared here."""
         own = self.port.sampler
         if own is None:
-            self.unavailable["fewer steps"] = self.port.unknown_sampler
+            self.unavailable["fewer steps"] = self.port.sampling.unknown
             return
         kind = "euler" if own.type == "euler" else "ddim"
         for count in sorted((count for count in counts if count < self.steps), reverse=True):

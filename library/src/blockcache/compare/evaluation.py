@@ -152,7 +152,7 @@ class Evaluation:
                 MethodRun(
                     name=name,
                     **candidate.describe(port),
-                    shares_all_noise=candidate.on(port).sampler_settings == port.sampler_settings,
+                    shares_all_noise=candidate.on(port).sampling.settings == port.sampling.settings,
                     flops=candidate.flops(port, reused),
                     reused=reused,
                     error=error(job),

@@ -1,5 +1,7 @@
-"""The loop engine: the walk on the torch backend, which executes operations. Any device and dtype; nothing is copied to the
-host, shapes depend on the batch size alone. Knows nothing of policies."""
+"""The loop engine: the walk on the torch backend, which executes operations, on the program's device and in its precision.
+
+Nothing is copied to the host, shapes depend on the batch size alone. Knows nothing of policies.
+"""
 
 from __future__ import annotations
 

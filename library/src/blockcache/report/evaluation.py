@@ -67,7 +67,7 @@ def open_loop_blocks(
     """
     rows = [
         [
-            row.name,
+            "full precision" if row.name == PLAIN else row.name,
             row.engine,
             f"{speed[row.name].p50 * 1e3:.0f}",
             f"{speed[row.name].over(speed[PLAIN]):.1f}x",

@@ -93,14 +93,14 @@ class PolicySource:
 
         The file is read before the policy is loaded.
         """
-        from blockcache.observations.files import fit_observations
+        from blockcache.observations import fit_observations
 
         file, arrays = self._arrays(path)
         return fit_observations(arrays, self.port.inputs, self.port.cameras, file)
 
     def moments(self, path: str | None) -> Any:
         """When each observation was made, (N, 2) episode and place in it, where that file says so; else None."""
-        from blockcache.observations.files import MOMENTS
+        from blockcache.observations import MOMENTS
 
         return self._arrays(path)[1].get(MOMENTS)
 

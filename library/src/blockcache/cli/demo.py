@@ -69,7 +69,7 @@ def demo(
     weights = sum(parameter.numel() for parameter in port.adapter.denoiser.parameters())
     click.echo(
         f"{policy}: {len(port.adapter.layers)} layers x {port.adapter.widths.get('width', '?')}, {len(port.timesteps)} "
-        f"{port.sampler_settings['type'].upper()} steps, {weights / 1e6:.2f} M parameters"
+        f"{port.sampling.settings['type'].upper()} steps, {weights / 1e6:.2f} M parameters"
     )
     if total <= generations:
         raise ObservationError(f"of {total} observations, {generations} to calibrate on leave none to compare on")

@@ -89,7 +89,7 @@ def convert(source: str, output: str, steps: int, updates: int | None, metric: s
 
 
 def _convert_rdt(source: str, output: str) -> None:
-    from blockcache.models.rdt.convert import convert_weights
+    from blockcache.models.rdt.runner import convert_weights
 
     config = convert_weights(source, output).config
     click.echo(

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockcache.attach.first_call import FirstDenoiserCall
+from blockcache.attach.generation import first_denoiser_call
 from blockcache.attach.patching import Patches
 from blockcache.compare.candidates import Running, program_flops
 from blockcache.engines import accelerate
-from blockcache.engines.build import Build, rehearsed_build
+from blockcache.engines.build import Build
 from blockcache.engines.loop import Constants, TorchBackend, by_moment
 from blockcache.engines.onnx import OnnxRunner, export, open_cached
+from blockcache.engines.rehearsal import rehearsed_build
 from blockcache.engines.walk import perceive
 from blockcache.errors import EngineError, FileError, in_one_line
 from blockcache.models.noise import draw_all
@@ -84,7 +85,7 @@ class CandidateMaker:
         """A sampler with fewer steps shares the initial noise only, so its actions are not compared here."""
         own = self.port.sampler
         if own is None:
-            self.unavailable["fewer steps"] = self.port.unknown_sampler
+            self.unavailable["fewer steps"] = self.port.sampling.unknown
             return
         kind = "euler" if own.type == "euler" else "ddim"
         for count in sorted((count for count in counts if count < self.steps), reverse=True):
@@ -144,7 +145,7 @@ class CandidateMaker:
             return Timed(name, engine, threads, on_threads(torch_threads, call), self.port.encoder_flops)
 
         own, patches = self.port.copy(), Patches()
-        encode = FirstDenoiserCall(own, getattr(own.policy, own.entry), patches)
+        encode = first_denoiser_call(own, getattr(own.policy, own.entry), patches)
         self.stack.callback(patches.remove)
         given = own.prepare_observation(self.obs)
         found = [one(EAGER, count, lambda: encode(given), count) for count in counts]
@@ -191,7 +192,7 @@ class CandidateMaker:
     ) -> tuple[str, ...]:
         own = self.port.copy()
         try:
-            self.stack.enter_context(accelerate(own, schedule, engine, output, threads=threads))
+            self.stack.enter_context(accelerate(own, schedule, engine, output, threads=threads, trust=True))
         except (EngineError, FileError) as error:
             self.unavailable[name] = str(error)
             return ()

@@ -101,7 +101,7 @@ def check(
             "name": name,
             **candidate.describe(port),
             "engine": fast.engine,
-            "shares_all_noise": candidate.on(port).sampler_settings == port.sampler_settings,
+            "shares_all_noise": candidate.on(port).sampling.settings == port.sampling.settings,
             "flops": candidate.flops(port, stats.reused_share if stats else 0.0),
             "full_flops": Candidate().flops(port, 0.0),
         },

@@ -118,7 +118,7 @@ def open_loop(
             MethodRun(
                 name=name,
                 **candidate.describe(port) | {"engine": candidate.engine or EAGER},
-                shares_all_noise=candidate.on(port).sampler_settings == port.sampler_settings,
+                shares_all_noise=candidate.on(port).sampling.settings == port.sampling.settings,
                 flops=candidate.flops(port, found["reused"]),
                 reused=found["reused"],
                 error=error(found),

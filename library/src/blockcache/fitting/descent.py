@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from blockcache.errors import FitError
-from blockcache.fitting.clouds import Clouds
+from blockcache.fitting.clouds import Closeness, Clouds, closeness, objective
 from blockcache.fitting.denoising import COLUMNS, FewSteps, check_same, clip_of, constants_of
-from blockcache.fitting.objective import Closeness, closeness, objective
 from blockcache.fitting.placement import place
 from blockcache.models.noise import draw
 from blockcache.models.registry import port_of

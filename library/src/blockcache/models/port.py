@@ -25,6 +25,7 @@ from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
 from blockcache.models.noise import draw_all
 from blockcache.models.program import Program, UnsupportedError
+from blockcache.models.sampling import Sampling
 from blockcache.models.train_mode import ModeCheck
 from blockcache.models.weight_checks import check_denoiser, check_program
 from blockcache.models.weights import checksum, memory, tensors_of, versions, weights_hash
@@ -65,22 +66,16 @@ class Port(ABC):
 
     @property
     @abstractmethod
+    def sampling(self) -> Sampling:
+        """Sampler and timesteps."""
+
+    @property
     def timesteps(self) -> tuple[float, ...]:
-        """In execution order, as the denoiser is given them."""
+        return self.sampling.timesteps
 
     @property
-    @abstractmethod
     def sampler(self) -> SamplerConfig | None:
-        """The sampler in our words; None if we cannot tabulate it, and `unknown_sampler` then names what we do not know."""
-
-    @property
-    def unknown_sampler(self) -> str:
-        return ""
-
-    @property
-    @abstractmethod
-    def sampler_settings(self) -> Mapping[str, Any]:
-        """What tells two samplers apart, in JSON types."""
+        return self.sampling.sampler
 
     @abstractmethod
     def with_sampler(self: P, sampler: SamplerConfig) -> P:
@@ -88,7 +83,7 @@ class Port(ABC):
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """All the noise of one generation, (1 + draws, B, T, D), for policies whose sampler we know."""
-        assert self.sampler is not None, self.unknown_sampler
+        assert self.sampler is not None, self.sampling.unknown
         like = next(self.adapter.denoiser.parameters())
         return draw_all(table(self.sampler), (batch, self.horizon, self.sample_dim), like, generator)
 
@@ -206,7 +201,7 @@ class Port(ABC):
     def program(self) -> Program:
         """The denoiser, folded; `UnsupportedError` says what cannot be."""
         if self.sampler is None:
-            raise UnsupportedError(self.unknown_sampler)
+            raise UnsupportedError(self.sampling.unknown)
         if self.adapter.fold is None:
             raise UnsupportedError(f"the family {self.adapter.family}")
         return check_program(self.adapter.fold(self))
@@ -260,7 +255,7 @@ class Port(ABC):
             blocks=tuple(block.name for block in self.adapter.blocks),
             widths=self.adapter.widths,
             steps=len(self.timesteps),
-            sampler=dict(self.sampler_settings),
+            sampler=dict(self.sampling.settings),
         )
 
     @property

@@ -33,7 +33,7 @@ from blockcache.models.loading import load_policy, save_policy
 from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
 from blockcache.models.rdt.runner import read_weights
 from blockcache.models.registry import port_of
-from blockcache.results import bench, timings
+from blockcache.results import bench
 from blockcache.results.analysis import Analysis
 from blockcache.results.check import Check, Roughness
 from blockcache.results.distances import FrontierDistances, MethodDistances, Modes
@@ -180,7 +180,7 @@ def load_results(path: Path) -> Any:
 def write_timings(directory: Path) -> Path:
     timed = {"p50": 0.1, "p95": 0.2, "p99": 0.2, "seconds": [0.1, 0.2]}
     about = {"policy": FINGERPRINT.to_dict(), "machine": MACHINE, "setting": "seconds per chunk"}
-    timings.FORMAT.save(directory / "timings.json", {**about, "methods": {"full": timed, "x": timed}})
+    Timings.FORMAT.save(directory / "timings.json", {**about, "methods": {"full": timed, "x": timed}})
     return directory / "timings.json"
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from blockcache.compare.candidates import Running, program_flops
 from blockcache.engines import accelerate
-from blockcache.engines.build import Build, rehearsed_build
+from blockcache.engines.build import Build
 from blockcache.engines.onnx import OnnxRunner, export
+from blockcache.engines.rehearsal import rehearsed_build
 from blockcache.errors import EngineError, FileError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.pairing import generate
@@ -149,7 +150,7 @@ class CandidateMaker:
     ) -> tuple[str, ...]:
         own = self.port.copy()
         try:
-            self.stack.enter_context(accelerate(own, schedule, engine, output, threads=threads))
+            self.stack.enter_context(accelerate(own, schedule, engine, output, threads=threads, trust=True))
         except (EngineError, FileError) as error:
             self.unavailable[name] = str(error)
             return ()

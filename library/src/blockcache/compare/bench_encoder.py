@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from blockcache.attach.first_call import FirstDenoiserCall
+from blockcache.attach.generation import first_denoiser_call
 from blockcache.attach.patching import Patches
 from blockcache.compare.bench_candidates import Timed, on_threads
-from blockcache.engines.build import rehearsed_build
 from blockcache.engines.loop import Constants, TorchBackend, by_moment
 from blockcache.engines.onnx import open_cached
+from blockcache.engines.rehearsal import rehearsed_build
 from blockcache.engines.walk import perceive
 from blockcache.errors import EngineError, FileError
 from blockcache.measure.latency import Latency
@@ -60,7 +60,7 @@ def encoder_calls(
     if not port.begins_after_encoder and not port.cameras:
         return []
     own, patches = port.copy(), Patches()
-    encode = FirstDenoiserCall(own, getattr(own.policy, own.entry), patches)
+    encode = first_denoiser_call(own, getattr(own.policy, own.entry), patches)
     stack.callback(patches.remove)
     given = own.prepare_observation(obs)
     found = [EncoderCall(EAGER, count, on_threads(count, lambda: encode(given))) for count in counts]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockcache.attach.first_call import FirstDenoiserCall
+from blockcache.attach.generation import first_denoiser_call
 from blockcache.attach.patching import Patches
 from blockcache.errors import FitError
 from blockcache.fitting.clouds import executed
@@ -119,7 +119,7 @@ def _denoiser(port: Port, batch: Any) -> tuple[Callable[[Tensor, Tensor], Tensor
 
     denoiser, entry, patches = port.adapter.denoiser, getattr(port.policy, port.entry), Patches()
     try:
-        first_call = FirstDenoiserCall(port, lambda obs: generate(entry, obs, seed=0), patches)
+        first_call = first_denoiser_call(port, lambda obs: generate(entry, obs, seed=0), patches)
         arguments = first_call(port.prepare_observation(batch))
     finally:
         patches.remove()

@@ -80,7 +80,7 @@ def test_a_chunk_of_which_everything_is_late_changes_nothing_but_the_counters():
 def test_the_delay_is_the_longest_of_the_last_few_and_the_first_one_counts_least():
     timeline = ChunkTimeline(4)
     assert timeline.delay == 0
-    _, told = play(timeline, [6, 1, 2, 1, 0], 60, length=20)
+    _, told = play(timeline, [6, 1, 2, 1, 0], 26, length=20)
     assert [item.delay for item in told[1:5]] == [4, 1, 2, 2]  # of the first, slow one replan at most
     assert timeline.delay == 2
     for tick in range(100, 160, 2):

@@ -50,7 +50,8 @@ def prefix_weights(delay: Array, overlap: Array, count: int) -> Array:
     """1 before `delay`, then falling by equal steps to 0 at `overlap`, which is not below `delay`."""
     place = np.arange(count, dtype=np.float32)
     delay, overlap = np.asarray(delay)[..., None], np.asarray(overlap)[..., None]
-    return np.clip((overlap - place) / (overlap - delay + 1), 0, 1).astype(np.float32)
+    weights: Array = np.clip((overlap - place) / (overlap - delay + 1), 0, 1).astype(np.float32)
+    return weights
 
 
 @dataclass

@@ -17,8 +17,7 @@ from blockcache.attach.generation import first_denoiser_call
 from blockcache.attach.patching import Patches
 from blockcache.errors import FitError
 from blockcache.fitting.clouds import executed
-from blockcache.models.noise import draw_all
-from blockcache.models.pairing import generate, takes_generator
+from blockcache.models.noise import draw_all, generate, takes_generator
 from blockcache.models.port import Port
 from blockcache.samplers import Coefficients, Fitted, step, table
 from blockcache.samplers.fitted import WEIGHTS

@@ -26,8 +26,7 @@ from blockcache.engines.onnx import OnnxRunner, export, open_cached
 from blockcache.engines.rehearsal import rehearsed_build
 from blockcache.engines.walk import perceive
 from blockcache.errors import EngineError, FileError, in_one_line
-from blockcache.models.noise import draw_all
-from blockcache.models.pairing import generate
+from blockcache.models.noise import draw_all, generate
 from blockcache.models.port import Port
 from blockcache.models.program import Program
 from blockcache.observations import batch_size

@@ -106,7 +106,7 @@ def bench(
     import torch
 
     from blockcache.compare.bench import run_bench
-    from blockcache.models.dpt.shape import FEATURES, Shape
+    from blockcache.models.dpt.policy import FEATURES, Shape
     from blockcache.models.registry import port_of
     from blockcache.report.bench import bench_chart, bench_table, encoder_ceilings, not_available
     from blockcache.report.drawing import draw

@@ -164,7 +164,7 @@ class DiffusionTransformerPolicy(OwnPolicy):
         return self.normalizer.action.unnormalize(sample[..., : self.config.action_dim])
 
 
-FEATURES = 64  # of a camera
+CAMERA_FEATURES = 64  # of a camera
 
 
 @dataclass(frozen=True)
@@ -188,17 +188,17 @@ class Shape:
     cameras: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.cameras * FEATURES <= self.obs_dim:
+        if not 0 <= self.cameras * CAMERA_FEATURES <= self.obs_dim:
             raise PolicyError(
-                f"each camera gives {FEATURES} of an observation's {self.obs_dim} numbers; got {self.cameras} cameras"
+                f"each camera gives {CAMERA_FEATURES} of an observation's {self.obs_dim} numbers; got {self.cameras} cameras"
             )
 
     @property
     def encoder(self) -> EncoderConfig | None:
-        numbers = self.obs_dim - self.cameras * FEATURES
+        numbers = self.obs_dim - self.cameras * CAMERA_FEATURES
         inputs = [Input(f"camera{index}" if index else "image", (3, 96, 96)) for index in range(self.cameras)]
         inputs += [Input("numbers", (numbers,))] if numbers else []
-        return EncoderConfig(tuple(inputs), (76, 76), features=FEATURES) if self.cameras else None
+        return EncoderConfig(tuple(inputs), (76, 76), features=CAMERA_FEATURES) if self.cameras else None
 
     def policy(self) -> DiffusionTransformerPolicy:
         """Random weights, always the same ones."""

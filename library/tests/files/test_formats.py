@@ -76,7 +76,7 @@ def test_every_way_of_keeping_a_content_gives_it_back(tmp_path_factory, value):
     THING.save(path, content)
     assert THING.load(path) == content
     assert json.loads(path.read_text()) == THING.header | content
-    assert THING.parse(files.header_text(THING, content, path), path) == content
+    assert THING.parse(THING.text(content, path), path) == content
     THING.save_tensors(path, content, {"x": np.arange(3.0)}, safetensors.numpy.save)
     found, tensors = THING.load_tensors(path, safetensors.numpy.load)
     assert found == content

@@ -5,8 +5,7 @@ import pickle
 import pytest
 
 from blockcache.errors import ContentError
-from blockcache.foreign.arithmetic import calculate
-from blockcache.foreign.configs import Config
+from blockcache.foreign.configs import Config, calculate
 from blockcache.foreign.pickles import load_pickle
 from public_policy import omegaconf, omegaconf_there
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from blockcache.models.adapter import Adapter
 from blockcache.models.port import Port
-from blockcache.models.sampling import denoise
+from blockcache.models.sampling import Sampling, denoise
 from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import DDPM
 
@@ -71,16 +71,8 @@ class LinearPort(Port):
         super().__init__(policy, Adapter("linear", policy.net, (), (), {}, 0, lambda sample, timestep, mean: timestep))
 
     @property
-    def timesteps(self):
-        return tuple(self.sampler.times())
-
-    @property
-    def sampler(self):
-        return self.policy.sampler
-
-    @property
-    def sampler_settings(self):
-        return self.sampler.to_dict()
+    def sampling(self):
+        return Sampling.of(self.policy.sampler)
 
     def with_sampler(self, sampler):
         other = LinearPolicy(sampler=sampler)

@@ -20,6 +20,7 @@ from blockcache.models.adapter import Adapter, Layer
 from blockcache.models.flops import attention, feed_forward, linear
 from blockcache.models.port import Port
 from blockcache.models.program import Program, Table
+from blockcache.models.sampling import Sampling
 from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache.samplers import Euler
 
@@ -108,16 +109,8 @@ class FlowPort(Port):
     entry = "chunk"
 
     @property
-    def timesteps(self):
-        return tuple(step / self.policy.steps for step in range(self.policy.steps))
-
-    @property
-    def sampler(self):
-        return Euler(num_inference_steps=self.policy.steps)
-
-    @property
-    def sampler_settings(self):
-        return self.sampler.to_dict()
+    def sampling(self):
+        return Sampling.of(Euler(num_inference_steps=self.policy.steps))
 
     def with_sampler(self, sampler):
         other = FlowPolicy(sampler.num_inference_steps)

@@ -8,6 +8,7 @@ from torch import nn
 from blockcache.block import Block
 from blockcache.models.adapter import Adapter, Layer
 from blockcache.models.port import Port
+from blockcache.models.sampling import Sampling
 from blockcache.observations.tensors import as_tensor
 
 WIDTH, TOKENS, STEPS = 4, 3, 6
@@ -67,9 +68,7 @@ class StackPolicy(nn.Module):
 class StackPort(Port):
     n_obs_steps, n_action_steps, horizon = 1, TOKENS, TOKENS
     inputs = {"obs": (1, WIDTH)}  # noqa: RUF012
-    timesteps = tuple(float(step) for step in range(STEPS))
-    sampler, untabulated = None, "a sum over the steps"
-    sampler_settings = {"type": "sum"}  # noqa: RUF012
+    sampling = Sampling(tuple(map(float, range(STEPS))), {"type": "sum"}, unknown="a sum over the steps")
     action_scale = np.ones(1)
 
     def __init__(self, policy) -> None:

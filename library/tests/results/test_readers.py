@@ -197,7 +197,7 @@ def test_arrays_that_are_not_in_the_file(data):
 
 
 def test_a_packed_file_that_unfolds_to_far_more_than_it_is(monkeypatch):
-    monkeypatch.setattr("blockcache.files.arrays._UNPACKED", 10**6)
+    monkeypatch.setattr("blockcache_runtime.arrays._UNPACKED", 10**6)
     zeros = npz({"obs.npy": npy((1_000_000,), data=bytes(8_000_000))})
     assert len(zeros) < 20_000
     with pytest.raises(FileError, match="8,000,128 bytes are packed into"):

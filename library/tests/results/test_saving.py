@@ -280,7 +280,7 @@ def test_a_failed_first_save_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_policy_directory_in_use_is_waited_for_but_not_for_ever(tmp_path, monkeypatch):
     bc.save_policy(OLD, tmp_path)
-    monkeypatch.setattr("blockcache.files.atomic.PATIENCE", 0.1)
+    monkeypatch.setattr("blockcache_runtime.atomic.PATIENCE", 0.1)
     with (
         files.only_writer(tmp_path),
         pytest.raises(FileError, match=r"another process is writing to .*; wait for it, then try again"),

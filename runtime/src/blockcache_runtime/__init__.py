@@ -7,13 +7,13 @@ action = policy.predict_action(history.push(observation))["action"][0]
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from blockcache_runtime._version import __version__
+
 if TYPE_CHECKING:
     from blockcache_runtime.export import ExportedPolicy, open_export
     from blockcache_runtime.history import History
 
 __all__ = ["ExportedPolicy", "History", "__version__", "open_export"]
-
-__version__ = "0.1.0"
 
 _HOMES = {"ExportedPolicy": "export", "History": "history", "open_export": "export"}
 

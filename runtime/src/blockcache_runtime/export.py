@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from blockcache_runtime.atomic import PathLike
 from blockcache_runtime.checks import Array, check_generation, largest, read_array, read_frames, shape_text
 from blockcache_runtime.errors import ObservationError
-from blockcache_runtime.files import PathLike
 from blockcache_runtime.session import EARLIER_FEATURES, Encoder, load_export, load_output, run_session
 
 

@@ -12,12 +12,12 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NoReturn, TypeAlias
+from typing import Any, BinaryIO, NoReturn
 
+from blockcache_runtime._version import __version__
+from blockcache_runtime.atomic import PathLike
 from blockcache_runtime.errors import BlockcacheError, ContentError, FileError, short, shortened
 from blockcache_runtime.fields import Fields, Kind, Name, read
-
-PathLike: TypeAlias = str | os.PathLike[str]
 
 JSON_BYTES = 32 * 2**20  # of a JSON file or header; those that blockcache writes have less than one megabyte
 
@@ -102,9 +102,7 @@ class Format:
     name: str  # what the header says under `format`, such as "blockcache.schedule"
     what: str  # the thing in messages, such as "schedule"
     keys: Mapping[str, Kind]  # the content's keys and what is under each; `Any` is bounded JSON of any shape
-    optional: tuple[
-        str, ...
-    ] = ()  # what a file may lack: `made_by` if older files do, `format` if one made by hand may
+    optional: tuple[str, ...] = ()  # what a file may lack: `made_by` if older ones do, `format` if one made by hand may
     others: bool = False  # whether there may be other keys, which the value that is made of the content checks
     version: int = 1  # any other one is refused
     again: str = "make it again"  # what to do about a file that is garbled
@@ -116,6 +114,24 @@ class Format:
         kinds = {**self.keys, "made_by": Name}
         optional = {key: kind for key, kind in kinds.items() if key in self.optional}
         return Fields({key: kind for key, kind in kinds.items() if key not in optional}, optional, self.others)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What stands in front of the content."""
+        return {"format": self.name, "version": self.version, "made_by": f"blockcache {__version__}"}
+
+    def whole(self, content: Mapping[str, Any], path: PathLike) -> dict[str, Any]:
+        """Header and content of the file at `path`. Nothing is written that could not be read again: no NaN, no number of
+        numpy's."""
+        try:
+            read(self.fields, {**content, "made_by": self.header["made_by"]})
+        except (BlockcacheError, TypeError, ValueError) as error:
+            raise FileError(f"cannot write {path}: {error}; nothing was changed") from error
+        return {**self.header, **content}
+
+    def text(self, content: Mapping[str, Any], path: PathLike) -> str:
+        """Header and content as one line, for the metadata of the file at `path`."""
+        return json.dumps(self.whole(content, path), allow_nan=False)
 
     def parse(self, text: str, path: PathLike) -> dict[str, Any]:
         """The content of a header that stands among the metadata of the file at `path`."""

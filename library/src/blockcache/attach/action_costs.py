@@ -48,7 +48,7 @@ class ActionCostCollector:
     def __init__(self, port: Port, attached: Attached, samples: int, progress: bool) -> None:
         if port.sampler is None:
             raise RecordingError(
-                f"action costs need a sampler whose table is known, and {port.unknown_sampler} is none; "
+                f"action costs need a sampler whose table is known, and {port.sampling.unknown} is none; "
                 "calibrate without them"
             )
         self._port, self._attached, self._progress = port, attached, progress

@@ -254,7 +254,7 @@ def _not_finite(what: str, step: int) -> RecordingError:
 
 
 def _not_the_table(port: Port, reason: str) -> RecordingError:
-    settings = port.sampler_settings
+    settings = port.sampling.settings
     return RecordingError(
         f"{type(port.policy).__name__} does not sample as its sampler's table says ({settings['type']}: {reason}), so its "
         "steps cannot be walked back; calibrate without action costs"

@@ -155,7 +155,7 @@ def _sizes(port: Port, batch: int) -> dict[str, Any]:
         "n_action_steps": port.n_action_steps,
         "obs_dim": port.inputs.get("obs", (0,))[-1],
         "action_dim": len(port.action_scale),
-        "sampler": port.sampler_settings["type"],
+        "sampler": port.sampling.settings["type"],
         "steps": len(port.timesteps),
         "batch": batch,
     }

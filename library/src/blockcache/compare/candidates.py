@@ -26,7 +26,7 @@ from blockcache.compare.store import Store, digest
 from blockcache.engines import Stats, accelerate
 from blockcache.files import PathLike, exists
 from blockcache.fitting import Clouds, Effort, fit, place
-from blockcache.models.pairing import generate, takes_generator
+from blockcache.models.noise import generate, takes_generator
 from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.models.program import Program
@@ -62,7 +62,7 @@ class Candidate:
     def describe(self, port: Port) -> dict[str, Any]:
         """All that decides the actions besides the weights, in JSON types."""
         reuse = None if self.strategy is None else self.strategy.describe()
-        return {"engine": self.engine, "sampler": dict(self.on(port).sampler_settings), "reuse": reuse}
+        return {"engine": self.engine, "sampler": dict(self.on(port).sampling.settings), "reuse": reuse}
 
 
 def engine_flops(port: Port, candidate: Candidate) -> int:
@@ -184,7 +184,7 @@ class Calibrations:
         """A sampler of that kind with so many steps, in place of the policy's own."""
         if self.port.sampler is None:
             raise MethodError(
-                f"{self.port.unknown_sampler} cannot be exchanged for another: it is not one that we know"
+                f"{self.port.sampling.unknown} cannot be exchanged for another: it is not one that we know"
             )
         return fewer_steps(self.port.sampler, kind, steps)
 

@@ -18,7 +18,7 @@ from blockcache.cache import Cache, digest, source_hash
 from blockcache.engines.build import Build
 from blockcache.errors import ContentError, EngineError
 from blockcache.extras import require
-from blockcache.files import PathLike, header_of, header_text, read, write_bytes
+from blockcache.files import PathLike, read, write_bytes
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.models.noise import draw
 from blockcache.models.program import Program
@@ -59,7 +59,7 @@ def _file(build: Build, content: dict[str, Any], path: PathLike, unrolled: bool 
     from blockcache.engines.onnx_graph import build_graph, declared
 
     model = build_graph(build.program, build.plan, build.sampler, unrolled)
-    model.metadata_props.add(key=FORMAT.entry, value=header_text(FORMAT, {**content, **declared(model)}, path))
+    model.metadata_props.add(key=FORMAT.entry, value=FORMAT.text({**content, **declared(model)}, path))
     data = with_hash(model.SerializeToString())
     try:
         check_model(data)
@@ -108,7 +108,7 @@ def _open_kept(path: Path, content: dict[str, Any], threads: int | None) -> Onnx
 
 def _digest(build: Build, fingerprint: Fingerprint) -> str:
     """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
-    header = {**header_of(FORMAT), **_content(build, fingerprint)}
+    header = {**FORMAT.header, **_content(build, fingerprint)}
     del header["origin"]  # for the record only
     code = source_hash(inspect.getfile(type(build.program)))
     return digest(header, build.program.causal, build.program.signature, code)

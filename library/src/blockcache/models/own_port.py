@@ -11,11 +11,13 @@ from torch import Tensor
 
 from blockcache.files import PathLike
 from blockcache.models import checkpoint
+from blockcache.models.modules import has_hook
 from blockcache.models.own_policy import OwnPolicy
-from blockcache.models.port import Port, has_hook
-from blockcache.models.weight_checks import check_action_scale, check_denoiser
+from blockcache.models.port import Port
+from blockcache.models.sampling import Sampling
+from blockcache.models.weights import check_action_scale, check_denoiser
 from blockcache.observations.tensors import as_tensor
-from blockcache.samplers import SamplerConfig, table
+from blockcache.samplers import SamplerConfig
 
 P = TypeVar("P", bound="OwnPort")
 _OWN_CODE = ("predict_action", "check", "encode", "denoiser_output", "constrain", "actions")
@@ -29,17 +31,8 @@ class OwnPort(Port):
     policy: Any
 
     @cached_property
-    def timesteps(self) -> tuple[float, ...]:
-        return tuple(table(self.sampler).timesteps.tolist())
-
-    @property
-    def sampler(self) -> SamplerConfig:
-        sampler: SamplerConfig = self.policy.sampler
-        return sampler
-
-    @property
-    def sampler_settings(self) -> Mapping[str, Any]:
-        return self.sampler.to_dict()
+    def sampling(self) -> Sampling:
+        return Sampling.of(self.policy.sampler)
 
     def with_sampler(self: P, sampler: SamplerConfig) -> P:
         return self._sharing_weights(self.policy.with_sampler(sampler))

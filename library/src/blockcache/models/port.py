@@ -23,11 +23,19 @@ from blockcache.errors import BlockcacheError, PolicyError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
+from blockcache.models.modules import ModeCheck, check_entry_not_compiled, check_not_compiled
 from blockcache.models.noise import draw_all
 from blockcache.models.program import Program, UnsupportedError
-from blockcache.models.train_mode import ModeCheck
-from blockcache.models.weight_checks import check_denoiser, check_program
-from blockcache.models.weights import checksum, memory, tensors_of, versions, weights_hash
+from blockcache.models.sampling import Sampling
+from blockcache.models.weights import (
+    check_denoiser,
+    check_program,
+    checksum,
+    memory,
+    tensors_of,
+    versions,
+    weights_hash,
+)
 from blockcache.samplers import SamplerConfig, table
 
 P = TypeVar("P", bound="Port")
@@ -54,9 +62,7 @@ class Port(ABC):
         self.module: nn.Module = policy if isinstance(policy, nn.Module) else adapter.denoiser
         """What holds the weights: the policy, or its denoiser where the policy is no module."""
         check_not_compiled(self.module, "policy" if self.module is policy else "denoiser")
-        if hasattr(getattr(policy, self.entry, None), "_torchdynamo_orig_callable"):
-            own = self.entry in getattr(policy, "__dict__", {})
-            raise _compiled(f"policy.{self.entry}", f"del policy.{self.entry}" if own else "without the decorator")
+        check_entry_not_compiled(policy, self.entry)
         self.mode = ModeCheck(self.module)
         self.mode.check()
         self._hashed: tuple[Any, str] | None = None  # what the weights were recognised by, and their hash
@@ -65,22 +71,16 @@ class Port(ABC):
 
     @property
     @abstractmethod
+    def sampling(self) -> Sampling:
+        """Sampler and timesteps."""
+
+    @property
     def timesteps(self) -> tuple[float, ...]:
-        """In execution order, as the denoiser is given them."""
+        return self.sampling.timesteps
 
     @property
-    @abstractmethod
     def sampler(self) -> SamplerConfig | None:
-        """The sampler in our words; None if we cannot tabulate it, and `unknown_sampler` then names what we do not know."""
-
-    @property
-    def unknown_sampler(self) -> str:
-        return ""
-
-    @property
-    @abstractmethod
-    def sampler_settings(self) -> Mapping[str, Any]:
-        """What tells two samplers apart, in JSON types."""
+        return self.sampling.sampler
 
     @abstractmethod
     def with_sampler(self: P, sampler: SamplerConfig) -> P:
@@ -88,7 +88,7 @@ class Port(ABC):
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """All the noise of one generation, (1 + draws, B, T, D), for policies whose sampler we know."""
-        assert self.sampler is not None, self.unknown_sampler
+        assert self.sampler is not None, self.sampling.unknown
         like = next(self.adapter.denoiser.parameters())
         return draw_all(table(self.sampler), (batch, self.horizon, self.sample_dim), like, generator)
 
@@ -206,7 +206,7 @@ class Port(ABC):
     def program(self) -> Program:
         """The denoiser, folded; `UnsupportedError` says what cannot be."""
         if self.sampler is None:
-            raise UnsupportedError(self.unknown_sampler)
+            raise UnsupportedError(self.sampling.unknown)
         if self.adapter.fold is None:
             raise UnsupportedError(f"the family {self.adapter.family}")
         return check_program(self.adapter.fold(self))
@@ -260,7 +260,7 @@ class Port(ABC):
             blocks=tuple(block.name for block in self.adapter.blocks),
             widths=self.adapter.widths,
             steps=len(self.timesteps),
-            sampler=dict(self.sampler_settings),
+            sampler=dict(self.sampling.settings),
         )
 
     @property
@@ -288,36 +288,6 @@ def _reopened(policy: Any, weights: str | None) -> Port:
     from blockcache.models.registry import port_of
 
     return port_of(policy)._with_weights_of(weights)
-
-
-def check_not_compiled(module: nn.Module, called: str) -> None:
-    """Refuse what torch.compile has been over: compiled code would go past what we put in a layer's place."""
-    for name, part in module.named_modules():
-        where = f"{called}.{name}" if name else called
-        if hasattr(part, "_orig_mod"):
-            way_out = f"{where} = {where}._orig_mod"
-        elif getattr(part, "_compiled_call_impl", None) is not None:
-            way_out = f"{where}._compiled_call_impl = None"
-        else:
-            continue
-        raise _compiled(where, way_out)
-
-
-def _compiled(where: str, way_out: str) -> PolicyError:
-    return PolicyError(
-        f"{where} was compiled by torch.compile, which hides its blocks; use the original ({way_out}), and compare "
-        "with torch.compile in 'blockcache bench'"
-    )
-
-
-def is_altered(module: nn.Module) -> bool:
-    """Whether somebody put a hook on one of the modules, or something in place of its forward."""
-    return any(map(has_hook, module.modules()))
-
-
-def has_hook(part: nn.Module) -> bool:
-    """Whether this very module, parts aside, runs something else than its class says."""
-    return bool("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks)
 
 
 def required(policy: Any, name: str) -> int:

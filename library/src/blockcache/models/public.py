@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from blockcache.errors import BlockcacheError, ObservationError, in_one_line
-from blockcache.models.port import Port, check_not_compiled, required
-from blockcache.models.sampling import TableScheduler, make_scheduler
-from blockcache.models.weight_checks import check_action_scale
+from blockcache.models.modules import check_not_compiled
+from blockcache.models.port import Port, required
+from blockcache.models.sampling import Sampling, make_scheduler
+from blockcache.models.weights import check_action_scale
 from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache.samplers import SamplerConfig
-from blockcache.samplers.diffusers import describe_scheduler, from_diffusers
 
 NEEDED = ("model", "noise_scheduler", "num_inference_steps", "predict_action")
 
@@ -42,37 +42,15 @@ class PublicPort(Port):
     """See the module's docstring. The policy is found by its shape: nothing of the public code is imported."""
 
     @cached_property
-    def timesteps(self) -> tuple[float, ...]:
-        scheduler = copy.deepcopy(self.policy.noise_scheduler)
-        scheduler.set_timesteps(self.policy.num_inference_steps)
-        return tuple(torch.as_tensor(scheduler.timesteps).tolist())
-
-    @property
-    def sampler(self) -> SamplerConfig | None:
-        return self._sampler[0]
-
-    @property
-    def unknown_sampler(self) -> str:
-        return self._sampler[1]
-
-    @cached_property
-    def _sampler(self) -> tuple[SamplerConfig | None, str]:
-        scheduler = self.policy.noise_scheduler
-        if isinstance(scheduler, TableScheduler):  # put there by `with_sampler`
-            return scheduler.sampler, ""
-        return from_diffusers(scheduler, self.policy.num_inference_steps, self._step_arguments)
+    def sampling(self) -> Sampling:
+        policy = self.policy
+        return Sampling.of_scheduler(policy.noise_scheduler, policy.num_inference_steps, self._step_arguments)
 
     @property
     def _step_arguments(self) -> dict[str, Any]:
         """The public code hands these to the scheduler's step, DDIM's eta for one."""
         given = getattr(self.policy, "kwargs", None)
         return dict(given) if isinstance(given, Mapping) else {}
-
-    @property
-    def sampler_settings(self) -> Mapping[str, Any]:
-        if self.sampler is not None:
-            return self.sampler.to_dict()
-        return describe_scheduler(self.policy.noise_scheduler, self.policy.num_inference_steps, self._step_arguments)
 
     def with_sampler(self, sampler: SamplerConfig) -> PublicPort:
         other = copy.copy(self.policy)

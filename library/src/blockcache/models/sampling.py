@@ -7,8 +7,9 @@ generator which would have drawn it. Knows nothing of models or caching.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,37 @@ from torch.overrides import TorchFunctionMode
 from blockcache.errors import SamplerError
 from blockcache.models.noise import check_generator, check_noise, draw
 from blockcache.samplers import DDIM, Diffusion, SamplerConfig, SDEDPMSolver, step, table
-from blockcache.samplers.diffusers import to_diffusers
+from blockcache.samplers.diffusers import describe_scheduler, from_diffusers, to_diffusers
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a policy samples. `Sampling.of(sampler)` where the sampler is one of `samplers`, `Sampling.of_scheduler(...)` of a
+    live policy that runs a scheduler of diffusers.
+
+    timesteps: in execution order, as the denoiser is given them.
+    settings: what tells two samplers apart, in JSON types.
+    sampler: as one of `samplers`; None if it cannot be tabulated, and `unknown` then says what about it is not known.
+    """
+
+    timesteps: tuple[float, ...]
+    settings: Mapping[str, Any]
+    sampler: SamplerConfig | None = None
+    unknown: str = ""
+
+    @classmethod
+    def of(cls, sampler: SamplerConfig) -> Sampling:
+        return cls(tuple(table(sampler).timesteps.tolist()), sampler.to_dict(), sampler)
+
+    @classmethod
+    def of_scheduler(cls, scheduler: Any, steps: int, step_arguments: Mapping[str, Any]) -> Sampling:
+        """Of a scheduler, the steps that its `set_timesteps` is given, and what its `step` is given besides the sample."""
+        known = (scheduler.sampler, "") if isinstance(scheduler, TableScheduler) else None
+        sampler, unknown = known or from_diffusers(scheduler, steps, step_arguments)
+        own = copy.deepcopy(scheduler)
+        own.set_timesteps(steps)
+        settings = describe_scheduler(scheduler, steps, step_arguments) if sampler is None else sampler.to_dict()
+        return cls(tuple(torch.as_tensor(own.timesteps).tolist()), settings, sampler, unknown)
 
 
 def make_scheduler(config: SamplerConfig) -> Any:

@@ -1,32 +1,189 @@
 """Observations are trees: an array, or a mapping of arrays by name, one value for each sample of a batch in front.
 
-This room checks, cuts, deals out, hashes, stacks, saves and loads them. Knows nothing of policies. What needs torch is in
-`observations.tensors`, so that simulators and verbs need not wait for it.
+This room checks, cuts, deals out, hashes, stacks, saves and loads them, with any arrays that numpy can read. In an .npz file
+they are an array 'obs', or several by the policy's names; frames keep the bytes of their camera. Knows nothing of policies.
+What needs torch is in `observations.tensors`, so that simulators and verbs need not wait for it.
 """
 
-from blockcache.observations.files import load_observations, save_observations
-from blockcache.observations.trees import (
-    batch_size,
-    hash_observations,
-    joined,
-    one_moment,
-    parts,
-    pick,
-    rows,
-    split,
-    stacked,
-)
+from __future__ import annotations
 
-__all__ = [
-    "batch_size",
-    "hash_observations",
-    "joined",
-    "load_observations",
-    "one_moment",
-    "parts",
-    "pick",
-    "rows",
-    "save_observations",
-    "split",
-    "stacked",
-]
+import hashlib
+import json
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockcache.errors import FileError, ObservationError, shortened
+from blockcache.files import PathLike, parse_arrays, read_bytes, write_arrays
+from blockcache_runtime.checks import check_frames
+
+ALONE = "obs"
+"""The name of an observation that is one array."""
+MOMENTS = "moments"
+"""Beside the observations: (N, 2) the episode of each and the place in it."""
+
+
+def batch_size(batch: Any) -> int:
+    """How many samples a batch holds."""
+    shape = next((tuple(int(size) for size in getattr(leaf, "shape", ())) for _, leaf in _named(batch)), ())
+    if len(shape) < 2 or shape[0] < 1:
+        raise ObservationError(
+            f"an observation must be a tensor (batch, ...) or a mapping of them, got {type(batch).__name__} {shape}"
+        )
+    return shape[0]
+
+
+def rows(batch: Any, start: int, stop: int) -> Any:
+    """Some samples of a batch; what is not one value per sample stays."""
+    return _rows(batch, start, stop, batch_size(batch))
+
+
+def parts(batch: Any, size: int) -> list[Any]:
+    """A batch cut into batches of at most `size` samples."""
+    total = batch_size(batch)
+    return [_rows(batch, start, min(start + size, total), total) for start in range(0, total, size)]
+
+
+def one_moment(array: Any, shape: Sequence[int]) -> Any:
+    """(N, 1, *shape) -> (N, *shape): rollouts show moments, and a policy that sees one may have no axis for it."""
+    return array[:, 0] if array.ndim == len(shape) + 2 and array.shape[1] == 1 else array
+
+
+def stacked(trees: Sequence[Any]) -> Any:
+    """Trees of one form behind a new axis in front: moments of a history, or samples of a batch."""
+    return _combined(trees, np.stack)
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    """Batches of one form, one behind the other."""
+    return _combined(batches, np.concatenate)
+
+
+def _combined(trees: Sequence[Any], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Any:
+    if isinstance(trees[0], Mapping):
+        return {key: _combined([tree[key] for tree in trees], combine) for key in trees[0]}
+    return combine([np.asarray(tree) for tree in trees])
+
+
+def hash_observations(batch: Any) -> str:
+    """One name for a batch's shapes and bytes, the same in every process."""
+    digests = {}
+    for name, leaf in _named(batch):
+        array = np.ascontiguousarray(np.asarray(leaf))
+        digests[name] = {"shape": list(array.shape), "bytes": hashlib.sha256(array.tobytes()).hexdigest()}
+    value = digests[""] if set(digests) == {""} else digests
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _named(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _named(value, f"{name}/{key}")
+    else:
+        yield name, batch
+
+
+def _rows(batch: Any, start: int, stop: int, size: int) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: _rows(value, start, stop, size) for key, value in batch.items()}
+    if not getattr(batch, "shape", ()):
+        return batch  # not one value per sample
+    if len(batch) != size:
+        raise ObservationError(f"an observation mixes batches of {size} and {len(batch)} samples")
+    return batch[start:stop]
+
+
+def pick(batch: Any, places: Sequence[int] | NDArray[np.intp]) -> Any:
+    """The samples at those places, in that order; a place may be named often."""
+    if isinstance(batch, Mapping):
+        return {key: pick(value, places) for key, value in batch.items()}
+    return batch[list(places)] if getattr(batch, "shape", ()) else batch
+
+
+def split(batch: Any, sizes: Mapping[str, int], seed: int = 0, taken: Any = None) -> dict[str, NDArray[np.intp]]:
+    """Disjoint parts of a batch by name: the places of each one's samples. What was tuned on one part is judged on another.
+
+    Who goes where depends on the samples' values and the seed, not on their order. Equal samples count once, so that
+    none can be in two parts.
+
+    Args:
+        batch: The observations.
+        sizes: How many samples each part needs.
+        seed: Another one deals anew.
+        taken: A batch whose samples go to no part, such as what a schedule was calibrated on.
+    """
+    used = set() if taken is None else {hash_observations(one) for one in parts(taken, 1)}
+    first = {hash_observations(one): place for place, one in reversed(list(enumerate(parts(batch, 1))))}
+    free = sorted(first.keys() - used, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    if len(free) < sum(sizes.values()):
+        wanted = " and ".join(f"{size} for {name}" for name, size in sizes.items())
+        raise ObservationError(
+            f"{wanted} need {sum(sizes.values())} different observations, got {len(free)}; give more observations, "
+            "such as 'blockcache policy observe' records"
+        )
+    ends = np.cumsum(list(sizes.values()))
+    dealt = np.array([first[name] for name in free], dtype=np.intp)
+    return {name: dealt[end - size : end] for (name, size), end in zip(sizes.items(), ends, strict=True)}
+
+
+def save_observations(path: PathLike, batch: Any, moments: NDArray[np.int64] | None = None) -> None:
+    """Write a batch, and when each of its samples was made, if that is known."""
+    arrays = dict(batch) if isinstance(batch, Mapping) else {ALONE: batch}
+    if MOMENTS in arrays:
+        raise ObservationError(
+            f"an observation called {MOMENTS!r} cannot be saved: that name is taken; call it otherwise"
+        )
+    known = {} if moments is None else {MOMENTS: moments}
+    write_arrays(path, **{name: np.asarray(array) for name, array in arrays.items()}, **known)
+
+
+def load_observations(path: PathLike) -> dict[str, NDArray[Any]]:
+    """All arrays of a file by name, as they are; `fit_observations` makes a batch of them."""
+    return parse_arrays(read_bytes(path, "observations"), "observations", path)
+
+
+def fit_observations(
+    arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, tuple[int, ...]], cameras: Container[str], path: PathLike
+) -> Any:
+    """A batch as a policy takes it: an array, or several by name.
+
+    A task that shows one array has no name for it: it is the only input of a policy that has one.
+
+    Args:
+        arrays: Of a file.
+        inputs: The policy's: shapes by name, without the batch.
+        cameras: Which of them are frames.
+        path: Of that file, for errors.
+    """
+    if len(inputs) == 1 and ALONE in arrays:
+        arrays = {**dict.fromkeys(inputs, arrays[ALONE]), **arrays}
+    found = {name: _fitting(arrays, name, shape, name in cameras, path) for name, shape in inputs.items()}
+    return found[ALONE] if set(found) == {ALONE} else found
+
+
+def _fitting(
+    arrays: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...], camera: bool, path: PathLike
+) -> NDArray[Any]:
+    """(N, *shape) float32, or the bytes of a camera."""
+    expected = f"(N, {', '.join(map(str, shape))})"
+    if name not in arrays:
+        raise FileError(
+            f"cannot read observations from {path}: expected an array {name!r} of shape {expected}, got "
+            f"{shortened(', '.join(arrays), 200) or 'no array'}"
+        )
+    array: NDArray[Any] = one_moment(arrays[name], shape)
+    what = f"the observations {name!r} in {path}"
+    if array.dtype.kind not in "fiu":
+        raise ObservationError(f"{what} are no numbers but {array.dtype}")
+    if camera:
+        check_frames(what, array.shape, str(array.dtype), shape, lambda: (float(array.min()), float(array.max())))
+        return array if array.dtype == np.uint8 else array.astype(np.float32)
+    if array.ndim == 0 or array.shape[1:] != tuple(shape) or not len(array):
+        raise ObservationError(f"{what} have shape {array.shape}, expected {expected}")
+    with np.errstate(over="ignore"):
+        rows = np.asarray(array, dtype=np.float32)
+    if not np.isfinite(rows).all():
+        raise ObservationError(f"{what} hold NaN or infinity; leave those out")
+    return rows

@@ -53,14 +53,7 @@ def check_observation(obs: Observation, n_obs_steps: int, obs_dim: int, like: Te
         if "obs" not in obs:
             raise ObservationError(f"the observation has no key 'obs', got {sorted(map(str, obs))}")
         obs = obs["obs"]
-    tensor = as_tensor(obs)
-    if tensor.ndim != 3 or tuple(tensor.shape[1:]) != (n_obs_steps, obs_dim) or tensor.shape[0] < 1:
-        raise ObservationError(
-            f"the observation has shape {tuple(tensor.shape)}, expected (batch, {n_obs_steps}, {obs_dim})"
-        )
-    tensor = tensor.to(device=like.device, dtype=like.dtype)
-    check_finite(tensor)
-    return tensor
+    return _checked(obs, "the observation", (n_obs_steps, obs_dim), False, like)
 
 
 def check_tree(
@@ -82,14 +75,16 @@ def check_tree(
         raise ObservationError(
             f"the observation has no {missing[0]!r}, expected {_listed(inputs)}, got {', '.join(map(str, obs)) or 'nothing'}"
         )
-    found = {name: _checked(obs[name], name, shape, name in cameras, like) for name, shape in inputs.items()}
+    found = {
+        name: _checked(obs[name], f"the observation {name!r}", shape, name in cameras, like)
+        for name, shape in inputs.items()
+    }
     if len(sizes := {name: len(tensor) for name, tensor in found.items()}) and len(set(sizes.values())) > 1:
         raise ObservationError(f"the observation needs one batch size for all its inputs, got {sizes}")
     return found
 
 
-def _checked(value: Any, name: str, shape: tuple[int, ...], camera: bool, like: Tensor) -> Tensor:
-    what = f"the observation {name!r}"
+def _checked(value: Any, what: str, shape: tuple[int, ...], camera: bool, like: Tensor) -> Tensor:
     if isinstance(value, Mapping):
         raise ObservationError(f"{what} is a mapping, expected an array {shape_text(shape)}")
     tensor = as_tensor(value, what)

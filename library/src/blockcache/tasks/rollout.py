@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.errors import TaskError
-from blockcache.observations.trees import stacked
+from blockcache.observations import stacked
 from blockcache.tasks.base import Array, Task, TaskSpec, Tree
 
 # (observations (B, n_obs_steps, obs_dim), or such arrays by name, and the index of the chunk)

@@ -15,32 +15,26 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
-from blockcache.files.json_files import packed_exists
 from blockcache_runtime.errors import FileError, short
-from blockcache_runtime.files import PathLike
 
 try:
     import fcntl
 except ImportError:  # Windows, where a file that is open cannot be removed anyway
     fcntl = None  # type: ignore[assignment]
 
+PathLike: TypeAlias = str | os.PathLike[str]
+
 PATIENCE = 30.0  # seconds to wait for another writer of the same directory
-
-
-def exists(path: PathLike) -> bool:
-    """Whether there is anything, NAME.json.gz in place of NAME.json too; a name that cannot be one is none."""
-    try:
-        return os.path.exists(path) or packed_exists(path)
-    except (OSError, ValueError):
-        return False
 
 
 def check_writable(path: PathLike, *, directory: bool = False) -> None:
     """Refuse a place that cannot be written, before any work is done for it.
 
-    path       the output file; the directory that it shall be in must exist
-    directory  the output is a directory: it may be missing, and its parent too, but no more than that
+    Args:
+        path: The output file; the directory that it shall be in must exist.
+        directory: The output is a directory: it may be missing, and its parent too, but no more than that.
     """
     with writing(path):
         target = Path(path)

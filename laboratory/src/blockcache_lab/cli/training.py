@@ -1,4 +1,4 @@
-"""The verbs `policy demonstrate` and `policy train`."""
+"""The verbs `policy demonstrate`, `policy train` and `policy replay`."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def train(task: str, data: str, output: str, threads: int | None, resume: bool, 
     "--data", type=arg.Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
 )
 @click.option("--episodes", type=arg.COUNT, help="How many, from the first. Default: all.")
-@first_seed_option
+@arg.first_seed_option
 def replay(task: str, data: str, episodes: int | None, first_seed: int) -> None:
     """Play demonstrations again in the simulator of TASK: do they end as they were recorded, and is the same seen?
 

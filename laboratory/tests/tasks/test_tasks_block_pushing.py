@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from blockcache.errors import TaskError
-from blockcache.tasks import make_expert, make_task, rollout, task_spec
+from blockcache.tasks import expert_factory, make_task, rollout, task_spec
 from repository import SHARED
 
 NAME = "block-pushing"
@@ -29,7 +29,7 @@ def task() -> Iterator[Any]:
 def pushed(task: Any, seed: int, steps: int = 25) -> np.ndarray:
     """What is seen while the expert begins, which touches a block within these steps."""
     seen = [task.reset(seed)]
-    act = make_expert(NAME, task)
+    act = expert_factory(NAME)(task)
     for _ in range(steps):
         task.step(act(seen[-1]))
         seen.append(task.observe())
@@ -62,7 +62,7 @@ def test_recorded_episodes_are_repeated_to_the_last_bit(task: Any) -> None:
 
 def test_the_expert_puts_both_blocks_into_zones_and_is_scored_on_its_way(task: Any) -> None:
     task.reset(3)
-    act, scores = make_expert(NAME, task), [task.score]
+    act, scores = expert_factory(NAME)(task), [task.score]
     while not task.done:
         task.step(act(task.observe()))
         scores.append(task.score)
@@ -81,7 +81,7 @@ def test_experts_show_all_four_ways(task: Any) -> None:
     for draw in range(4):
         task.reset(0)
         task.random = Drawn(draw)
-        ways.add(tuple(np.round(make_expert(NAME, task)(task.observe()), 5)))
+        ways.add(tuple(np.round(expert_factory(NAME)(task)(task.observe()), 5)))
     assert len(ways) == 4
 
 

@@ -8,44 +8,51 @@ from typing import Any
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.chart import Axis, Panel, Rule, Series
-from blockcache.report.document import Block, Bullets, Chart, Paragraph, plain, table
-from blockcache.report.methods import estimate
+from blockcache.report.document import Block, Bullets, Chart, Paragraph, plain
+from blockcache.report.methods import estimate, pick_columns
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.tuning import Point, Tuning
 
 MS = Axis("ms per chunk", log=True)
-_COLUMNS = ["place", "method", "engine, threads", "p50 ms", "p95 ms", "over plain", "GFLOP", "predicted loss", "centre shift",
-            "beyond spread", "spread", "rollouts: difference, 95 %"]  # fmt: skip
+_POINT = ["p50 ms", "p95 ms", "over plain", "GFLOP", "predicted loss", "centre shift", "beyond spread", "spread"]
+_ROLLOUTS = "rollouts: difference, 95 %"
+
+
+def _cells(found: Tuning) -> list[dict[str, str]]:
+    """Every figure of each point, the fastest first."""
+    on_front = set(found.front)
+    return [
+        {
+            "place": "chosen" if point == found.chosen else "front" if point in on_front else "",
+            "name": plain(point.method),
+            "method": plain(method_named(point.method).label),
+            "engine, threads": f"{point.engine}, {point.threads}",
+            "p50 ms": f"{point.p50_ms:.2f}",
+            "p95 ms": f"{point.p95_ms:.2f}",
+            "over plain": f"{found.plain_ms / point.p50_ms:.0f}x",
+            "GFLOP": f"{point.flops / 1e9:.3f}",
+            "predicted loss": f"{point.loss:.3f}",
+            "centre shift": f"{point.distances.centre_shift.mean:.3f}",
+            "beyond spread": f"{point.distances.beyond_spread.mean:.3f}",
+            "spread": f"{point.distances.spread.mean:.2f}",
+            _ROLLOUTS: estimate(point.rollouts, "{:+.3f}"),
+        }
+        for point in sorted(found.points, key=lambda point: point.p50_ms)
+    ]
 
 
 def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
     """A tuning, from the answer on."""
-    chosen, on_front = found.chosen, set(found.front)
-    rows = [
-        [
-            "chosen" if point == chosen else "front" if point in on_front else "",
-            plain(point.method),
-            f"{point.engine}, {point.threads}",
-            f"{point.p50_ms:.2f}",
-            f"{point.p95_ms:.2f}",
-            f"{found.plain_ms / point.p50_ms:.0f}x",
-            f"{point.flops / 1e9:.3f}",
-            f"{point.loss:.3f}",
-            f"{point.distances.centre_shift.mean:.3f}",
-            f"{point.distances.beyond_spread.mean:.3f}",
-            f"{point.distances.spread.mean:.2f}",
-            "" if point.rollouts is None else point.rollouts.text("{:+.3f}"),
-        ]
-        for point in found.points
-    ]
     notes = [
         "Milliseconds: one chunk, batch 1, all interleaved in one run with the plain policy, "
         f"which takes {found.plain_ms:.1f} ms.",
         "Predicted loss: from how far the actions are from the policy's own as distributions (docs/tune-and-check.md); a prediction.",
-        _sampler_note(chosen),
+        _sampler_note(found.chosen),
         *(plain(note) + "." for note in found.notes),
     ]
-    return (Paragraph(_answer(found)), table(_COLUMNS, rows, left=3), Bullets(tuple(notes)))
+    rows = [{**cells, "method": cells["name"]} for cells in _cells(found)]
+    figures = pick_columns(["place", "method", "engine, threads", *_POINT, _ROLLOUTS], rows, left=3)
+    return (Paragraph(_answer(found)), figures, Bullets(tuple(notes)))
 
 
 def _answer(found: Tuning) -> str:
@@ -121,20 +128,6 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
     rules = [Rule("y", allowed, f"a loss of {allowed:g}")]
     if tuning.goal.deadline_ms is not None:
         rules.append(Rule("x", tuning.goal.deadline_ms, "deadline"))
-    rows = [
-        [
-            plain(method_named(p.method).label),
-            "chosen" if p == chosen else "front" if p in tuning.front else "",
-            f"{p.engine}, {p.threads}",
-            f"{p.p50_ms:.2f}",
-            f"{p.p95_ms:.2f}",
-            f"{p.loss:.3f}",
-            estimate(p.rollouts, "{:+.3f}"),
-            f"{p.distances.beyond_spread.mean:.3f}",
-            f"{p.distances.spread.mean:.2f}",
-        ]
-        for p in points
-    ]
     columns = [
         "method",
         "place",
@@ -142,7 +135,7 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
         "p50 ms",
         "p95 ms",
         "predicted loss",
-        "rollouts: difference, 95 %",
+        _ROLLOUTS,
         "beyond spread",
         "spread",
     ]
@@ -151,6 +144,6 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
         f"What tuning looked at, {plain(tuning.goal.text())}",
         f"{len(points)} points; chosen is {method_named(chosen.method).label} with {chosen.p50_ms:.2f} ms and a loss of {chosen.expected_loss:.3f}.",
         (Panel(MS, Axis("loss of score"), tuple(layers), "", tuple(rules)),),
-        table(columns, rows),
+        pick_columns(columns, _cells(tuning)),
         f"Left is faster, lower is better; what loses more than {top:.2g} stands at the upper edge. The plain policy takes {tuning.plain_ms:.0f} ms. {source}".rstrip(),
     )  # fmt: skip

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS, Estimate
-from blockcache.report.document import Block, Fact, Facts, Paragraph, plain
+from blockcache.report.document import Block, Fact, Facts, Paragraph, code, plain
 from blockcache.report.overview.sources import Source, Sources
-from blockcache.report.overview.words import code
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.tuning import Tuning
 

@@ -6,13 +6,11 @@ import shlex
 from importlib.metadata import entry_points
 
 from blockcache.errors import BlockcacheError, entry_failure
-from blockcache.report.document import Document, Paragraph, Section, plain, table
+from blockcache.report.document import Document, Paragraph, Section, code, plain, table
 from blockcache.report.overview.answer import answer_blocks, find_answer
-from blockcache.report.overview.front import front_section
-from blockcache.report.overview.latency import latency_section
+from blockcache.report.overview.front import front_section, latency_section
 from blockcache.report.overview.schedules import schedules_section
 from blockcache.report.overview.sources import Sources
-from blockcache.report.overview.words import code
 from blockcache.results.rollouts import BASELINE, Results
 from blockcache.results.tuning import Goal
 

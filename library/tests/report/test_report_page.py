@@ -474,9 +474,9 @@ def test_a_check_makes_a_page_of_its_own(tmp_path, no_library, blockcache):
     words = " ".join(" ".join(Reader(out.read_text()).words).split())
     found = Check.load(path)
     assert f"uniform:S=3: {found.verdict}" in words
-    assert "not timed speed blockcache bench times engines" in words
-    assert f"{found.loss:.3f} predicted loss of the score" in words
-    assert "1/4 of the full policy's FLOPs" in words
+    assert "speed not timed blockcache bench times engines" in words
+    assert f"predicted loss of the score {found.loss:.3f} from how far" in words
+    assert "of the full policy's FLOPs 1/4" in words
     assert "energy beyond spread" in words  # the table that `check` prints
     assert "blockcache check tiny uniform:S=3 --count 9 --samples 4" in words
     assert "blockcache eval tiny -m uniform:S=3" in words

@@ -109,7 +109,7 @@ def policy() -> Any:
 
 @functools.lru_cache(maxsize=1)
 def setting() -> Setting:
-    return Setting(port_of(policy()), lambda: None, np.zeros((2, 2, 5), dtype=np.float32))
+    return Setting(port_of(policy()), np.zeros((2, 2, 5), dtype=np.float32))
 
 
 def write_schedule(directory: Path) -> Path:

@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=arg.OUTPUT, default="policy.onnx", help="The file to write.")
 @click.option("--actions-only", is_flag=True, help="Leave out what the robot does not execute (causal policies).")
 @click.option("--other-weights", is_flag=True, help="Accept a schedule that was made for other weights.")
-<<<<<<< HEAD
 @click.option(
     "--fixed", metavar="FILE.npz", help="Inputs that never change, such as the token ids of one task: become constants."
 )
-=======
 @click.option("--rtc", is_flag=True, help="Take the chunk before as inputs, for the new one to go on from it.")
->>>>>>> main
 @arg.sampler_file_option
 def export(
     policy: arg.PolicySource,
@@ -37,11 +34,8 @@ def export(
     output: str,
     actions_only: bool,
     other_weights: bool,
-<<<<<<< HEAD
     fixed: str | None,
-=======
     rtc: bool,
->>>>>>> main
     sampler_file: str | None,
 ) -> None:
     """Write POLICY under SCHEDULE as one ONNX file: observation and noise in, actions in robot units out.
@@ -67,12 +61,8 @@ def export(
     from blockcache.observations import load_observations
 
     kind, check = "action" if actions_only else "chunk", "shape" if other_weights else "strict"
-<<<<<<< HEAD
     constants = load_observations(fixed) if fixed else None
-    notes = export_policy(policy.port_with(sampler_file), followed, output, kind, check, fixed=constants)
-=======
-    notes = export_policy(policy.port_with(sampler_file), followed, output, kind, check, rtc=rtc)
->>>>>>> main
+    notes = export_policy(policy.port_with(sampler_file), followed, output, kind, check, rtc=rtc, fixed=constants)
     click.echo(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB")
     for note in notes:
         click.echo(f"note: {note}")

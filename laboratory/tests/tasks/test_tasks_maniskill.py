@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from blockcache.errors import TaskError
-from blockcache.tasks import make_expert, make_task, task_names, task_spec
+from blockcache.tasks import expert_factory, make_task, task_names, task_spec
 from blockcache_lab.training import demonstrate
 
 NAMES = tuple(name for name in task_names() if name.startswith("maniskill-"))
@@ -127,7 +127,7 @@ def test_the_simulators_own_planner_succeeds_and_success_stays(name: str, make: 
     task = make(name)
     task.reset(1)
     assert (task.score, task.success, task.done) == (0.0, False, False)
-    act = make_expert(name, task)
+    act = expert_factory(name)(task)
     while not task.done:
         task.step(act(task.observe()))
     assert (task.score, task.success) == (1.0, True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from blockcache.errors import TaskError
-from blockcache.tasks import TaskEntry, TaskSpec, make_expert, make_task, task_names, task_spec
+from blockcache.tasks import TaskEntry, TaskSpec, expert_factory, make_task, task_names, task_spec
 from blockcache.tasks import base as tasks_base
 from repository import SHARED
 
@@ -74,7 +74,7 @@ def test_the_goal_is_seen(name: str, make: Callable[[str], Any]) -> None:
 def test_the_simulators_own_expert_succeeds_and_success_stays(name: str, make: Callable[[str], Any]) -> None:
     task = make(name)
     task.reset(0)
-    expert = make_expert(name, task)
+    expert = expert_factory(name)(task)
     assert (task.score, task.success, task.done) == (0.0, False, False)
     while not task.done:
         action = expert(task.observe())

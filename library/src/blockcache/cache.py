@@ -1,4 +1,4 @@
-"""Work that is kept on disk for the next time, per user and bounded in size: exports, conversions, rehearsals.
+"""Work that is kept on disk for the next time, per user and bounded in size: exports and conversions.
 
 Knows nothing of what is kept. A piece of work is known by the digest of everything that it depends on, so that nothing in
 the cache is ever out of date: what is no longer asked for is deleted in the end.

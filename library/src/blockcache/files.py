@@ -10,8 +10,9 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, BinaryIO, TypeVar
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from typing import Annotated, Any, BinaryIO, ClassVar, TypeVar, get_type_hints
 
 from blockcache_runtime import files
 from blockcache_runtime.arrays import parse_arrays, write_arrays
@@ -33,6 +34,7 @@ __all__ = [
     "Count",
     "Fields",
     "Format",
+    "JsonFile",
     "Limit",
     "Name",
     "Names",
@@ -44,6 +46,7 @@ __all__ = [
     "dict_of",
     "exists",
     "expect_keys",
+    "keys_of",
     "list_of",
     "make_directory",
     "no_writer",
@@ -63,6 +66,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+F = TypeVar("F", bound="JsonFile")
 
 JSON, PACKED = ".json", ".json.gz"
 
@@ -75,6 +79,13 @@ def list_of(kind: Kind) -> Kind:
 def dict_of(kind: Kind) -> Kind:
     """`dict[str, kind]`, where the kind is a `Fields`."""
     return dict[str, kind]
+
+
+@cache
+def keys_of(value: Any) -> Mapping[str, Kind]:
+    """The fields of a dataclass as keys, each with what its annotation says is under it."""
+    hints = get_type_hints(value, include_extras=True)
+    return {item.name: hints[item.name] for item in fields(value)}
 
 
 class Format(files.Format):
@@ -103,6 +114,33 @@ class Format(files.Format):
         """The content and the tensors of a safetensors file; `check` sees names and shapes before tensors are made."""
         metadata, tensors = read_tensors(path, self.what, self.again, load, check)
         return self.parse(metadata.get(self.entry, "{}"), path), tensors
+
+
+class JsonFile:
+    """A frozen dataclass that is a JSON file of its own; its `FORMAT` has the keys of its fields, see `keys_of`."""
+
+    FORMAT: ClassVar[Format]
+
+    def content(self) -> dict[str, Any]:
+        """What stands in the file."""
+        content: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every one is a dataclass
+        return content
+
+    @classmethod
+    def of_content(cls: type[F], content: dict[str, Any]) -> F:
+        """The value of what stands in a file, which was compared with the format."""
+        return cls(**content)
+
+    def save(self, path: PathLike) -> None:
+        """Write the JSON file, atomically."""
+        self.FORMAT.save(path, self.content())
+
+    @classmethod
+    def load(cls: type[F], path: PathLike) -> F:
+        """Read a file that `save` wrote, gzipped or not; another version, unknown keys and odd values are refused."""
+        content = cls.FORMAT.load(path)
+        with cls.FORMAT.reading(path):
+            return cls.of_content(content)
 
 
 def _render(value: Any, indent: str) -> str:

@@ -1,25 +1,21 @@
-"""A foreign policy is compared with its own loop once: what is remembered, and what makes it happen again."""
+"""A foreign policy is compared with its own loop at every start: in which calls, what is refused, what it costs."""
 
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import time
-from importlib import util
 
 import pytest
 import torch
-from diffusers import DDIMScheduler
-from torch import nn
 
 import blockcache as bc
 import foreign_policy
 from blockcache.engines import rehearsal
-from blockcache.errors import EngineError
+from blockcache.errors import EngineError, ObservationError
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.registry import port_of
-from foreign_policy import COSINE, Policy
+from foreign_policy import Policy
 from repository import HELPERS
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
@@ -37,75 +33,181 @@ def enable(policy, engine="loop"):
     bc.accelerate(policy, engine=engine, threads=1).disable()
 
 
-def test_it_is_compared_once_and_remembered(rehearsed, tmp_path):
+CALLS = [1, 1, 1]  # a first one, a second one, and one of two observations with a longer history
+
+
+def test_it_is_compared_at_every_start_unless_the_user_trusts_it(rehearsed, tmp_path):
     policy = Policy()
-    enable(policy)
+    with bc.accelerate(policy, engine="loop") as fast:
+        assert rehearsed == CALLS
+        assert 0 < fast.rehearsal_seconds < 60
+        assert fast.stats().notes == ()
     enable(policy)
     enable(policy, "onnx")
-    enable(Policy())  # the same weights, another object
-    torch.manual_seed(0)
-    policy.predict_action({"obs": torch.zeros(1, foreign_policy.SEEN, foreign_policy.OBS)})
-    enable(policy)  # its scheduler has a state now
-    assert rehearsed == [1]
-    (kept,) = (tmp_path / "cache").glob("*.agrees")
-    assert kept.stat().st_size == 0
-    kept.unlink()
-    enable(policy)
-    assert rehearsed == [1, 1]
+    assert rehearsed == 3 * CALLS
+    for engine in ("loop", "onnx", "patched"):
+        with bc.accelerate(policy, engine=engine, threads=1, trust=True) as fast:
+            assert fast.rehearsal_seconds == 0
+    bc.export_policy(policy, None, tmp_path / "trusted.onnx", trust=True)
+    assert rehearsed == 3 * CALLS
+    bc.export_policy(policy, None, tmp_path / "compared.onnx")
+    assert rehearsed == 4 * CALLS
 
 
-def test_another_process_remembers_it_too(tmp_path):
-    """Under the same name, however that process orders its sets."""
-    enable(Policy())
-    (kept,) = (tmp_path / "cache").glob("*.agrees")
-    program = (
-        "import foreign_policy, blockcache as bc\n"
-        "from blockcache.engines import rehearsal\n"
-        "rehearsal._own_actions = None  # not to be called\n"
-        "bc.accelerate(foreign_policy.Policy(), engine='loop')\n"
-    )
-    paths = os.pathsep.join([*sys.path, str(HELPERS)])
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": paths}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
-    assert [*(tmp_path / "cache").glob("*.agrees")] == [kept]
+HELPER = "def settled(chunk):\n    return chunk{change}\n"
+USER = """
+import sys
+import torch
+import blockcache as bc
+from blockcache.errors import EngineError, ObservationError
+import foreign_policy, their_helper
+
+class Mine(foreign_policy.Policy):
+    def predict_action(self, obs_dict):
+        found = super().predict_action(obs_dict)
+        return {name: their_helper.settled(value) for name, value in found.items()}
+
+try:
+    with bc.accelerate(Mine(), engine=sys.argv[1], threads=1):
+        print("accelerated")
+except EngineError as error:
+    print(error)
+try:
+    bc.export_policy(Mine(), None, sys.argv[2])
+    print("exported")
+except EngineError as error:
+    print(error)
+"""
 
 
-def _weights(policy):
-    with torch.no_grad():
-        policy.model.head.bias.add_(1)
+def test_a_helper_module_that_changed_between_two_processes_is_found_out(engine, tmp_path):
+    """The policy's own files are the same; a module that its code calls is another one."""
+    paths = os.pathsep.join([str(tmp_path), *sys.path, str(HELPERS)])
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    said = []
+    for change in ("", " + 6.87"):
+        (tmp_path / "their_helper.py").write_text(HELPER.format(change=change))
+        command = [sys.executable, "-c", USER, engine, str(tmp_path / "policy.onnx")]
+        ran = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        said.append(ran.stdout.splitlines())
+    assert said[0] == ["accelerated", "exported"]
+    assert ["its actions differ from the engine's" in line for line in said[1]] == [True, True]
 
 
-def _hidden_tensor(policy):
-    policy.shift = torch.zeros(3)
+class Remembering(Policy):
+    """Blends each chunk with the one before."""
+
+    def __init__(self, memory=None):
+        super().__init__()
+        self.memory = memory
+
+    def predict_action(self, obs_dict):
+        found = super().predict_action(obs_dict)
+        before, self.memory = self.memory, found["action_pred"]
+        if before is not None and before.shape == self.memory.shape:
+            found["action"] = 0.5 * (found["action"] + before[:, : self.n_action_steps])
+        return found
 
 
-def _module(policy):
-    policy.extra = nn.Identity()
+class RememberingInAList(Policy):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.memory = {"chunks": []}
+
+    def predict_action(self, obs_dict):
+        found = super().predict_action(obs_dict)
+        self.memory["chunks"].append(found["action"])
+        self.calls += 1
+        return {**found, "action": found["action"] + (len(self.memory["chunks"]) > 1)}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        _weights,
-        _hidden_tensor,
-        _module,
-        lambda policy: setattr(policy, "num_inference_steps", 4),
-        lambda policy: setattr(policy, "noise_scheduler", DDIMScheduler(20, **COSINE)),
-        lambda policy: setattr(policy, "n_action_steps", 2),
-        lambda policy: setattr(policy, "relative", False),
-        lambda policy: setattr(policy.model, "temperature", 1.0),
-        lambda policy: setattr(policy, "reward", max),
-        lambda policy: setattr(policy, "limits", {"arm": [0, 1.0]}),
-    ],
-    ids=["weights", "tensor", "module", "steps", "scheduler", "actions", "flag", "deep flag", "function", "mapping"],
-)
-def test_another_policy_is_another_matter(rehearsed, change):
-    enable(Policy())
-    for expected in ([1, 1], [1, 1]):
-        policy = Policy()
-        change(policy)
+class LastMoments(Policy):
+    def predict_action(self, obs_dict):
+        return super().predict_action({"obs": obs_dict["obs"][:, -self.n_obs_steps :]})
+
+
+class Squeezing(Policy):
+    def predict_action(self, obs_dict):
+        return {name: value.squeeze(0) for name, value in super().predict_action(obs_dict).items()}
+
+
+class FirstOfTheBatch(Policy):
+    def predict_action(self, obs_dict):
+        found = super().predict_action(obs_dict)
+        return {name: value[:1].expand_as(value) for name, value in found.items()}
+
+
+REFUSED = {
+    Remembering: "with the same noise in the second of two calls",
+    RememberingInAList: "with the same noise in the second of two calls",
+    LastMoments: "with two observations of a history longer than n_obs_steps",
+    Squeezing: r"its actions have shape \(3, 3\), the engine's \(1, 3, 3\)",
+    FirstOfTheBatch: "with two observations of a history longer than n_obs_steps",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_one_call_does_not_show_is_found_out(engine, kind):
+    with pytest.raises(EngineError, match=REFUSED[kind]):
+        enable(kind(), engine)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_auto_runs_such_a_policy_as_it_is(kind):
+    policy, twin = kind(), kind()
+    obs = torch.randn(1, foreign_policy.SEEN + 1, foreign_policy.OBS)
+    with bc.accelerate(policy) as fast:
+        assert fast.engine == "patched"
+        assert [note.split(":")[0] for note in fast.stats().notes] == ["not onnx", "not loop"]
+        for seed in range(3):
+            torch.manual_seed(seed)
+            found = policy.predict_action({"obs": obs})["action"]
+            torch.manual_seed(seed)
+            assert torch.equal(found, twin.predict_action({"obs": obs})["action"])
+
+
+def test_a_policy_remembers_nothing_of_the_comparison():
+    told = torch.ones(1)
+    for memory in (None, told):
+        policy = Remembering(memory)
+        with pytest.raises(EngineError):
+            enable(policy)
+        assert policy.memory is memory
+    policy = RememberingInAList()
+    counter, chunks = policy.calls, policy.memory["chunks"]
+    with pytest.raises(EngineError):
         enable(policy)
-        assert rehearsed == expected
+    assert policy.calls is counter
+    assert counter.item() == 0
+    assert policy.memory == {"chunks": []}
+    assert policy.memory["chunks"] is chunks
+
+
+class ExactHistory(Policy):
+    def predict_action(self, obs_dict):
+        assert obs_dict["obs"].shape[1] == self.n_obs_steps
+        return super().predict_action(obs_dict)
+
+
+def test_an_engine_refuses_a_history_that_its_policy_refuses(engine):
+    obs = torch.zeros(1, foreign_policy.SEEN + 1, foreign_policy.OBS)
+    policy = ExactHistory()
+    with bc.accelerate(policy, engine=engine, threads=1):
+        policy.predict_action({"obs": obs[:, 1:]})
+        with pytest.raises(
+            ObservationError, match="has 3 moments, of which this engine takes 2, and the policy itself"
+        ):
+            policy.predict_action({"obs": obs})
+    policy = Policy()  # which looks at the first ones
+    expected = seeded(policy, obs)
+    with bc.accelerate(policy, engine=engine, threads=1):
+        torch.testing.assert_close(seeded(policy, obs), expected, rtol=1e-4, atol=1e-5)
+
+
+def seeded(policy, obs):
+    torch.manual_seed(0)
+    return policy.predict_action({"obs": obs})["action"]
 
 
 class Shifting(Policy):
@@ -128,62 +230,12 @@ def test_a_setting_that_changes_the_actions_is_found_out(engine):
     enable(policy, engine)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda policy: policy.model.register_forward_hook(lambda module, args, output: output),
-        lambda policy: policy.model.head.register_forward_pre_hook(lambda module, args: None),
-        lambda policy: vars(policy.normalizer).update(forward=lambda: None),
-        lambda policy: setattr(policy, "helper", object()),
-        lambda policy: setattr(policy, "inner", (lambda x: lambda: x)(3)),
-        lambda policy: setattr(policy, "parts", [nn.Linear(1, 1)]),
-    ],
-    ids=["hook", "pre-hook", "forward", "object", "closure", "unregistered module"],
-)
-def test_what_cannot_be_told_is_compared_every_time(rehearsed, change, tmp_path):
-    policy = Policy()
-    change(policy)
-    enable(policy)
-    enable(policy)
-    assert rehearsed == [1, 1]
-    assert list((tmp_path / "cache").glob("*.agrees")) == []
-
-
 def test_a_hook_that_changes_the_output_is_found_out(engine):
     policy = Policy()
     enable(policy, engine)
     policy.model.register_forward_hook(lambda module, args, output: output + 1)
     with pytest.raises(EngineError, match="its actions differ from the engine's"):
         enable(policy, engine)
-
-
-def test_changed_code_is_compared_again(rehearsed, tmp_path, monkeypatch):
-    """Also where only a base class or a helper beside it changed: the whole file counts."""
-
-    def load(text):
-        source = tmp_path / f"their_policy_{len(rehearsed)}.py"
-        shutil.copy(foreign_policy.__file__, source)
-        source.write_text(source.read_text() + text)
-        spec = util.spec_from_file_location("their_policy", source)
-        module = util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "their_policy", module)
-        spec.loader.exec_module(module)
-        return type("Mine", (module.Policy,), {"__module__": __name__})()
-
-    enable(load(""))
-    enable(load(""))
-    assert rehearsed == [1]
-    enable(load("\n# another state of the code\n"))
-    assert rehearsed == [1, 1]
-
-
-def test_what_was_refused_is_not_remembered(rehearsed):
-    policy = Shifting()
-    policy.relative = True
-    for _ in range(2):
-        with pytest.raises(EngineError):
-            enable(policy)
-    assert rehearsed == [1, 1]
 
 
 class Ours(DiffusionTransformerPolicy):
@@ -198,8 +250,7 @@ def test_our_own_policies_need_no_comparison_unless_their_code_is_changed(policy
     assert rehearsed == []
     policy.__class__ = Ours
     enable(policy)
-    enable(policy)
-    assert rehearsed == [1]
+    assert rehearsed == CALLS
 
 
 # -- what a user sees meanwhile

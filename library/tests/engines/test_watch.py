@@ -12,10 +12,10 @@ from torch import nn
 import blockcache as bc
 import blockcache_runtime as deploy
 import foreign_policy
+from blockcache.attach.norms import LargestNorm
 from blockcache.block import Block
 from blockcache.engines.build import Build
 from blockcache.engines.loop import Loop
-from blockcache.engines.norms import LargestNorm
 from blockcache.engines.onnx import export
 from blockcache.engines.onnx_graph import build_graph
 from blockcache.errors import NonFiniteError
@@ -162,7 +162,7 @@ def test_few_nodes_watch(make_policy, steps):
 
 
 def test_a_watch_holds_little_and_forgets_nothing(monkeypatch):
-    monkeypatch.setattr("blockcache.engines.norms.HELD_BYTES", 100)
+    monkeypatch.setattr("blockcache.attach.norms.HELD_BYTES", 100)
     for value in (math.nan, math.inf, 3.0):
         watch = LargestNorm()
         watch.see(torch.full((2, 4), value))

@@ -29,7 +29,8 @@ def formats():
     """All that the three packages have."""
     for package in (blockcache_runtime, blockcache, blockcache_lab):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            for value in vars(importlib.import_module(module.name)).values():
+            for held in vars(importlib.import_module(module.name)).values():
+                value = getattr(held, "FORMAT", held)  # a class that is a file has its own
                 if isinstance(value, Format):
                     yield value.name
 

@@ -9,9 +9,9 @@ from typing import Any
 from blockcache.compare.methods import parse_method
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError
-from blockcache.results import timings
 from blockcache.results.rollouts import MethodRun, Record, Results, check_alike
 from blockcache.results.summary import summarise
+from blockcache.results.timings import Timings
 from blockcache_lab.pages.suite_parts import suite_tables
 from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import Cell, Suite
@@ -66,7 +66,7 @@ def make_suites(place: Path) -> list[Path]:
         "setting": "seconds per chunk",
         "methods": {method.name: seconds for method in _results().methods},
     }  # fmt: skip
-    timings.FORMAT.save(place / "timings.json", content)
+    Timings.FORMAT.save(place / "timings.json", content)
     return [place / "metrics.json", place / "timings.json"]
 
 

@@ -20,7 +20,7 @@ import torch
 
 import blockcache as bc
 from blockcache.cli.arguments import PolicySource
-from blockcache.cli.pictures import schedule_picture
+from blockcache.cli.schedules import schedule_picture
 from blockcache.engines.accelerate import check_fit
 from blockcache.errors import NonFiniteError
 from blockcache.models.dpt.convert import read_checkpoint

@@ -30,10 +30,10 @@ from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
 from blockcache.models.dit.lerobot import read_directory
 from blockcache.models.loading import load_policy, save_policy
-from blockcache.models.rdt.convert import read_weights
 from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
+from blockcache.models.rdt.runner import read_weights
 from blockcache.models.registry import port_of
-from blockcache.results import bench, timings
+from blockcache.results import bench
 from blockcache.results.analysis import Analysis
 from blockcache.results.check import Check, Roughness
 from blockcache.results.distances import FrontierDistances, MethodDistances, Modes
@@ -109,7 +109,7 @@ def policy() -> Any:
 
 @functools.lru_cache(maxsize=1)
 def setting() -> Setting:
-    return Setting(port_of(policy()), lambda: None, np.zeros((2, 2, 5), dtype=np.float32))
+    return Setting(port_of(policy()), np.zeros((2, 2, 5), dtype=np.float32))
 
 
 def write_schedule(directory: Path) -> Path:
@@ -180,7 +180,7 @@ def load_results(path: Path) -> Any:
 def write_timings(directory: Path) -> Path:
     timed = {"p50": 0.1, "p95": 0.2, "p99": 0.2, "seconds": [0.1, 0.2]}
     about = {"policy": FINGERPRINT.to_dict(), "machine": MACHINE, "setting": "seconds per chunk"}
-    timings.FORMAT.save(directory / "timings.json", {**about, "methods": {"full": timed, "x": timed}})
+    Timings.FORMAT.save(directory / "timings.json", {**about, "methods": {"full": timed, "x": timed}})
     return directory / "timings.json"
 
 

@@ -196,6 +196,88 @@ def test_statistics_are_read_as_lerobot_means_them(directory):
         bc.load_policy(directory)
 
 
+def edited(directory, kind, edit):
+    """A processor's file after `edit(its steps)`."""
+    path = directory / f"policy_{kind}processor.json"
+    whole = json.loads(path.read_text())
+    edit(whole["steps"])
+    path.write_text(json.dumps(whole))
+    return directory
+
+
+def step(name, **config):
+    return {"registry_name": name, "config": config}
+
+
+@pytest.mark.parametrize(
+    ("kind", "added", "named"),
+    [
+        ("post", step("absolute_actions_processor", enabled=True), "absolute_actions_processor"),
+        ("pre", step("relative_actions_processor", enabled=True, exclude_joints=[]), "relative_actions_processor"),
+        (
+            "pre",
+            step("rename_observations_processor", rename_map={"observation.images.top": "b"}),
+            "rename_observations",
+        ),
+        ("pre", step("image_crop_resize_processor", crop_params_dict={}), "image_crop_resize_processor"),
+        ("pre", step("device_processor", device="cuda", float_dtype="bfloat16"), "'float_dtype': 'bfloat16'"),
+        ("pre", {"class": "my_robot.steps.Mirror", "config": {}}, "my_robot.steps.Mirror"),
+        ("pre", step("unnormalizer_processor"), "unnormalizer_processor"),
+        ("post", {"config": {}}, "a step without a name"),
+    ],
+)
+def test_steps_of_processors_that_are_not_known_are_refused(directory, kind, added, named):
+    edited(directory, kind, lambda steps: steps.append(added))
+    with pytest.raises(
+        PolicyError, match=rf"policy_{kind}processor\.json: the step .*{named}.*accelerate the live object"
+    ):
+        bc.load_policy(directory)
+
+
+def test_steps_that_change_nothing_are_accepted(directory):
+    before = run(bc.load_policy(directory).predict_action, observation(1))["action"]
+    idle = [
+        step("rename_observations_processor", rename_map={}),
+        step("to_batch_processor"),
+        step("tokenizer_processor", max_length=77, tokenizer_name="openai/clip-vit-base-patch16"),
+        step("relative_actions_processor", enabled=False),
+        step("device_processor", device="cuda", float_dtype="float32"),
+    ]
+    edited(directory, "pre", lambda steps: steps.extend(idle))
+    edited(directory, "post", lambda steps: steps.append(step("absolute_actions_processor", enabled=False)))
+    assert torch.equal(run(bc.load_policy(directory).predict_action, observation(1))["action"], before)
+
+
+def test_actions_without_statistics_are_refused(directory):
+    """They would come out between -1 and 1, and a robot would take them for its own units."""
+    edited(directory, "post", lambda steps: steps[1].update(state_file=None))
+    with pytest.raises(PolicyError, match="undoes MIN_MAX for actions and holds no statistics of them"):
+        bc.load_policy(directory)
+    edited(directory, "post", lambda steps: steps[1]["config"]["norm_map"].update(ACTION="IDENTITY"))
+    assert bc.load_policy(directory).normalizer.action.scale.tolist() == [1.0] * 4  # nothing to undo
+
+
+def test_actions_are_unnormalised_whether_or_not_the_features_name_them(directory):
+    """As LeRobot has it: of the postprocessor's features it looks at none."""
+    before = run(bc.load_policy(directory).predict_action, observation(1))["action"]
+    edited(directory, "post", lambda steps: steps[1]["config"].update(features={}))
+    assert torch.equal(run(bc.load_policy(directory).predict_action, observation(1))["action"], before)
+
+
+def test_two_names_of_one_tensor_must_agree(tmp_path):
+    """Versions of transformers name CLIP's tensors differently; a file may hold both, and one of them would win."""
+    place = Reference().write(tmp_path / "policy", version=5)
+    path = place / "model.safetensors"
+    tensors = load_file(path)
+    name = "observation_encoder.text_encoder.text_encoder.final_layer_norm.weight"
+    other = name.replace(".text_encoder.final", ".text_encoder.text_model.final")
+    save_file({**tensors, other: tensors[name].clone()}, path)
+    bc.load_policy(place)
+    save_file({**tensors, other: tensors[name] + 1}, path)
+    with pytest.raises(PolicyError, match=r"final_layer_norm\.weight is another name of .*, and the two differ"):
+        bc.load_policy(place)
+
+
 def test_observations_that_do_not_fit_are_refused(directory):
     policy, obs = bc.load_policy(directory), observation(1)
     with pytest.raises(ObservationError, match=r"no 'observation\.language\.tokens'"):

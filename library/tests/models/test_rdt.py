@@ -140,7 +140,7 @@ def test_keys_and_values_are_most_of_the_cost():
 
 def test_real_size_by_formula():
     """The facts that the family is built on: about 86 % of a step's products are keys and values of conditions."""
-    from blockcache.models.rdt.flops import RDTShape
+    from blockcache.models.rdt.denoiser import RDTShape
 
     adaptors = ([4096, 2048], [1152, 2048], [256, 2048, 2048])
     shape = RDTShape(2048, 28, 67, 64, 128, (1024, 4374), adaptors)

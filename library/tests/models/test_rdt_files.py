@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 import blockcache as bc
 from blockcache.errors import FileError, PolicyError
-from blockcache.models.rdt.convert import convert_weights, read_weights
 from blockcache.models.rdt.policy import RDTConfig, RDTPolicy, public_sampler
+from blockcache.models.rdt.runner import convert_weights, read_weights
 from rdt_policies import SMALL, rdt_config, rdt_observation, rdt_policy
 
 UNSEEN = {"n_action_steps": 3, "lang_len": 5, "sampler": public_sampler(6)}  # what weights do not tell

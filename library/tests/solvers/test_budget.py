@@ -12,7 +12,7 @@ from blockcache import Block, Fingerprint, Recording, solve
 from blockcache.attach.action_costs import lower_mean, segment_costs
 from blockcache.errors import RecordingError, ScheduleError
 from blockcache.schedule import generation_flops
-from blockcache.solvers.budget import split_budget, split_counts
+from blockcache.solvers.solve import split_budget, split_counts
 
 EVERY_STEP = 7
 

@@ -3,7 +3,8 @@
 A kind is a type as in an annotation: `bool`, `int`, `float`, `str`, `X | None`, `list[X]`, `tuple[X, ...]`, `tuple[X, X]`,
 `dict[str, X]`, a dataclass (an object with its fields and no others), a class with `from_dict`, `Fields`, or `Any`: whatever
 JSON can hold.
-`Annotated[X, Limit(low, high)]` bounds a number or a length. Strict: true is no number, "3" is none, and none is infinite.
+`Annotated[X, Limit(low, high)]` bounds a number or a length; `Annotated[X, Fields(...)]` is an object with these fields.
+Strict: true is no number, "3" is none, and none is infinite.
 
 Not msgspec or pydantic, which do the same: an export is opened with numpy and onnxruntime alone, the errors are sentences,
 and both accept a key that stands there twice.
@@ -94,7 +95,7 @@ def _reader(kind: Kind) -> Reader:
     origin: Any = get_origin(kind)
     inner = get_args(kind)
     if origin is Annotated:
-        return _limited(_reader(inner[0]), inner[1])
+        return _reader(inner[1]) if isinstance(inner[1], Fields) else _limited(_reader(inner[0]), inner[1])
     if origin in (Union, types.UnionType):
         (some,) = [_reader(item) for item in inner if item is not type(None)]
         return lambda value: None if value is None else some(value)

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from blockcache.cli import arguments as arg
-from blockcache.cli.rollouts import first_seed_option
 from blockcache.files import check_writable, opened
 
 
@@ -32,7 +31,7 @@ def _policy_to_write(path: str) -> str:
     default=0.1,
     help="Spread of what is added to the actions that are executed, in the task's units; what is kept is the expert's.",
 )
-@first_seed_option
+@arg.first_seed_option
 def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed: int) -> None:
     """Let the simulator's own expert show TASK, to train on. Episodes in which it fails are left out.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
 from blockcache.files import exists
-from blockcache.fingerprint import Fingerprint, fingerprint_differences
+from blockcache.fingerprint import fingerprint_differences
 from blockcache.report.chart import Axis, Panel
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.drawing import draw_panels
@@ -49,7 +49,7 @@ class FrontierSuite(PolicySuite):
     def load(cls, directory: str) -> FrontierSuite:
         collection, file = Collection.load(directory, (FRONTIER,)), Path(directory) / DISTANCES
         found = FrontierDistances.load(file) if exists(file) else None
-        run = Fingerprint.from_dict(collection.first.policy["fingerprint"])
+        run = collection.first.fingerprint
         if found is not None and (differences := fingerprint_differences(run, found.policy)):
             raise FileError(f"{file} is of another policy than the suite ({'; '.join(differences)}); measure it again")
         return cls(directory, collection, found)

@@ -11,7 +11,7 @@ from typing import Any
 
 from blockcache.engines import accelerate
 from blockcache.errors import EngineError
-from blockcache.models.dit.shape import small as small_dit
+from blockcache.models.dit.policy import DiTConfig, DiTPolicy
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.dpt.shape import Shape
 from blockcache.models.rdt.policy import RDTConfig, RDTPolicy, public_sampler
@@ -37,6 +37,12 @@ def _dpt(**changes: Any) -> DiffusionTransformerPolicy:
     return DiffusionTransformerPolicy(DPTConfig(**{**sizes, **form, **changes})).eval()
 
 
+def _dit(**changes: Any) -> DiTPolicy:
+    sizes: dict[str, Any] = {"state": {"obs": 4}, "action_dim": 2, "horizon": 4, "n_action_steps": 2, "num_layers": 2}
+    sizes |= {"num_heads": 2, "hidden_dim": 8, "timestep_embed_dim": 4, "sampler": DDIM(num_inference_steps=2)}
+    return DiTPolicy.random(DiTConfig(**{**sizes, **changes}))
+
+
 def _rdt() -> Any:
     sizes: dict[str, Any] = {"action_dim": 2, "horizon": 4, "n_action_steps": 2, "hidden_size": 8, "depth": 2}
     sizes |= {"num_heads": 2, "lang_token_dim": 3, "img_token_dim": 3, "max_lang_cond_len": 3, "img_cond_len": 3}
@@ -51,9 +57,9 @@ EXAMPLES: Mapping[str, Callable[[], Any]] = {
     "the same with a transformer that encodes the conditions": lambda: _dpt(n_cond_layers=1),
     "the same, encoder only, observations in-painted": lambda: _dpt(time_as_cond=False, obs_as_cond=False),
     "RDT (Robotics Diffusion Transformer)": _rdt,
-    "LeRobot's DiT with adaLN, by DDPM or DDIM": small_dit,
-    "the same by flow matching, in Euler steps": lambda: small_dit(Euler(num_inference_steps=2)),
-    "the same with torch's own attention and learned positions": lambda: small_dit(
+    "LeRobot's DiT with adaLN, by DDPM or DDIM": _dit,
+    "the same by flow matching, in Euler steps": lambda: _dit(sampler=Euler(num_inference_steps=2)),
+    "the same with torch's own attention and learned positions": lambda: _dit(
         use_rope=False, use_positional_encoding=True
     ),
 }

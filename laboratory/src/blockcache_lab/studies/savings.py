@@ -14,8 +14,8 @@ from torch import Tensor
 
 from blockcache.compare.bench_candidates import CandidateMaker, fixed_generator, on_threads
 from blockcache.compare.candidates import program_flops
-from blockcache.engines.build import rehearsed_build
 from blockcache.engines.loop import Loop, TorchBackend, by_moment
+from blockcache.engines.rehearsal import rehearsed_build
 from blockcache.engines.walk import denoiser_output, perceive
 from blockcache.models.sampling import denoise
 from blockcache.samplers import SamplerConfig

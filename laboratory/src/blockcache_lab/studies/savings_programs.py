@@ -14,8 +14,8 @@ from torch import Tensor
 
 from blockcache.block import CROSS_ATTENTION
 from blockcache.models.dit import program as dit
-from blockcache.models.dit.flops import CHUNKS
-from blockcache.models.dit.fold import modulation, time_features
+from blockcache.models.dit.denoiser import CHUNKS
+from blockcache.models.dit.program import modulation, time_features
 from blockcache.models.dpt.fold import doubles_of, key_value_of, linear_of, query_of, time_tokens
 from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.flops import attention, feed_forward, linear

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from blockcache.errors import FileError
 from blockcache.files import PathLike, exists
-from blockcache.fingerprint import Fingerprint, fingerprint_differences
+from blockcache.fingerprint import fingerprint_differences
 from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
 from blockcache.results.rollouts import BASELINE, GENERATIONS, GROUP, Results
 from blockcache.results.stored import Stored, StoredMethod, stored_name
@@ -83,7 +83,7 @@ class Collection:
         _check_alike(suites)
         timed = Path(directory) / TIMINGS
         timings = Timings.load(timed) if exists(timed) else None
-        run = Fingerprint.from_dict(next(iter(results.values())).policy["fingerprint"])
+        run = next(iter(results.values())).fingerprint
         if timings is not None and (differences := fingerprint_differences(run, timings.policy)):
             raise FileError(f"{timed} is of another policy than the suites ({'; '.join(differences)}); time them again")
         return cls(suites, timings)
@@ -150,7 +150,7 @@ def _check_alike(suites: Mapping[str, SuiteResults]) -> None:
     known = {method.name: (first, method) for method in one.results.methods}
     for name, item in others:
         a, b = one.results, item.results
-        policies = [Fingerprint.from_dict(found.policy["fingerprint"]) for found in (a, b)]
+        policies = [found.fingerprint for found in (a, b)]
         differences = fingerprint_differences(policies[0], policies[1])
         if a.task != b.task:
             differences = (*differences, f"task {b.task} instead of {a.task}")

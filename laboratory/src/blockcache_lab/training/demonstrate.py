@@ -10,7 +10,7 @@ import numpy as np
 from blockcache.files import PathLike, write_arrays
 from blockcache.observations import joined, stacked
 from blockcache.progress import progress_bar
-from blockcache.tasks import Task, make_expert, make_task, task_spec
+from blockcache.tasks import Task, expert_factory, make_task, task_spec
 from blockcache.tasks.base import Array
 from blockcache_lab.training.data import TrainingError
 
@@ -67,7 +67,7 @@ def demonstrate(
 def _episode(simulator: Task, task: str, seed: int, noise: float) -> tuple[Any, Array] | None:
     """What was seen, (steps, O) or such arrays by name, and what the expert wanted, (steps, A); None if it failed."""
     seen, wanted, random = [simulator.reset(seed)], list[Array](), np.random.default_rng(seed)
-    act, left = make_expert(task, simulator), LINGER
+    act, left = expert_factory(task)(simulator), LINGER
     while left and len(wanted) < simulator.spec.max_steps:
         wanted.append(act(seen[-1]))
         simulator.step(wanted[-1] + noise * random.standard_normal(wanted[-1].shape))

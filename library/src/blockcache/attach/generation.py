@@ -10,21 +10,22 @@ from __future__ import annotations
 import inspect
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from blockcache.attach.norms import LargestNorm
 from blockcache.attach.patching import Make, Patches
-from blockcache.errors import StepError
+from blockcache.errors import PolicyError, StepError
 from blockcache.models.adapter import Layer, Route
 from blockcache.models.port import Port
-from blockcache.observations.tensors import check_finite
+from blockcache.observations.tensors import check_finite, largest
+from blockcache_runtime.checks import check_generation
 
 
 @dataclass(slots=True, eq=False)
@@ -52,37 +53,29 @@ class LayerCall:
         return self.layer.forward(route, *self.args, **self.kwargs)
 
 
-class Generation(ABC):
-    """Decides what each layer does in one generation, and holds all state of that generation."""
+class Generation:
+    """Decides what each layer does in one generation, and holds all state of that generation; this one changes nothing."""
 
     def denoise(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the denoiser, layers and all; to be overridden to see what goes in and comes out."""
         return forward(*args, **kwargs)
 
-    @abstractmethod
     def layer(self, call: LayerCall) -> Tensor:
         """What one layer gives at one step."""
+        return call.plain()
 
-    def finish(self) -> None:  # noqa: B027
+    def finish(self) -> None:
         """The generation came to its end without an error."""
 
 
-class Watcher(Protocol):
-    """Looks on at one generation; what it raises at the end takes the answer's place."""
-
-    def see(self, value: Any) -> None:
-        """Of each step the stream behind the last layer, and what the denoiser gives back."""
-        ...
-
-    def end(self, obs: Any, returned: Any) -> None:
-        """What was asked, and what is about to be answered."""
-        ...
-
-
 class _Scope:
-    def __init__(self, owner: object, generation: Generation, watcher: Watcher | None, step: int = -1) -> None:
-        self.owner, self.generation, self.watcher, self.step = owner, generation, watcher, step
+    def __init__(self, owner: object, generation: Generation, norm: LargestNorm | None = None, step: int = -1) -> None:
+        self.owner, self.generation, self.norm, self.step = owner, generation, norm, step
         self.constants = _ConstantOutputs()
+
+
+Run: TypeAlias = Callable[[_Scope, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""What is done in a generation in place of a method: (scope, method, positional arguments, named ones)."""
 
 
 _current: ContextVar[_Scope | None] = ContextVar("blockcache_generation", default=None)
@@ -97,21 +90,33 @@ def _opened(scope: _Scope) -> Iterator[None]:
         _current.reset(token)
 
 
+@contextmanager
+def explained(port: Port, obs: Any) -> Iterator[None]:
+    """What the policy's own code raises, in one sentence where the observation is to blame."""
+    try:
+        yield
+    except Exception as error:  # foreign code may raise anything
+        sentence = port.explain(error, obs)
+        if sentence is None:
+            raise
+        raise sentence from error
+
+
 class Attached(Patches):
     """The patches of `attach`: removing them undoes everything."""
 
     def at(self, step: int, generation: Generation) -> AbstractContextManager[None]:
         """Inside, the next denoiser call of this thread is that step of a generation, by itself."""
-        return _opened(_Scope(self, generation, None, step - 1))
+        return _opened(_Scope(self, generation, step=step - 1))
 
 
-def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watcher | None] = lambda: None) -> Attached:
+def attach(port: Port, begin: Callable[[], Generation], watched: bool = False) -> Attached:
     """From now on each `predict_action` of the policy is one generation.
 
     Args:
         port: The policy.
         begin: Makes the Generation that decides what happens in one.
-        watch: Makes who looks on at it, if anybody.
+        watched: Whether to refuse the answer of a generation whose numbers left the range of trusted actions.
     """
     patches, last = Attached(), len(port.adapter.layers) - 1
     one_at_a_time = nullcontext() if port.reentrant else threading.RLock()
@@ -125,73 +130,106 @@ def attach(port: Port, begin: Callable[[], Generation], watch: Callable[[], Watc
                 check_finite(value, "noise" if name == "noise" else "the observation")
             obs = next(iter((*args, *kwargs.values())), None)
             port.check_observation(obs)
-            scope = _Scope(patches, begin(), watch())
-            with one_at_a_time, _opened(scope):
-                try:
-                    result = predict_action(*args, **kwargs)
-                except Exception as error:  # foreign code may raise anything
-                    explained = port.explain(error, obs)
-                    if explained is None:
-                        raise
-                    raise explained from error
+            scope = _Scope(patches, begin(), LargestNorm() if watched else None)
+            with one_at_a_time, _opened(scope), explained(port, obs):
+                result = predict_action(*args, **kwargs)
             if scope.step + 1 != len(port.timesteps):
                 raise StepError(
                     f"the policy took {scope.step + 1} denoising steps, the schedule counts {len(port.timesteps)}; "
                     "was num_inference_steps changed after enabling?"
                 )
-            if scope.watcher is not None:
-                scope.watcher.end(obs, result)
+            if scope.norm is not None:
+                with suppress(PolicyError):  # an answer without an action is not judged here
+                    scope.norm.see(port.action_of(result))
+                check_generation(float(scope.norm.largest()), lambda: largest(obs))
             scope.generation.finish()
             return result
 
         return call
 
-    def in_scope(run: Callable[..., Any]) -> Make:
-        """A replacement that calls `run` in a generation of this policy, and the method itself elsewhere."""
-
-        def make(forward: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                scope = _current.get()
-                if scope is None or scope.owner is not patches:
-                    return forward(*args, **kwargs)
-                return run(scope, forward, args, kwargs)
-
-            return call
-
-        return make
-
     def denoise(scope: _Scope, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
         output = scope.generation.denoise(forward, args, kwargs)
-        if scope.watcher is not None:
-            scope.watcher.see(output)
+        if scope.norm is not None:
+            scope.norm.see(output)
         return output
 
-    def layer_of(index: int, layer: Layer) -> Callable[..., Any]:
+    def layer_of(index: int, layer: Layer) -> Run:
         def run(scope: _Scope, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not args:  # a denoiser may hand its layers everything by name
                 args = (kwargs.pop(layer.stream),)
             stream = scope.generation.layer(LayerCall(scope.step, index, layer, forward, args, kwargs))
-            if scope.watcher is not None and index == last:
-                scope.watcher.see(stream)
+            if scope.norm is not None and index == last:
+                scope.norm.see(stream)
             return stream
 
         return run
 
-    def constant(module: nn.Module) -> Callable[..., Any]:
+    def constant(module: nn.Module) -> Run:
         return lambda scope, *call: scope.constants(module, *call)
 
     try:
         patches.replace_entry(port.policy, port.entry, scoped)
-        patches.replace(port.adapter.denoiser, "forward", in_scope(denoise))
+        patches.replace(port.adapter.denoiser, "forward", _in_scope(patches, denoise))
         for index, layer in enumerate(port.adapter.layers):
-            patches.replace(layer.module, "forward", in_scope(layer_of(index, layer)))
+            patches.replace(layer.module, "forward", _in_scope(patches, layer_of(index, layer)))
         for module in port.adapter.constant:
-            patches.replace(module, "forward", in_scope(constant(module)))
+            patches.replace(module, "forward", _in_scope(patches, constant(module)))
     except BaseException:
         patches.remove()
         raise
     return patches
+
+
+def _in_scope(owner: object, run: Run) -> Make:
+    """A replacement that calls `run` in a scope of `owner`, and the method itself elsewhere."""
+
+    def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            scope = _current.get()
+            if scope is None or scope.owner is not owner:
+                return forward(*args, **kwargs)
+            return run(scope, forward, args, kwargs)
+
+        return call
+
+    return make
+
+
+class _DenoiserCalledError(BaseException):  # no `Exception`: the policy's own code must not catch it
+    pass
+
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def first_denoiser_call(port: Port, own: Callable[[Any], Any], patches: Patches) -> Callable[[Any], Arguments | None]:
+    """A function of an observation: the arguments of the denoiser's first call, or None if the policy makes none.
+
+    The policy's own code runs until the denoiser is called, and is stopped there; so its normaliser, its encoder and all
+    else that it does with an observation stay its own. Threads take turns: the policy's code is not known to bear more.
+
+    Args:
+        port: The policy.
+        own: Its entry as it was before anything replaced it.
+        patches: They take the replacement of the denoiser's forward, and take it off again.
+    """
+    lock, owner = threading.RLock(), object()
+
+    def stop(scope: _Scope, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        raise _DenoiserCalledError(args, kwargs)
+
+    def first_call(obs: Any) -> Arguments | None:
+        check_finite(obs)
+        with lock, _opened(_Scope(owner, Generation())), explained(port, obs):
+            try:
+                own(obs)
+            except _DenoiserCalledError as called:
+                return called.args[0], called.args[1]
+        return None
+
+    patches.replace(port.adapter.denoiser, "forward", _in_scope(owner, stop))
+    return first_call
 
 
 def _advance(scope: _Scope, timesteps: tuple[float, ...], given: Any) -> None:
@@ -217,9 +255,8 @@ class _ConstantOutputs:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[
-            object, tuple[_Input, Tensor, int]
-        ] = {}  # by module: its input, its output and that one's version
+        # by module: its input, its output and that one's version
+        self._kept: dict[object, tuple[_Input, Tensor, int]] = {}
 
     def __call__(self, module: object, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """The module's output: computed, unless it is kept."""

@@ -12,12 +12,12 @@ from typing import Any, Final, Literal
 import torch
 
 from blockcache.attach.patching import handle_on
-from blockcache.engines.build import rehearsed_build
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime, require_size
 from blockcache.engines.patched import attach_strategy
+from blockcache.engines.rehearsal import Runner, rehearsed_build
 from blockcache.engines.stats import Counts, Stats
-from blockcache.engines.whole_loop import AttachedEngine, Runner, attach_runner
+from blockcache.engines.whole_loop import AttachedEngine, attach_runner
 from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
@@ -44,6 +44,8 @@ class Acceleration:
         self.policy, self.engine = port.policy, engine
         self.noticed_within = attached.noticed_within
         """Calls after which a change of weights or settings was noticed, see `accelerate`; patched reads them anyway."""
+        self.rehearsal_seconds = attached.rehearsal_seconds
+        """What comparing with the policy's own actions took, see `accelerate`; 0 if that was not needed, or left out."""
         self._blocks = tuple(block.name for block in port.adapter.blocks)
         self._attached, self._counts, self._notes, self._entry = attached, counts, notes, port.entry
         self.predict_action = self._with_signature_of(getattr(port.policy, port.entry))
@@ -101,6 +103,7 @@ def accelerate(
     output: str = "chunk",
     check: str = "strict",
     threads: int | None = None,
+    trust: bool = False,
 ) -> Acceleration:
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
@@ -122,6 +125,9 @@ def accelerate(
         output: "chunk", or "action" to leave out what the robot does not execute (loop and onnx, causal policies).
         check: "strict", or "shape" to accept a schedule that was made for other weights; `stats()` says so.
         threads: Threads of the onnx engine; without it the faster of one thread and all cores is found out when it starts.
+        trust: Whether to leave out that loop and onnx compare a policy of other code than this package's with its own
+            `predict_action`, at every start, in three generations; `rehearsal_seconds` says how long that took. For whoever
+            knows that the policy, and all code that it runs, are those of an earlier start.
 
     Returns:
         The handle: call it as the policy, ask it for `stats()`, and `disable()` it; it is a context manager as well.
@@ -157,7 +163,7 @@ def accelerate(
         notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
         notes += () if followed is None else (f"the schedule is {followed}",)
         strategy, counts, passed_over = schedule or _full(port), Counts(), tuple[str, ...]()
-        attach = functools.partial(_attach, port, strategy, output, threads, counts)
+        attach = functools.partial(_attach, port, strategy, output, threads, trust, counts)
         if engine == "auto":
             engine, attached, passed_over = _attach_fastest(attach, strategy, output)
         else:
@@ -211,7 +217,7 @@ def _attach_fastest(
 
 
 def _attach(
-    port: Port, strategy: Strategy, output: str, threads: int | None, counts: Counts, engine: str
+    port: Port, strategy: Strategy, output: str, threads: int | None, trust: bool, counts: Counts, engine: str
 ) -> AttachedEngine:
     if not strategy.static and (engine != "patched" or output != "chunk"):
         raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
@@ -225,7 +231,7 @@ def _attach(
         require_onnxruntime()
         _require_cpu_float32(port)
     assert isinstance(strategy, Schedule)
-    built = rehearsed_build(port, strategy, engine, output)
+    built = rehearsed_build(port, strategy, engine, output, trust)
     runner: Runner
     if engine == "loop":
         runner = Loop(built.program, built.plan, built.sampler)
@@ -244,7 +250,12 @@ def _require_cpu_float32(port: Port) -> None:
 
 
 def export_policy(
-    policy: Any, schedule: Schedule | None, path: PathLike, output: str = "chunk", check: str = "strict"
+    policy: Any,
+    schedule: Schedule | None,
+    path: PathLike,
+    output: str = "chunk",
+    check: str = "strict",
+    trust: bool = False,
 ) -> tuple[str, ...]:
     """Write a policy under a schedule as one ONNX file, atomically.
 
@@ -254,6 +265,7 @@ def export_policy(
         path: The file to write.
         output: "chunk", or "action" to leave out what the robot does not execute (causal policies).
         check: "strict", or "shape" to accept a schedule that was made for other weights of the same shape.
+        trust: Whether to leave out the comparison with a foreign policy's own actions, see `accelerate`.
 
     Returns:
         Notes that a user should read.
@@ -272,7 +284,7 @@ def export_policy(
         )
     port.check_weights()
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
-    built = rehearsed_build(port, schedule or _full(port), "onnx", output)
+    built = rehearsed_build(port, schedule or _full(port), "onnx", output, trust)
     require_size(built.program)
     export(built, port.fingerprint, path)
     return notes

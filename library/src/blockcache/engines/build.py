@@ -8,8 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from blockcache.engines.rehearsal import rehearse
-from blockcache.errors import BlockcacheError, EngineError, in_one_line
+from blockcache.errors import EngineError
 from blockcache.models.port import Port
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.samplers import SamplerTable, table
@@ -18,11 +17,21 @@ from blockcache.schedule import Plan, Schedule, compile_plan
 
 @dataclass(frozen=True, eq=False)
 class Build:
-    """A program under a schedule, with the sampler's table."""
+    """A program under a schedule, with the sampler's table.
+
+    Args:
+        program: The denoiser.
+        schedule: Which blocks are computed at which step.
+        sampler: The coefficients of all steps.
+        longer_history: Whether an observation of more moments than the program takes is read as the policy reads it.
+        rehearsal_seconds: What comparing it with the policy's own actions took.
+    """
 
     program: Program
     schedule: Schedule
     sampler: SamplerTable
+    longer_history: bool = True
+    rehearsal_seconds: float = 0.0
 
     @cached_property
     def plan(self) -> Plan:
@@ -43,32 +52,6 @@ def build(port: Port, schedule: Schedule, engine: str) -> Build:
         raise EngineError(f'the {engine} engine does not support {error}; use engine="patched"') from error
     assert port.sampler is not None  # a program was made for it
     return Build(program, schedule, table(port.sampler))
-
-
-def rehearsed_build(port: Port, schedule: Schedule, engine: str, output: str = "chunk") -> Build:
-    """The same for an engine that is about to take the policy's place: a foreign policy is compared with its program first.
-
-    Args:
-        port: The policy.
-        schedule: What the engine follows.
-        engine: Its name, for the sentences that refuse a policy.
-        output: "chunk", or "action" to leave out what the robot does not execute.
-    """
-    refuse_autocast(next(port.adapter.denoiser.parameters()))
-    try:
-        whole = build(port, schedule, engine)
-        if (
-            not port.trusted and not port.begins_after_encoder
-        ):  # behind an encoder, the first observation is needed to compare
-            rehearse(port, whole.program, engine)
-    except BlockcacheError:
-        raise
-    except Exception as error:
-        if port.trusted:
-            raise
-        reason = in_one_line(error)  # a foreign policy may differ in more ways than can be listed
-        raise EngineError(f'the {engine} engine cannot run this policy ({reason}); use engine="patched"') from error
-    return whole if output == "chunk" else whole.actions_only()
 
 
 def refuse_autocast(like: Tensor) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from blockcache.models.port import Port, is_altered
+from blockcache.models.modules import is_altered
+from blockcache.models.port import Port
 
 _VERSIONED = ("abc", "builtins", "torch", "typing")  # packages whose code changes with their version only
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))

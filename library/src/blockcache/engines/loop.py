@@ -1,5 +1,7 @@
-"""The loop engine: the walk on the torch backend, which executes operations. Any device and dtype; nothing is copied to the
-host, shapes depend on the batch size alone. Knows nothing of policies."""
+"""The loop engine: the walk on the torch backend, which executes operations, on the program's device and in its precision.
+
+Nothing is copied to the host, shapes depend on the batch size alone. Knows nothing of policies.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from blockcache.engines.norms import LargestNorm
+from blockcache.attach.norms import LargestNorm
 from blockcache.engines.walk import generate
 from blockcache.models.program import Activation, Program, Table
 from blockcache.models.sampling import TorchArithmetic

@@ -11,7 +11,6 @@ from torch import Tensor
 from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.attach.patching import Patches
 from blockcache.attach.recorder import relative_change
-from blockcache.engines.norms import GenerationNorms
 from blockcache.engines.stats import Counts
 from blockcache.models.port import Port
 from blockcache.schedule import Plan, Reuse, Schedule, Strategy, compile_plan
@@ -21,10 +20,10 @@ from blockcache.solvers.teacache import TeaCacheRule
 def attach_strategy(port: Port, strategy: Strategy, counts: Counts) -> Patches:
     """Follow a strategy: compute blocks when it says so, and reuse what they added elsewhere."""
     if isinstance(strategy, TeaCacheRule):
-        return attach(port, lambda: _RuleGeneration(strategy, port, counts), lambda: GenerationNorms(port))
+        return attach(port, lambda: _RuleGeneration(strategy, port, counts), watched=True)
     assert isinstance(strategy, Schedule)
     plan = compile_plan(strategy)
-    return attach(port, lambda: _ScheduledGeneration(plan, counts), lambda: GenerationNorms(port))
+    return attach(port, lambda: _ScheduledGeneration(plan, counts), watched=True)
 
 
 class _ScheduledGeneration(Generation):

@@ -1,108 +1,202 @@
-"""Compares a policy's own actions with those of its program at full precision, with the same noise.
+"""Compares a policy's own actions with those of an engine's program at full precision, with the same noise.
 
 A foreign policy is known by its shape alone, so the two are compared before a whole-loop engine takes its place, and again
-by `verify()`. A `predict_action` that does more than the public code's, such as turning differences into
-positions, is found out here and not on the robot. What was found to agree is remembered on disk, by weights, sampler, and
-the policy's own code and settings.
+by `verify()`. A `predict_action` that does more than the public code's, such as turning differences into positions,
+remembering its last chunk or dropping a batch of one, is found out here and not on the robot. Nothing is remembered:
+whatever decides a policy's actions (its code, files, the environment) may be another thing at the next start.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from operator import is_
+from types import ModuleType
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from blockcache.cache import Cache, digest, source_hash
-from blockcache.engines.description import IndescribableError, describe_policy
+from blockcache.engines.build import Build, build, refuse_autocast
 from blockcache.engines.loop import Loop
-from blockcache.errors import EngineError, NonFiniteError, in_one_line
+from blockcache.errors import BlockcacheError, EngineError, NonFiniteError, ObservationError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
 from blockcache.models.program import Program
 from blockcache.progress import progress_bar
-from blockcache.samplers import table
 from blockcache.schedule import Schedule, compile_plan
 
-_SAMPLES = 4
-_AGREEMENTS = Cache("what a comparison found", "agrees")
-
-
-def rehearse(port: Port, program: Program, engine: str) -> None:
-    """Refuse a foreign policy whose actions come out differently; leaves torch's generators as they were."""
-    key = _key(port, program)
-    if key is not None and _AGREEMENTS.get(key, lambda path: True):
-        return
-    reason = disagreement(port, program, getattr(port.policy, port.entry))
-    if reason is not None:
-        raise EngineError(
-            f'the {engine} engine cannot stand in for this policy\'s own predict_action, {reason}; use engine="patched"'
-        )
-    if key is not None:
-        _AGREEMENTS.put(key, Path.touch)
+_CONTAINERS = (dict, OrderedDict, list, set, deque)
+_logger = logging.getLogger("blockcache")
+SECOND_CALL = " in the second of two calls"
+_DEPTH = 3  # objects within objects that a policy's own code may write something down in
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One observation at which policy and program are compared.
+    """One call in which policy and program are compared.
 
     Args:
         obs: As the policy's entry takes it.
         read: Gives what the program takes of it, and the start of the noise where the policy's own code drew that.
+        what: Which call it is, for the sentence that tells of a difference.
+        otherwise: The call to compare if the policy refuses this one, whose history is longer than `n_obs_steps`.
     """
 
     obs: Any
     read: Callable[[Any], tuple[dict[str, Tensor], Tensor | None]]
+    what: str = ""
+    otherwise: Trial | None = None
 
 
-def _made_up(port: Port, like: Tensor) -> Trial:
-    inputs = {name: value.to(like) for name, value in port.synthetic_observations(_SAMPLES).items()}
-    return Trial(port.prepare_observation(inputs), lambda _: (inputs, None))
+@dataclass(frozen=True)
+class Comparison:
+    """What calls of a policy and of its program showed.
+
+    Args:
+        reason: How they differ, as a clause; None if they agree.
+        longer_history: Whether they agree as well where the history is longer than `n_obs_steps`.
+    """
+
+    reason: str | None
+    longer_history: bool = False
 
 
-def disagreement(port: Port, program: Program, own: Callable[..., Any], trial: Trial | None = None) -> str | None:
-    """How the policy's actions differ from the program's at full precision; None if they agree.
+def rehearsed_build(port: Port, schedule: Schedule, engine: str, output: str = "chunk", trust: bool = False) -> Build:
+    """Fold a policy for an engine that is about to take its place; a foreign one must act as its program does.
 
     Args:
         port: The policy.
-        program: What an engine runs in its place.
-        own: The policy's entry as it was before an engine replaced it.
-        trial: Where they are compared; at made-up observations without it.
+        schedule: What the engine follows.
+        engine: Its name, for the sentences that refuse a policy.
+        output: "chunk", or "action" to leave out what the robot does not execute.
+        trust: Whether to leave the comparison out.
     """
-    assert port.sampler is not None
-    sampler, names = table(port.sampler), [block.name for block in program.blocks]
-    loop = Loop(program, compile_plan(Schedule.every_step(sampler.steps, names)), sampler)
-    like = program.like
+    refuse_autocast(next(port.adapter.denoiser.parameters()))
+    try:
+        whole = build(port, schedule, engine)
+        # behind an encoder, the first observation is needed to compare
+        if not (trust or port.trusted or port.begins_after_encoder):
+            whole = _rehearsed(port, whole, engine)
+    except BlockcacheError:
+        raise
+    except Exception as error:
+        if port.trusted:
+            raise
+        reason = in_one_line(error)  # a foreign policy may differ in more ways than can be listed
+        raise EngineError(f'the {engine} engine cannot run this policy ({reason}); use engine="patched"') from error
+    return whole if output == "chunk" else whole.actions_only()
+
+
+def _rehearsed(port: Port, whole: Build, engine: str) -> Build:
+    started = time.perf_counter()
+    found = compare(port, whole, getattr(port.policy, port.entry))
+    if found.reason is not None:
+        raise EngineError(
+            f"the {engine} engine cannot stand in for this policy's own {port.entry}, {found.reason}; "
+            'use engine="patched"'
+        )
+    seconds = time.perf_counter() - started
+    _logger.info("comparing with the policy's own actions took %.1f s; trust=True would leave it out", seconds)
+    return replace(whole, longer_history=found.longer_history, rehearsal_seconds=seconds)
+
+
+def compare(port: Port, built: Build, own: Callable[..., Any], trials: Sequence[Trial] = ()) -> Comparison:
+    """Whether a policy's actions are those of its program at full precision; leaves it and torch's generators as they were.
+
+    Args:
+        port: The policy.
+        built: What an engine runs in its place, with its schedule, which does not count here.
+        own: The policy's entry as it was before an engine replaced it.
+        trials: Where they are compared, call by call. Without them at made-up observations: a first call, a second one that
+            shows what the policy remembers, and two observations at once, with a longer history if both take one.
+    """
+    program, sampler = built.program, built.sampler
+    everything = Schedule.every_step(sampler.steps, [block.name for block in program.blocks])
+    loop = Loop(program, compile_plan(everything), sampler)
+    longer_history, seed = False, 0
+    with torch.random.fork_rng(), torch.no_grad(), _put_back(port):
+        torch.manual_seed(seed)
+        waiting = deque(trials or _made_up(port, program))
+        while waiting:
+            one, seed = waiting.popleft(), seed + 1
+            torch.manual_seed(seed)
+            try:
+                expected = _own_actions(port, own, one.obs, sampler.steps)
+            except Exception as error:  # foreign code may raise anything
+                if one.otherwise is not None:
+                    waiting.append(one.otherwise)
+                    continue
+                if trials and (explained := port.explain(error, one.obs)) is not None:
+                    raise explained from error
+                inputs = " and ".join(map(repr, one.obs)) if isinstance(one.obs, Mapping) else type(one.obs).__name__
+                return Comparison(f"it fails with an observation under {inputs}{one.what}: {in_one_line(error)}")
+            torch.manual_seed(seed)
+            observed, start = one.read(one.obs)
+            chunk = (len(next(iter(observed.values()))), *program.chunk)
+            try:
+                found = loop(observed, draw_all(sampler, chunk, program.like, None, start))["action"]
+            except NonFiniteError as error:
+                return Comparison(f"since the engine finds no finite answer to a typical observation ({error})")
+            reason = difference(port, expected, found)
+            if reason is not None:
+                return Comparison(reason + one.what)
+            longer_history |= one.otherwise is not None
+    return Comparison(None, longer_history)
+
+
+class Runner(Protocol):
+    """obs by name in robot units, noise (1 + draws, B, horizon, D) -> what `predict_action` returns."""
+
+    def __call__(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]: ...
+
+
+def runner_difference(port: Port, built: Build, runner: Runner, trials: Sequence[Trial] = ()) -> str | None:
+    """How the answer of an engine's runner is not what it was built to give; None if it is."""
+    program, sampler = built.program, built.sampler
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        one = trial or _made_up(port, like)
-        torch.manual_seed(1)
-        try:
-            expected = _own_actions(port, own, one.obs, sampler.steps)
-        except Exception as error:  # foreign code may raise anything
-            if trial is not None and (explained := port.explain(error, one.obs)) is not None:
-                raise explained from error
-            inputs = " and ".join(map(repr, one.obs)) if isinstance(one.obs, Mapping) else type(one.obs).__name__
-            return f"it fails with an observation under {inputs}: {in_one_line(error)}"
-        torch.manual_seed(1)
+        one = trials[0] if trials else next(_made_up(port, program))
         observed, start = one.read(one.obs)
-        chunk = (len(next(iter(observed.values()))), *program.chunk)
-        try:
-            found = loop(observed, draw_all(sampler, chunk, like, None, start))["action"]
-        except NonFiniteError as error:
-            return f"since the engine finds no finite answer to a typical observation ({error})"
+        noise = draw_all(sampler, (len(next(iter(observed.values()))), *program.chunk), program.like, None, start)
+        expected = Loop(program, built.plan, sampler)(observed, noise)["action"]
+        return difference(port, expected, runner(observed, noise)["action"])
+
+
+def difference(port: Port, expected: Tensor, found: Tensor) -> str | None:
+    """How an engine's actions are not those that were expected, as a clause; None if they are."""
     if expected.shape != found.shape:
         return f"its actions have shape {tuple(expected.shape)}, the engine's {tuple(found.shape)}"
-    scale, offset = torch.as_tensor(port.action_scale).to(like), torch.as_tensor(port.action_offset).to(like)
+    scale, offset = torch.as_tensor(port.action_scale).to(found), torch.as_tensor(port.action_offset).to(found)
     gap, normalised = (expected.to(found) - found) * scale, expected.to(found) * scale + offset
-    difference = float(gap.abs().max() / normalised.abs().max().clamp(min=1.0))
-    if not difference <= torch.finfo(like.dtype).eps ** 0.4:  # 2e-3 in float32; NaN is refused as well
-        return f"its actions differ from the engine's by up to {difference:.1g} with the same noise"
+    share = float(gap.abs().max() / normalised.abs().max().clamp(min=1.0))
+    if not share <= torch.finfo(found.dtype).eps ** 0.4:  # 2e-3 in float32; NaN is refused as well
+        return f"its actions differ from the engine's by up to {share:.1g} with the same noise"
     return None
+
+
+def _made_up(port: Port, program: Program) -> Iterator[Trial]:
+    def made(count: int) -> dict[str, Tensor]:
+        return {name: value.to(program.like) for name, value in port.synthetic_observations(count).items()}
+
+    def trial(inputs: dict[str, Tensor], what: str) -> Trial:
+        return Trial(port.prepare_observation(inputs), lambda _: (inputs, None), what)
+
+    yield trial(made(1), "")
+    yield trial(made(1), SECOND_CALL)
+    both, later = made(2), made(2)
+    two = trial(both, " with two observations at once")
+    longer = port.prepare_observation({name: torch.cat([both[name], later[name]], dim=1) for name in both})
+    try:
+        read = port.read_observation(longer, program.like)
+    except ObservationError:  # the engine takes no longer history
+        yield two
+        return
+    yield Trial(longer, lambda _: (read, None), " with two observations of a history longer than n_obs_steps", two)
 
 
 def _own_actions(port: Port, own: Callable[..., Any], obs: Any, steps: int) -> Tensor:
@@ -115,11 +209,37 @@ def _own_actions(port: Port, own: Callable[..., Any], obs: Any, steps: int) -> T
             hook.remove()
 
 
-def _key(port: Port, program: Program) -> str | None:
-    """Under which it is remembered that this very policy agrees; None for one that cannot be described."""
+@contextmanager
+def _put_back(port: Port) -> Iterator[None]:
+    """What a policy writes down inside, such as its last chunk, is afterwards as it was: attributes, buffers and plain
+    containers of the policy and its modules, and of objects that these hold."""
+    held: dict[int, tuple[Any, Any]] = {}  # by id: a container or tensor, and what was in it
+    waiting = [(part, 0) for part in (port.policy, *port.module.modules())]
+    while waiting:
+        value, depth = waiting.pop()
+        if id(value) in held or isinstance(value, nn.Parameter | type | ModuleType):
+            continue
+        if type(value) in _CONTAINERS:
+            held[id(value)] = value, value.copy()
+            waiting += [(item, depth) for item in (value.values() if isinstance(value, dict) else value)]
+        elif isinstance(value, Tensor):
+            if not value.is_inference():
+                held[id(value)] = value, (value._version, value.detach().clone())
+        elif depth < _DEPTH and isinstance(getattr(value, "__dict__", None), dict):
+            waiting.append((vars(value), depth + 1))
     try:
-        behaviour = describe_policy(port)
-    except IndescribableError:
-        return None
-    code = source_hash(inspect.getfile(type(program)))
-    return digest(port.fingerprint.to_dict(), program.signature, code, behaviour)
+        yield
+    finally:
+        for value, before in held.values():
+            if isinstance(value, Tensor):
+                if value._version != before[0]:
+                    value.data.copy_(before[1])
+            elif value != before if isinstance(value, set) else not _holds_the_same(value, before):
+                value.clear()
+                (value.update if isinstance(value, dict | set) else value.extend)(before)
+
+
+def _holds_the_same(value: Any, before: Any) -> bool:
+    if isinstance(value, dict):
+        return [*value] == [*before] and all(map(is_, value.values(), before.values()))
+    return len(value) == len(before) and all(map(is_, value, before))

@@ -6,15 +6,18 @@ plain settings), `WeightsGuard` its numbers. How the policy acts is compared by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from itertools import chain, cycle
 from operator import is_
 from typing import Any, Final, Literal, NoReturn
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from blockcache.attach.patching import Replacement
-from blockcache.engines.description import OF_EVERY_MODULE, describe_value
 from blockcache.errors import StaleError, StaleWeightsError
 from blockcache.models.port import Port
 from blockcache.models.weights import checksum, memory
@@ -24,6 +27,7 @@ PARTS = 128
 TURNS = 16
 """Every call looks at one share in so many of the structure; so after as many calls everything was looked at."""
 _WORDS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I"}
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _UNKNOWN: Final = object()  # a value of which nobody can say whether it changed
 _ABSENT: Final = object()
 
@@ -132,7 +136,7 @@ class Structure:
         for name, part in self._parts.items():
             yield (name, "__class__"), type(part)
             for key, value in [*vars(part).items()]:
-                of_torch = isinstance(part, nn.Module) and key in OF_EVERY_MODULE
+                of_torch = isinstance(part, nn.Module) and key in _OF_EVERY_MODULE
                 left_out = of_torch or (name, key) == self._entry or (id(part), key) in self._notes
                 if not left_out and not isinstance(value, Replacement):
                     yield (name, key), _comparable(value)
@@ -184,9 +188,25 @@ def _comparable(value: Any) -> Any:
     if value is None or isinstance(value, Tensor | nn.Module) or callable(value):
         return value
     try:
-        return describe_value(value)
-    except Exception:  # IndescribableError, or whatever a foreign value raises
+        return _written_down(value)
+    except Exception:  # a foreign value may raise anything
         return _UNKNOWN
+
+
+def _written_down(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device | np.generic):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return [_written_down(item) for item in value]
+    if isinstance(value, Mapping):
+        return [[_written_down(key), _written_down(item)] for key, item in value.items()]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [type(value), *([item.name, _written_down(getattr(value, item.name))] for item in fields(value))]
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().double().numpy()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return [str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
+    return value if callable(value) else _UNKNOWN
 
 
 def _is_same(was: Any, found: Any) -> bool:

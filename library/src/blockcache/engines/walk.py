@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from blockcache.models.program import Ops, Program, Value
 from blockcache.samplers import Arithmetic, Coefficients, SamplerTable, step
-from blockcache.schedule.plan import Compute, Operation, Plan
-from blockcache.schedule.reuse import Reuse
+from blockcache.schedule.plan import Compute, Operation, Plan, Reuse
 from blockcache_runtime.session import EARLIER_FEATURES
 
 Step: TypeAlias = Callable[["Backend", Any, Coefficients, Value, Value, Value], tuple[Value, Value]]

@@ -5,29 +5,22 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from blockcache.attach.first_call import FirstDenoiserCall
+from blockcache.attach.generation import first_denoiser_call
 from blockcache.attach.patching import Patches
 from blockcache.engines.build import Build, refuse_autocast
-from blockcache.engines.rehearsal import Trial, disagreement
+from blockcache.engines.rehearsal import SECOND_CALL, Runner, Trial, compare, runner_difference
 from blockcache.engines.staleness import PARTS, StaleGuard
 from blockcache.engines.stats import Counts
 from blockcache.errors import EngineError, ObservationError, StaleError
 from blockcache.models.noise import check_noise, draw_all
 from blockcache.models.port import Port
-from blockcache.models.program import Program
-
-
-class Runner(Protocol):
-    """obs by name in robot units, noise (1 + draws, B, horizon, D) -> what `predict_action` returns."""
-
-    def __call__(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +31,13 @@ class AttachedEngine:
         patches: Undo it.
         verify: Raises a `StaleError` if the policy is no longer what the engine was made of.
         noticed_within: Calls after which any change of weights or settings was noticed.
+        rehearsal_seconds: What comparing it with the policy's own actions took.
     """
 
     patches: Patches
     verify: Callable[[], None] = lambda: None  # an engine that copies nothing has nothing to verify
     noticed_within: int = 1
+    rehearsal_seconds: float = 0.0
 
 
 def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> AttachedEngine:
@@ -51,76 +46,84 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> A
     program, sampler, schedule, like = built.program, built.sampler, built.schedule, built.program.like
     computed = {name: len(steps) for name, steps in schedule.updates.items()}
     reused = {name: schedule.steps - count for name, count in computed.items()}
+
+    def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
+        name = next(iter(inspect.signature(original).parameters))  # the public code's is obs_dict
+
+        def predict_action(
+            *given: Any, generator: torch.Generator | None = None, noise: Tensor | None = None, **named: Any
+        ) -> Any:
+            if len(given) + len(named) != 1 or set(named) - {name}:
+                raise TypeError(f"{port.entry} takes one observation ({name}), got {[*map(type, given), *named]}")
+            (obs,) = given or named.values()
+            refuse_autocast(like)
+            guard.check()
+            observed, start = reader(obs)
+            chunk = (len(next(iter(observed.values()))), *program.chunk)
+            if noise is not None:
+                drawn = check_noise(noise, sampler, chunk, like)
+            else:
+                drawn = draw_all(sampler, chunk, like, generator, start if generator is None else None)
+            result = runner(observed, drawn)
+            counts.add(computed, reused)
+            return port.entry_result(result)
+
+        return predict_action
+
+    def verify() -> None:
+        guard.check_everything()
+        trials = reader.trials()
+        if trials is None:
+            return
+        reason = compare(port, built, own, trials).reason or runner_difference(port, built, runner, trials)
+        if reason is not None:
+            raise StaleError(f"the policy no longer acts as this engine, {reason}; disable() and accelerate again")
+
     try:
         reader = (
-            _FeatureReader(port, program, own, patches)
-            if port.begins_after_encoder
-            else _ObservationReader(port, program, own)
+            _FeatureReader(port, built, own, patches) if port.begins_after_encoder else _ObservationReader(port, built)
         )
-
-        def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
-            name = next(iter(inspect.signature(original).parameters))  # the public code's is obs_dict
-
-            def predict_action(
-                *given: Any, generator: torch.Generator | None = None, noise: Tensor | None = None, **named: Any
-            ) -> Any:
-                if len(given) + len(named) != 1 or set(named) - {name}:
-                    raise TypeError(f"{port.entry} takes one observation ({name}), got {[*map(type, given), *named]}")
-                (obs,) = given or named.values()
-                refuse_autocast(like)
-                guard.check()
-                observed, start = reader(obs)
-                chunk = (len(next(iter(observed.values()))), *program.chunk)
-                if noise is not None:
-                    drawn = check_noise(noise, sampler, chunk, like)
-                else:
-                    drawn = draw_all(sampler, chunk, like, generator, start if generator is None else None)
-                result = runner(observed, drawn)
-                counts.add(computed, reused)
-                return port.entry_result(result)
-
-            return predict_action
-
-        def verify() -> None:
-            guard.check_everything()
-            reason = reader.disagreement()
-            if reason is not None:
-                raise StaleError(f"the policy no longer acts as this engine, {reason}; disable() and accelerate again")
-
         patches.replace_entry(port.policy, port.entry, replacement)
     except BaseException:
         patches.remove()
         raise
     guard.check()  # notes that the entry is replaced, so that the first call need not
-    return AttachedEngine(patches, verify, PARTS)
+    return AttachedEngine(patches, verify, PARTS, built.rehearsal_seconds)
 
 
 class _ObservationReader:
     """Reads an observation for a program that holds everything: it goes in as it is."""
 
-    def __init__(self, port: Port, program: Program, own: Callable[..., Any]) -> None:
-        self._port, self._program, self._own = port, program, own
+    def __init__(self, port: Port, built: Build) -> None:
+        self._port, self._program, self._longer_history = port, built.program, built.longer_history
         self._foreign = not port.trusted
 
     def __call__(self, obs: Any) -> tuple[dict[str, Tensor], Tensor | None]:
         """What the program takes; no start of the noise."""
         observed = self._port.read_observation(obs, self._program.like)
         if self._foreign and isinstance(obs, Mapping):
-            self._refuse_unread(obs)
+            self._refuse_more(obs)
         return observed, None
 
-    def _refuse_unread(self, obs: Mapping[Any, Any]) -> None:
+    def _refuse_more(self, obs: Mapping[Any, Any]) -> None:
         """Foreign code may read more of an observation than the program does; it was compared without."""
-        unread = [str(name) for name in obs if name not in self._program.inputs]
+        inputs = self._program.inputs
+        unread = [str(name) for name in obs if name not in inputs]
         if unread:
             raise ObservationError(
-                f"the observation holds {', '.join(unread)} besides {', '.join(self._program.inputs)}, which this engine "
+                f"the observation holds {', '.join(unread)} besides {', '.join(inputs)}, which this engine "
                 'does not read but the policy may; leave it out, or use engine="patched"'
             )
+        longer = [name for name, shape in inputs.items() if len(obs[name][0]) > shape[0]]
+        if longer and not self._longer_history:
+            raise ObservationError(
+                f"the observation {longer[0]!r} has {len(obs[longer[0]][0])} moments, of which this engine takes "
+                f"{inputs[longer[0]][0]}, and the policy itself refuses such a history; leave out the oldest"
+            )
 
-    def disagreement(self) -> str | None:
-        """How the policy acts differently now, see `rehearsal`."""
-        return disagreement(self._port, self._program, self._own)
+    def trials(self) -> Sequence[Trial] | None:
+        """None in particular: policy and engine can be compared at made-up observations."""
+        return ()
 
 
 class _FeatureReader:
@@ -129,17 +132,17 @@ class _FeatureReader:
     What such a policy observes is not known beforehand, so it is compared with the program at its first observation.
     """
 
-    def __init__(self, port: Port, program: Program, own: Callable[..., Any], patches: Patches) -> None:
-        self._port, self._program, self._own = port, program, own
-        self._first_call = FirstDenoiserCall(port, own, patches)
-        self._first_obs: Any = None
+    def __init__(self, port: Port, built: Build, own: Callable[..., Any], patches: Patches) -> None:
+        self._port, self._built, self._program, self._own = port, built, built.program, own
+        self._first_call = first_denoiser_call(port, own, patches)
+        self._trials: list[Trial] | None = None
         self._lock = threading.Lock()
 
     def __call__(self, obs: Any) -> tuple[dict[str, Tensor], Tensor | None]:
         """The encoder's features, and the start of the noise as the policy drew it."""
         with self._lock:
-            if self._first_obs is None:
-                self._compare_first(obs)
+            if self._trials is None:
+                self._compare(obs)
         return self._read(obs)
 
     def _read(self, obs: Any) -> tuple[dict[str, Tensor], Tensor]:
@@ -157,17 +160,16 @@ class _FeatureReader:
             )
         return features, start
 
-    def _compare_first(self, obs: Any) -> None:
-        reason = disagreement(self._port, self._program, self._own, Trial(obs, self._read))
+    def _compare(self, obs: Any) -> None:
+        trials = [Trial(copy.deepcopy(obs), self._read, what) for what in ("", SECOND_CALL)]
+        reason = compare(self._port, self._built, self._own, trials).reason
         if reason is not None:
             raise EngineError(
                 f"this engine cannot stand in for the policy's own {self._port.entry}, {reason}; disable() and use "
                 'engine="patched"'
             )
-        self._first_obs = copy.deepcopy(obs)
+        self._trials = trials
 
-    def disagreement(self) -> str | None:
-        """The same at the first observation; None before there was one, which is going to tell."""
-        if self._first_obs is None:
-            return None
-        return disagreement(self._port, self._program, self._own, Trial(self._first_obs, self._read))
+    def trials(self) -> Sequence[Trial] | None:
+        """At the first observation; None before there was one, which is going to tell."""
+        return self._trials

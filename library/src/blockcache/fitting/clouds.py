@@ -1,12 +1,14 @@
 """Clouds of actions: many chunks for each observation, drawn by a policy's own sampler or by another one in its place.
 
 A cloud is (observations, samples, features): the executed slice, normalised and flattened. Every generation is one of the
-policy itself, so this works for whatever has a port. Knows nothing of how a sampler is looked for.
+policy itself, so this works for whatever has a port. How far one lies from another is said here so that it can be
+differentiated; `measure.distance` says it of finished clouds, with intervals. Knows nothing of how a sampler is looked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import Tensor
 from blockcache.engines import accelerate
 from blockcache.errors import FitError
 from blockcache.measure.action_error import Act
-from blockcache.models.pairing import generate
+from blockcache.models.noise import generate
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, hash_observations, parts, pick
 from blockcache.observations.tensors import as_one_batch
@@ -154,3 +156,56 @@ def draw_chunks(
 def flattened(chunks: NDArray[np.float64]) -> NDArray[np.float64]:
     """(observations, samples, features), as distances take them."""
     return chunks.reshape(*chunks.shape[:2], -1)
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """Of a cloud to the policy's own, over all observations.
+
+    Args:
+        objective: What is minimised: 2 E|X - Y| - w E|X - X'| - E|Y - Y'|, over E|Y - Y'|; w = 1 is the energy distance.
+        energy: The energy distance, over E|Y - Y'|.
+        centre_shift: Root of the mean squared distance between the means, unbiased: what the means scatter by is taken
+            off, and 0 where that leaves nothing.
+        spread: E|X - X'| over E|Y - Y'|.
+    """
+
+    objective: float
+    energy: float
+    centre_shift: float
+    spread: float
+
+
+def objective(found: Tensor, reference: Tensor, spread: float) -> Tensor:
+    """2 E|X - Y| - w E|X - X'|, the mean over observations; the term that no sampler changes is left out.
+
+    Args:
+        found: (observations, samples, features), X.
+        reference: The same of the policy's own sampler, Y.
+        spread: w: 1 keeps the spread of the policy's own cloud, less gives a sharper one.
+    """
+    return 2 * between(found, reference).mean() - spread * inside(found).mean()
+
+
+def closeness(found: Tensor, reference: Tensor, spread: float) -> Closeness:
+    """All that is reported of a cloud."""
+    apart, own, others = between(found, reference).mean(), inside(reference).mean(), inside(found).mean()
+    scatter = sum(cloud.var(dim=1).sum(dim=-1) / cloud.shape[1] for cloud in (found, reference))
+    shift = ((found.mean(dim=1) - reference.mean(dim=1)) ** 2).sum(dim=-1) - scatter
+    return Closeness(
+        objective=float((2 * apart - spread * others - own) / own),
+        energy=float((2 * apart - others - own) / own),
+        centre_shift=float(shift.mean().clamp(min=0).sqrt()),
+        spread=float(others / own),
+    )
+
+
+def between(found: Tensor, reference: Tensor) -> Tensor:
+    """Mean distance of a sample of the one to a sample of the other, for each observation."""
+    # the quicker way through a matrix product is off by the root of the precision where two samples are near
+    return torch.cdist(found, reference, compute_mode="donot_use_mm_for_euclid_dist").mean(dim=(1, 2))
+
+
+def inside(cloud: Tensor) -> Tensor:
+    """Mean distance of two samples of a cloud, for each observation; none is paired with itself."""
+    return torch.stack([torch.pdist(one).mean() for one in cloud])

@@ -13,8 +13,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from blockcache.errors import FitError, SamplerError
-from blockcache.fitting.clouds import Clouds
-from blockcache.fitting.objective import Closeness, closeness, objective
+from blockcache.fitting.clouds import Closeness, Clouds, closeness, objective
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
 from blockcache.samplers import ChosenSampler, Diffusion, fewer_steps

@@ -39,20 +39,6 @@ class Distances:
     beyond_spread: Estimate
 
 
-@dataclass(frozen=True, eq=False)
-class PairDistances:
-    """Mean distance between two samples for each observation, (observations,): one of either cloud, both of one cloud."""
-
-    between: NDArray[np.float64]
-    inside_found: NDArray[np.float64]
-    inside_reference: NDArray[np.float64]
-
-    @property
-    def energy(self) -> NDArray[np.float64]:
-        """2 E|X - Y| - E|X - X'| - E|Y - Y'|, unbiased, in the unit of the features."""
-        return 2 * self.between - self.inside_found - self.inside_reference
-
-
 def distances(found: Cloud, reference: Cloud) -> Distances:
     """All distances of a method's cloud from the reference's.
 
@@ -60,10 +46,10 @@ def distances(found: Cloud, reference: Cloud) -> Distances:
         found: (observations, samples, features) of the method that is judged.
         reference: The same of the policy as it is; it may have more samples or fewer.
     """
-    pairs = pair_distances(found, reference)
-    if not pairs.inside_reference.any():
+    between, own, others = pair_distances(found, reference)
+    if not others.any():
         raise ValueError("the reference's samples are all equal, so there is no spread to measure a distance against")
-    energy, own, others = pairs.energy, pairs.inside_found, pairs.inside_reference
+    energy = 2 * between - own - others  # unbiased, in the unit of the features
     return Distances(
         interval_of(np.positive, shifts(found, reference)),
         interval_of(np.divide, energy, others),
@@ -89,15 +75,13 @@ def shifts(found: Cloud, reference: Cloud) -> NDArray[np.float64]:
     return rooted
 
 
-def pair_distances(found: Cloud, reference: Cloud) -> PairDistances:
-    """Mean Euclidean distances for each observation; a sample is paired neither with itself nor with what has its place."""
+def pair_distances(found: Cloud, reference: Cloud) -> tuple[NDArray[np.float64], ...]:
+    """Mean Euclidean distance between two samples for each observation: one of either cloud, both of `found`, both of
+    `reference`. A sample is paired neither with itself nor with what has its place."""
     one, other = _checked(found, reference)
     apart = ~np.eye(one.shape[1], other.shape[1], dtype=bool)
-    return PairDistances(
-        np.array([cdist(x, y)[apart].mean() for x, y in zip(one, other, strict=True)]),
-        np.array([pdist(x).mean() for x in one]),
-        np.array([pdist(y).mean() for y in other]),
-    )
+    between = np.array([cdist(x, y)[apart].mean() for x, y in zip(one, other, strict=True)])
+    return between, *(np.array([pdist(samples).mean() for samples in cloud]) for cloud in (one, other))
 
 
 def energy_of_spread(spread: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -5,13 +5,14 @@ An adapter is found by the shape of the denoiser, never by importing the code it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
 from blockcache.block import Block
+from blockcache.errors import PolicyError
 from blockcache.models.program import Program
 
 Route: TypeAlias = Callable[[str, Callable[[], Tensor]], Tensor]
@@ -45,6 +46,11 @@ class Layer:
     values: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
 
 
+def second_argument(sample: Any, timestep: Any, *args: Any, **kwargs: Any) -> Any:
+    """The timestep of a denoiser that takes the sample, then the timestep."""
+    return timestep
+
+
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """A denoiser as blockcache sees it.
@@ -61,6 +67,23 @@ class Adapter:
     layers: tuple[Layer, ...]
     widths: Mapping[str, int]
     every_step: int
-    timestep: Callable[..., Any]
+    timestep: Callable[..., Any] = second_argument
     fold: Callable[[Any], Program] | None = None
     constant: tuple[nn.Module, ...] = ()
+
+
+def names_by_layer(blocks: Sequence[Block], layers: int) -> list[tuple[str, ...]]:
+    """The names of the blocks of each layer, where all layers have as many."""
+    count = len(blocks) // layers
+    return [tuple(block.name for block in blocks[at : at + count]) for at in range(0, len(blocks), count)]
+
+
+def check_unpatched(layer: nn.Module, where: str, methods: Iterable[str] = ("forward", "__call__")) -> None:
+    """Refuse a layer in which something stands in the place of a method: routing its blocks would go past that."""
+    for name, module in layer.named_modules():
+        if patched := [method for method in methods if method in vars(module)]:
+            place = f"{where}.{name}" if name else where
+            raise PolicyError(
+                f"{place}.{patched[0]} is already patched by something else; remove that patch first (an acceleration with "
+                "disable(); blockcache.handle_of(policy) gives back a handle that was lost)"
+            )

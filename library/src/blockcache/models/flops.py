@@ -5,6 +5,16 @@ Norms, activations and softmax are not counted, as in the paper. Knows nothing o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from blockcache.block import Block
+
+
+def blocks_of(layers: int, costs: Callable[[int], Mapping[str, int]]) -> tuple[Block, ...]:
+    """The cached blocks of a stack in execution order; `costs` gives the kinds of a layer's blocks, with their FLOPs."""
+    found = [(layer, kind, cost) for layer in range(layers) for kind, cost in costs(layer).items()]
+    return tuple(Block(f"layers.{layer}.{kind}", kind, order, cost) for order, (layer, kind, cost) in enumerate(found))
+
 
 def linear(tokens: int, inputs: int, outputs: int) -> int:
     return 2 * tokens * inputs * outputs

@@ -121,11 +121,22 @@ def _fitting(kinds: Fields, value: Mapping[str, Any]) -> dict[str, Any]:
         raise PolicyError(f"the policy's settings do not fit: {error}") from error
 
 
+def _setting(name: str) -> Any:
+    """An attribute of a policy that is one of its config's, and cannot be set."""
+    return property(lambda policy: getattr(policy.config, name))
+
+
 class OwnPolicy(nn.Module):
     """Observations in, a chunk of actions out. Several threads may call it at once: each generation has its scheduler."""
 
     CONFIG: ClassVar[type[PolicyConfig]]
     config: Any
+    horizon: int = _setting("horizon")
+    n_obs_steps: int = _setting("n_obs_steps")
+    n_action_steps: int = _setting("n_action_steps")
+    action_dim: int = _setting("action_dim")
+    sampler: SamplerConfig = _setting("sampler")
+    cameras: tuple[str, ...] = _setting("cameras")
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
@@ -152,32 +163,6 @@ class OwnPolicy(nn.Module):
     def like(self) -> Tensor:
         """A tensor with the policy's precision and device."""
         raise NotImplementedError
-
-    @property
-    def horizon(self) -> int:
-        return int(self.config.horizon)
-
-    @property
-    def n_obs_steps(self) -> int:
-        return int(self.config.n_obs_steps)
-
-    @property
-    def n_action_steps(self) -> int:
-        return int(self.config.n_action_steps)
-
-    @property
-    def action_dim(self) -> int:
-        return int(self.config.action_dim)
-
-    @property
-    def sampler(self) -> SamplerConfig:
-        sampler: SamplerConfig = self.config.sampler
-        return sampler
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        cameras: tuple[str, ...] = self.config.cameras
-        return cameras
 
     def with_sampler(self: P, sampler: SamplerConfig) -> P:
         """The same weights (shared, not copied) behind another sampler."""

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from blockcache.files import PathLike
 from blockcache.models import checkpoint
+from blockcache.models.modules import has_hook
 from blockcache.models.own_policy import OwnPolicy
-from blockcache.models.port import Port, has_hook
+from blockcache.models.port import Port
 from blockcache.models.sampling import Sampling
-from blockcache.models.weight_checks import check_action_scale, check_denoiser
+from blockcache.models.weights import check_action_scale, check_denoiser
 from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import SamplerConfig
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from blockcache.errors import BlockcacheError, ObservationError, in_one_line
-from blockcache.models.port import Port, check_not_compiled, required
+from blockcache.models.modules import check_not_compiled
+from blockcache.models.port import Port, required
 from blockcache.models.sampling import Sampling, make_scheduler
-from blockcache.models.weight_checks import check_action_scale
+from blockcache.models.weights import check_action_scale
 from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache.samplers import SamplerConfig
 

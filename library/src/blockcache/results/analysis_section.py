@@ -6,16 +6,15 @@ that name is a tuple, one entry for each of its items. Knows no section, no file
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, TypeAlias, get_args, get_origin
+from typing import Any, ClassVar, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockcache.errors import BlockcacheError, short
-from blockcache.files import Fields
+from blockcache.files import Fields, keys_of
 
 Array: TypeAlias = NDArray[np.floating[Any]]
 """Single precision once it is in a section."""
@@ -23,9 +22,6 @@ Marks: TypeAlias = NDArray[np.bool_]
 Counts: TypeAlias = NDArray[np.int64]
 
 _TYPES = {Array: np.dtype(np.float32), Marks: np.dtype(np.bool_), Counts: np.dtype(np.int64)}
-
-
-_ARRAYS: dict[type[Any], dict[str, tuple[np.dtype[Any], tuple[str, ...]]]] = {}  # found once for each section
 
 
 class AnalysisError(BlockcacheError):
@@ -41,10 +37,9 @@ class Axes:
 
 @dataclass(frozen=True, eq=False)
 class AnalysisSection:
-    """One analysis. `name` is what it is called in files and on the command line, `title` says what it shows."""
+    """One analysis. `name` is what it is called in files and on the command line."""
 
     name: ClassVar[str]
-    title: ClassVar[str]
 
     def __post_init__(self) -> None:
         sizes: dict[str, int] = {}
@@ -82,30 +77,15 @@ class AnalysisSection:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def arrays_of(section: type[AnalysisSection]) -> dict[str, tuple[np.dtype[Any], tuple[str, ...]]]:
-    """Its arrays by name: what they hold, and their axes."""
-    if section not in _ARRAYS:
-        _ARRAYS[section] = {
-            name: (_TYPES[held], axes.names)
-            for name, (held, axes) in ((name, get_args(kind)[:2]) for name, kind in _annotated(section).items())
-            if isinstance(axes, Axes)
-        }
-    return _ARRAYS[section]
+def arrays_of(section: Any) -> dict[str, tuple[np.dtype[Any], tuple[str, ...]]]:
+    """The arrays of a kind of section by name: what they hold, and their axes."""
+    declared = {name: (*get_args(kind), None, None) for name, kind in keys_of(section).items()}
+    return {name: (_TYPES[held], axes.names) for name, (held, axes, *_) in declared.items() if isinstance(axes, Axes)}
 
 
-def plain_fields(section: type[AnalysisSection]) -> Fields:
-    """What its other fields look like in a file."""
-    return Fields({name: kind for name, kind in _hints(section).items() if name not in arrays_of(section)})
-
-
-def _annotated(section: type[AnalysisSection]) -> dict[str, Any]:
-    return {name: kind for name, kind in _hints(section).items() if get_origin(kind) is Annotated}
-
-
-def _hints(section: type[AnalysisSection]) -> dict[str, Any]:
-    known = {field.name for field in fields(section)}
-    hints = typing.get_type_hints(section, include_extras=True)
-    return {name: kind for name, kind in hints.items() if name in known}
+def plain_fields(section: Any) -> Fields:
+    """What the other fields of a kind of section look like in a file."""
+    return Fields({name: kind for name, kind in keys_of(section).items() if name not in arrays_of(section)})
 
 
 def _checked(what: str, value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:

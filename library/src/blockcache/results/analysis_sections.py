@@ -25,7 +25,6 @@ class Similarity(AnalysisSection):
     """`cosine[b, s, t]`: of block b's residuals at steps s and t, a mean over generations. `lags` of the curves."""
 
     name: ClassVar[str] = "similarity"
-    title: ClassVar[str] = "How alike a block's outputs are at different steps"
 
     lags: tuple[Count, ...]
     cosine: Annotated[Array, Axes("blocks", "steps", "steps")]
@@ -44,7 +43,6 @@ class Caching(AnalysisSection):
     """`errors[m, b, t]`: caching error `|b^ - b| / |b|` under schedule m; `updates` marks where b is computed."""
 
     name: ClassVar[str] = "caching"
-    title: ClassVar[str] = "Caching error of every block at every step"
 
     schedules: tuple[Name, ...]
     errors: Annotated[Array, Axes("schedules", "blocks", "steps")]
@@ -75,7 +73,6 @@ class SubLayers(AnalysisSection):
     """`errors[i, j]`: relative error behind stage j of one FFN at step `at[i]`, one of its updates under `schedule`."""
 
     name: ClassVar[str] = "sublayers"
-    title: ClassVar[str] = "Where in an FFN the error of an update arises"
 
     block: Name
     schedule: Name
@@ -92,7 +89,6 @@ class Correlation(AnalysisSection):
     """
 
     name: ClassVar[str] = "correlation"
-    title: ClassVar[str] = "An upstream FFN's error and what a downstream FFN makes of it"
 
     upstream: Name
     downstream: Name
@@ -123,7 +119,6 @@ class Response(AnalysisSection):
     """
 
     name: ClassVar[str] = "response"
-    title: ClassVar[str] = "The FFN's linear response to an input error, and what it leaves"
 
     block: Name
     step: Count
@@ -151,7 +146,6 @@ class WeightNorms(AnalysisSection):
     """Frobenius norms of W1, W2 and the W_V of each kind of attention, by layer, and how many numbers each has."""
 
     name: ClassVar[str] = "weights"
-    title: ClassVar[str] = "How large the FFN's weights are beside W_V"
 
     layers: tuple[Name, ...]
     matrices: tuple[Name, ...]
@@ -169,7 +163,6 @@ class FeatureMaps(AnalysisSection):
     """Of one sample and some blocks, the mean over tokens of what the block adds: in the full run, and under `schedule`."""
 
     name: ClassVar[str] = "features"
-    title: ClassVar[str] = "Features in the full run, under the schedule, and their difference"
 
     schedule: Name
     maps: tuple[Name, ...]
@@ -196,7 +189,6 @@ class Homogeneity(AnalysisSection):
     """
 
     name: ClassVar[str] = "homogeneity"
-    title: ClassVar[str] = "How alike different episodes are"
 
     separate: bool
     at: tuple[Count, ...]
@@ -260,7 +252,6 @@ class Stability(AnalysisSection):
     """
 
     name: ClassVar[str] = "stability"
-    title: ClassVar[str] = "How many generations a schedule needs"
 
     generations: Count
     updates: Count
@@ -275,7 +266,6 @@ class ActionCosts(AnalysisSection):
     units, if block b is computed at step s and reused for `lags[i]` steps (or to the end); `cosine` is beside it."""
 
     name: ClassVar[str] = "action-costs"
-    title: ClassVar[str] = "Where the executed action feels an error, beside similarity"
 
     lags: tuple[Count, ...]
     costs: Annotated[Array, Axes("lags", "blocks", "steps")]
@@ -287,7 +277,6 @@ class WeakerPolicy(AnalysisSection):
     """The same method on two policies: action error to the own full run, and the noise floor, by policy; the good first."""
 
     name: ClassVar[str] = "weaker"
-    title: ClassVar[str] = "What caching does to a weaker policy"
 
     method: Name
     policies: tuple[Name, Name]

@@ -7,9 +7,9 @@ candidates are timed.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
-from blockcache.files import Count, Fields, Format, Limit, Positive, dict_of, list_of
+from blockcache.files import Count, Fields, Format, Limit, Positive, dict_of, keys_of, list_of
 from blockcache.results.timings import MACHINE
 
 _Time = Annotated[float, Limit(1e-9)]
@@ -57,9 +57,9 @@ class Bench:
 
     shape: dict[str, Any]
     schedule: dict[str, Any]
-    machine: dict[str, Any]
-    peak_gflops: dict[str, float]
-    repeats: int
+    machine: Annotated[dict[str, Any], MACHINE]
+    peak_gflops: dict[str, _Time]
+    repeats: Count
     eager: str
     rows: list[Measurement]
     unavailable: dict[str, str]
@@ -70,24 +70,9 @@ class Bench:
         return {name: value for name, value in asdict(self).items() if name != "encoder" or value}
 
 
-def _fields(value: type, *optional: str) -> Fields:
-    hints = get_type_hints(value, include_extras=True)
-    return Fields(
-        {name: kind for name, kind in hints.items() if name not in optional}, {name: hints[name] for name in optional}
-    )
-
-
-_RUN = {
-    "shape": dict,
-    "schedule": dict,
-    "machine": MACHINE,
-    "peak_gflops": dict[str, _Time],
-    "unavailable": dict[str, str],
-    "repeats": Count,
-    "eager": str,
-    "rows": list_of(_fields(Measurement, "samples_ms")),
-}
-_ENCODER = {"encoder": list_of(_fields(EncoderTime))}
+_ROW = dict(keys_of(Measurement))
+_RUN = {**keys_of(Bench), "rows": list_of(Fields(_ROW, {"samples_ms": _ROW.pop("samples_ms")}))}
+_ENCODER = {"encoder": list_of(Fields(keys_of(EncoderTime)))}
 FORMAT = Format("blockcache.bench", "benchmark", {**_RUN, **_ENCODER}, optional=("made_by", "encoder"))
 
 _KIND = Fields({"kind": str, "nodes": Count, "ms": _Time, "gflops": float | None})
@@ -99,7 +84,7 @@ PERFORMANCE = Format(
     "blockcache.performance",
     "performance file",
     {
-        "bench": Fields(_RUN, _ENCODER, others=True),
+        "bench": Fields({name: _RUN[name] for name in _RUN if name != "encoder"}, _ENCODER, others=True),
         "limits": list_of(Fields({"threads": Count, "peak_gflops": _Time, "kinds": list_of(_KIND)})),
         "shapes": list_of(Fields({"name": str, "ms": _ENGINES, "difference": _ENGINES})),
         "growth": Fields({"steps": _POINTS, "updates": _POINTS}),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
 
-from blockcache.files import Count, Fields, Format, PathLike
-from blockcache.fingerprint import Fingerprint
+from blockcache.files import Count, Fields, Format, keys_of
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.distance import Distances
+from blockcache.results.rollouts import OfPolicy, PolicyOrigin
 
 Verdict: TypeAlias = Literal["looks lossless", "will likely cost score", "do not use"]
 VERDICTS: tuple[Verdict, ...] = ("looks lossless", "will likely cost score", "do not use")
@@ -34,25 +34,8 @@ class Roughness:
     seam: float | None
 
 
-FORMAT = Format(
-    "blockcache.check",
-    "check",
-    {
-        "policy": Fields({"source": str, "fingerprint": dict}),
-        "method": dict,
-        "setting": Fields({"features": Count}, others=True),
-        "error": ActionError,
-        "noise_floor": ActionError,
-        "distances": Distances,
-        "floor": Distances,
-        "roughness": Fields({"method": Roughness, "full": Roughness}),
-    },
-    again="run 'blockcache check' again",
-)
-
-
 @dataclass(frozen=True)
-class Check:
+class Check(OfPolicy):
     """One method against the full policy, open loop.
 
     policy       where it came from, and its fingerprint
@@ -64,9 +47,9 @@ class Check:
     floor        of the full policy's cloud from another of its own
     """
 
-    policy: Mapping[str, Any]
+    policy: PolicyOrigin
     method: Mapping[str, Any]
-    setting: Mapping[str, Any]
+    setting: Annotated[Mapping[str, Any], Fields({"features": Count}, others=True)]
     error: ActionError
     noise_floor: ActionError
     distances: Distances
@@ -96,18 +79,20 @@ class Check:
         found = ((self.distances.centre_shift, self.shift_limits), (self.distances.beyond_spread, ENERGIES))
         return max(sum(bool(getattr(estimate, end) > limit) for limit in limits) for estimate, limits in found)
 
-    def save(self, path: PathLike) -> None:
-        value = asdict(self)
-        value["roughness"] = {"method": value["roughness"], "full": value.pop("full_roughness")}
-        FORMAT.save(path, value)
+    def content(self) -> dict[str, Any]:
+        found = super().content()
+        rough = {"method": found["roughness"], "full": found.pop("full_roughness")}
+        return {**found, "roughness": rough}
 
     @classmethod
-    def load(cls, path: PathLike) -> Check:
-        content = FORMAT.load(path)
-        with FORMAT.reading(path):
-            Fingerprint.from_dict(content["policy"]["fingerprint"])
+    def of_content(cls, content: dict[str, Any]) -> Check:
         rough = content.pop("roughness")
         return cls(**content, roughness=rough["method"], full_roughness=rough["full"])
+
+
+_KEYS = {**keys_of(Check), "roughness": Fields({"method": Roughness, "full": Roughness})}
+del _KEYS["full_roughness"]
+Check.FORMAT = Format("blockcache.check", "check", _KEYS, again="run 'blockcache check' again")
 
 
 def shift_limits(features: int) -> tuple[float, float]:

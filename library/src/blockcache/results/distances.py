@@ -6,10 +6,10 @@ Knows nothing of torch or of how actions are drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from blockcache.files import Count, Format, PathLike, dict_of
+from blockcache.files import Count, Format, JsonFile, keys_of
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.distance import Distances
 
@@ -40,22 +40,8 @@ class MethodDistances:
     modes: Modes | None
 
 
-FORMAT = Format(
-    "blockcache.frontier-distances",
-    "distances",
-    {
-        "policy": Fingerprint,
-        "setting": dict,
-        "features": Count,
-        "floor": Distances,
-        "methods": dict_of(MethodDistances),
-    },
-    again="run 'blockcache paper distances' again",
-)
-
-
 @dataclass(frozen=True)
-class FrontierDistances:
+class FrontierDistances(JsonFile):
     """Distances of all methods of a suite, at the same observations and with the same noise.
 
     Args:
@@ -68,15 +54,14 @@ class FrontierDistances:
 
     policy: Fingerprint
     setting: Mapping[str, Any]
-    features: int
+    features: Count
     floor: Distances
     methods: Mapping[str, MethodDistances]
 
-    def save(self, path: PathLike) -> None:
-        """Write the JSON file, atomically."""
-        FORMAT.save(path, {**asdict(self), "policy": self.policy.to_dict()})
 
-    @classmethod
-    def load(cls, path: PathLike) -> FrontierDistances:
-        """Read a file that `save` wrote."""
-        return cls(**FORMAT.load(path))
+FrontierDistances.FORMAT = Format(
+    "blockcache.frontier-distances",
+    "distances",
+    keys_of(FrontierDistances),
+    again="run 'blockcache paper distances' again",
+)

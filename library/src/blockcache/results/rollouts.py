@@ -14,11 +14,12 @@ The file says nothing of when or how fast: the same evaluation gives the same by
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, TypeAlias
 
 from blockcache.errors import BlockcacheError
-from blockcache.files import Count, Fields, Format, PathLike, exists
+from blockcache.files import Count, Fields, Format, JsonFile, PathLike, exists, keys_of
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.measure.action_error import ActionError
 
@@ -32,6 +33,26 @@ OBSERVATIONS, SAMPLES = 48, 16  # of a check, unless somebody asks otherwise: ob
 
 class EvaluationError(BlockcacheError):
     """An evaluation that cannot be run as asked, or that was cut short."""
+
+
+PolicyOrigin: TypeAlias = Annotated[Mapping[str, Any], Fields({"source": str, "fingerprint": dict})]
+Calibration: TypeAlias = Annotated[
+    Mapping[str, Any], Fields({"generations": Count}, {"seed": Count, "observations": str})
+]
+
+
+class OfPolicy(JsonFile):
+    """A file on one policy."""
+
+    policy: PolicyOrigin
+
+    def __post_init__(self) -> None:
+        Fingerprint.from_dict(self.policy["fingerprint"])  # refused when it is read, not when it is asked for
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What the policy was."""
+        return Fingerprint.from_dict(self.policy["fingerprint"])
 
 
 @dataclass(frozen=True)
@@ -71,28 +92,19 @@ class Record:
                 raise ValueError(f"seed {self.seed} of {self.method} must have either a score and success or an error")
 
 
-CALIBRATION = Fields({"generations": Count}, {"seed": Count, "observations": str})
 _COUNTS = dict.fromkeys(("first_seed", "rollouts", "group", "open_loop_observations"), Count)
-FORMAT = Format(
-    "blockcache.results",
-    "results file",
-    {
-        "task": Fields({"name": str, "success": str, "max_steps": Count}),
-        "policy": Fields({"source": str, "fingerprint": dict}),
-        "setting": Fields({**_COUNTS, "calibration": CALIBRATION}, {"noise": str}, others=True),
-        "noise_floor": ActionError,
-        "methods": tuple[MethodRun, ...],
-        "records": tuple[Record, ...],
-    },
-    again="run the evaluation again",
-)
+_Setting: TypeAlias = Annotated[
+    Mapping[str, Any], Fields({**_COUNTS, "calibration": Calibration}, {"noise": str}, others=True)
+]
 
 
 @dataclass(frozen=True)
-class Results:
-    task: Mapping[str, Any]
-    policy: Mapping[str, Any]
-    setting: Mapping[str, Any]
+class Results(OfPolicy):
+    """The rollouts of several methods, the full policy among them."""
+
+    task: Annotated[Mapping[str, Any], Fields({"name": str, "success": str, "max_steps": Count})]
+    policy: PolicyOrigin
+    setting: _Setting
     noise_floor: ActionError
     methods: tuple[MethodRun, ...]
     records: tuple[Record, ...]
@@ -105,23 +117,19 @@ class Results:
         """A method's records by seed."""
         return {record.seed: record for record in self.records if record.method == method}
 
-    def save(self, path: PathLike) -> None:
-        FORMAT.save(path, asdict(self))
-
     @classmethod
-    def load(cls, path: PathLike) -> Results:
-        """Strict: unknown versions and keys are refused."""
-        content = FORMAT.load(path)
-        with FORMAT.reading(path):
-            Fingerprint.from_dict(content["policy"]["fingerprint"])
-            found = cls(**content)
-            names = [method.name for method in found.methods]
-            rollouts = [(record.method, record.seed) for record in found.records]
-            if BASELINE not in names or len(set(names)) < len(names) or {name for name, _ in rollouts} - set(names):
-                raise ValueError(f"its methods are {BASELINE} and others, each once and with all that has records")
-            if len(set(rollouts)) < len(rollouts):
-                raise ValueError("a rollout stands there twice")
-            return found
+    def of_content(cls, content: dict[str, Any]) -> Results:
+        found = cls(**content)
+        names = [method.name for method in found.methods]
+        rollouts = [(record.method, record.seed) for record in found.records]
+        if BASELINE not in names or len(set(names)) < len(names) or {name for name, _ in rollouts} - set(names):
+            raise ValueError(f"its methods are {BASELINE} and others, each once and with all that has records")
+        if len(set(rollouts)) < len(rollouts):
+            raise ValueError("a rollout stands there twice")
+        return found
+
+
+Results.FORMAT = Format("blockcache.results", "results file", keys_of(Results), again="run the evaluation again")
 
 
 def check_alike(
@@ -134,7 +142,7 @@ def check_alike(
     reason = None
     if old.task["name"] != task:
         reason = f"task {old.task['name']} instead of {task}"
-    elif differences := fingerprint_differences(policy, Fingerprint.from_dict(old.policy["fingerprint"])):
+    elif differences := fingerprint_differences(policy, old.fingerprint):
         reason = f"another policy ({'; '.join(differences)})"
     else:
         before = {method.name: method for method in old.methods}

@@ -5,13 +5,12 @@ Written by `blockcache paper results --stored` or `paper frontier --stored` from
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
-from blockcache.files import Count, Format, PathLike
+from blockcache.files import Count, Format, JsonFile, keys_of
 from blockcache.measure.statistics import Estimate
-from blockcache.results.rollouts import CALIBRATION
+from blockcache.results.rollouts import Calibration
 
 
 @dataclass(frozen=True)
@@ -23,31 +22,19 @@ class StoredMethod:
     difference: Estimate | None  # to the full policy; None for itself
 
 
-FORMAT = Format(
-    "blockcache.stored",
-    "stored result",
-    {"task": str, "weights": str, "calibration": CALIBRATION, "methods": tuple[StoredMethod, ...]},
-    again="write it again",
-)
-
-
 @dataclass(frozen=True)
-class Stored:
+class Stored(JsonFile):
     task: str
     weights: str  # of the policy that it is true of
-    calibration: dict[str, Any]
+    calibration: Calibration
     methods: tuple[StoredMethod, ...]
 
     def of(self, name: str) -> StoredMethod | None:
         """What is stored of a method, if anything is."""
         return next((method for method in self.methods if method.name == stored_name(name)), None)
 
-    def save(self, path: PathLike) -> None:
-        FORMAT.save(path, asdict(self))
 
-    @classmethod
-    def load(cls, path: PathLike) -> Stored:
-        return cls(**FORMAT.load(path))
+Stored.FORMAT = Format("blockcache.stored", "stored result", keys_of(Stored), again="write it again")
 
 
 def stored_name(name: str) -> str:

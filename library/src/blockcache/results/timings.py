@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from blockcache.files import Count, Fields, Format, Limit, PathLike, dict_of
+from blockcache.files import Count, Fields, Format, JsonFile, Limit, dict_of
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.latency import Latency
 
@@ -19,17 +19,13 @@ MACHINE = Fields({"processor": str, "cores": Count}, {"load_average": list[float
 PERCENTILES = (50, 95, 99)
 _SECONDS = Annotated[float, Limit(1e-9)]
 _TIMED = Fields({"seconds": Annotated[list[_SECONDS], Limit(1)]}, {f"p{percent}": _SECONDS for percent in PERCENTILES})
-FORMAT = Format(
-    "blockcache.timings",
-    "timings file",
-    {"policy": Fingerprint, "machine": MACHINE, "setting": str, "methods": dict_of(_TIMED)},
-    again="time the methods again",
-)
 
 
 @dataclass(frozen=True, eq=False)
-class Timings:
+class Timings(JsonFile):
     """Seconds per chunk of several methods.
+
+    The file has their percentiles beside them, for people.
 
     Args:
         policy: Whose methods they are.
@@ -43,25 +39,28 @@ class Timings:
     setting: str
     seconds: Mapping[str, Latency]
 
-    def save(self, path: PathLike) -> None:
-        """Write the JSON file, atomically."""
+    FORMAT = Format(
+        "blockcache.timings",
+        "timings file",
+        {"policy": Fingerprint, "machine": MACHINE, "setting": str, "methods": dict_of(_TIMED)},
+        again="time the methods again",
+    )
+
+    def content(self) -> dict[str, Any]:
         methods = {
             name: {f"p{percent}": latency.percentile(percent) for percent in PERCENTILES}
             | {"seconds": latency.seconds.tolist()}
             for name, latency in self.seconds.items()
         }
         about = {"policy": self.policy.to_dict(), "machine": self.machine, "setting": self.setting}
-        FORMAT.save(path, {**about, "methods": methods})
+        return {**about, "methods": methods}
 
     @classmethod
-    def load(cls, path: PathLike) -> Timings:
-        """Read a file that `save` wrote; methods of different rounds are refused."""
-        value = FORMAT.load(path)
-        with FORMAT.reading(path):
-            seconds = {name: Latency(np.asarray(item["seconds"])) for name, item in value["methods"].items()}
-            if len({len(item.seconds) for item in seconds.values()}) > 1:
-                raise ValueError("all methods are timed in the same rounds, got different numbers of them")
-            return cls(value["policy"], value["machine"], value["setting"], seconds)
+    def of_content(cls, content: dict[str, Any]) -> Timings:
+        seconds = {name: Latency(np.asarray(item["seconds"])) for name, item in content.pop("methods").items()}
+        if len({len(item.seconds) for item in seconds.values()}) > 1:
+            raise ValueError("all methods are timed in the same rounds, got different numbers of them")
+        return cls(**content, seconds=seconds)
 
     def ms(self, method: str) -> float | None:
         """A method's median in milliseconds; None where it was not timed."""

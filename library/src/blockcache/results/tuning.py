@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from blockcache.errors import BlockcacheError
-from blockcache.files import Count, Fields, Format, PathLike, Positive
-from blockcache.fingerprint import Fingerprint
+from blockcache.files import Count, Format, Positive, keys_of
 from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
+from blockcache.results.rollouts import OfPolicy, PolicyOrigin
 
 MARGIN = 0.5
 """A prediction scatters, so that half of the loss that a user allows is kept in hand."""
@@ -130,26 +130,8 @@ def choose(points: Sequence[Point], goal: Goal) -> Point:
     return min(near, key=lambda point: (point.expected_loss, point.p50_ms))
 
 
-FORMAT = Format(
-    "blockcache.tuning",
-    "tuning",
-    {
-        "policy": Fields({"source": str, "fingerprint": dict}),
-        "goal": Goal,
-        "setting": dict,
-        "machine": dict,
-        "plain_ms": Positive,
-        "points": tuple[Point, ...],
-        "chosen": str,
-        "fresh": Estimate | None,
-        "notes": tuple[str, ...],
-    },
-    again="run 'blockcache tune' again",
-)
-
-
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(OfPolicy):
     """The outcome of one tuning.
 
     policy    where it came from, and its fingerprint
@@ -163,11 +145,11 @@ class Tuning:
     notes     what a reader should know, such as what there was no time for
     """
 
-    policy: Mapping[str, Any]
+    policy: PolicyOrigin
     goal: Goal
     setting: Mapping[str, Any]
     machine: Mapping[str, Any]
-    plain_ms: float
+    plain_ms: Positive
     points: tuple[Point, ...]
     chosen: Point
     fresh: Estimate | None
@@ -181,19 +163,20 @@ class Tuning:
     def front(self) -> tuple[Point, ...]:
         return front(self.points)
 
-    def save(self, path: PathLike) -> None:
-        value = {**asdict(self), "chosen": _label(self.chosen)}
-        FORMAT.save(path, value)
+    def content(self) -> dict[str, Any]:
+        return {**super().content(), "chosen": _label(self.chosen)}
 
     @classmethod
-    def load(cls, path: PathLike) -> Tuning:
-        content = FORMAT.load(path)
-        with FORMAT.reading(path):
-            Fingerprint.from_dict(content["policy"]["fingerprint"])
-            chosen = [point for point in content["points"] if _label(point) == content["chosen"]]
-            if len(chosen) != 1:
-                raise ValueError(f"it has {len(chosen)} points called {content['chosen']!r}, not one")
-            return cls(**{**content, "chosen": chosen[0]})
+    def of_content(cls, content: dict[str, Any]) -> Tuning:
+        chosen = [point for point in content["points"] if _label(point) == content["chosen"]]
+        if len(chosen) != 1:
+            raise ValueError(f"it has {len(chosen)} points called {content['chosen']!r}, not one")
+        return cls(**{**content, "chosen": chosen[0]})
+
+
+Tuning.FORMAT = Format(
+    "blockcache.tuning", "tuning", {**keys_of(Tuning), "chosen": str}, again="run 'blockcache tune' again"
+)
 
 
 def _label(point: Point) -> str:

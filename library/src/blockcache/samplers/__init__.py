@@ -3,12 +3,9 @@
 `samplers.diffusers` makes samplers of diffusers' schedulers and back; it is imported by who needs it.
 """
 
-from blockcache.samplers.base import SAMPLERS, ChosenSampler, SamplerConfig, table
+from blockcache.samplers.base import SAMPLERS, ChosenSampler, SamplerConfig, fewer_steps, sampler_names, table
 from blockcache.samplers.coefficients import Arithmetic, Coefficients, SamplerTable, step
-from blockcache.samplers.diffusion import DDIM, DDPM, Diffusion
-from blockcache.samplers.dpmsolver import DPMSolver, SDEDPMSolver
-from blockcache.samplers.euler import Euler
-from blockcache.samplers.fewer_steps import fewer_steps, sampler_names
+from blockcache.samplers.diffusion import DDIM, DDPM, Diffusion, DPMSolver, Euler, SDEDPMSolver
 from blockcache.samplers.fitted import Fitted
 
 __all__ = [

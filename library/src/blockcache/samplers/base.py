@@ -67,6 +67,12 @@ class SamplerConfig(ABC):
 
     type: ClassVar[str]
     in_diffusers: ClassVar[DiffusersForm | None] = None
+    trained_for: ClassVar[str] = "flow"
+    """Samplers of one kind of training can run the same policy."""
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Settings that another sampler of the same policy takes over."""
+    needs_fitting: ClassVar[bool] = False
+    """Whether it has constants that no number of steps tells."""
 
     num_inference_steps: int = field(default=None, metadata=number(int, 1, MOST_STEPS))  # type: ignore[assignment]
     timesteps: tuple[float, ...] | None = None
@@ -136,8 +142,8 @@ class SamplerConfig(ABC):
     def to_dict(self) -> dict[str, Any]:
         """The settings in JSON types; `from_dict` gives back an equal sampler. `timesteps` only if they were given."""
         settings = {item.name: getattr(self, item.name) for item in fields(self)}
-        timesteps = settings.pop("timesteps")
-        settings |= {} if timesteps is None else {"timesteps": timesteps}
+        if (timesteps := settings.pop("timesteps")) is not None:
+            settings["timesteps"] = timesteps
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
         return {"type": self.type, **plain}
 
@@ -147,10 +153,8 @@ class SamplerConfig(ABC):
 
     @staticmethod
     def load(path: PathLike) -> SamplerConfig:
-        """Read a JSON file; unknown versions, keys and settings are refused."""
-        content = FORMAT.load(path)
-        with FORMAT.reading(path):
-            return SamplerConfig.from_dict(content["sampler"])
+        """Read a JSON file, of a chosen sampler too; unknown versions, keys and settings are refused."""
+        return ChosenSampler.load(path).sampler
 
 
 SAMPLERS: dict[str, type[SamplerConfig]] = {}  # by name, in files and on the command line
@@ -161,6 +165,34 @@ def sampler_class(name: object) -> type[SamplerConfig]:
     if not isinstance(name, str) or name not in SAMPLERS:
         raise SamplerError(f"sampler setting type: expected one of {', '.join(map(repr, SAMPLERS))}; got {short(name)}")
     return SAMPLERS[name]
+
+
+def sampler_names() -> list[str]:
+    """Of the samplers that a number of steps is enough for."""
+    return [name for name, kind in SAMPLERS.items() if not kind.needs_fitting]
+
+
+def fewer_steps(own: SamplerConfig, kind: str, steps: int) -> SamplerConfig:
+    """The same diffusion (or flow), drawn by another sampler in fewer steps: what a user would try first.
+
+    Args:
+        own: The policy's sampler, whose noise levels, prediction and clipping are kept.
+        kind: The name of the sampler to use; its own settings take their defaults.
+        steps: How many; spaced as that sampler does by default, whatever the policy's own spacing, since not every
+            spacing can have every number of steps.
+    """
+    chosen = sampler_class(kind)
+    if chosen.needs_fitting:
+        raise SamplerError(
+            f"the constants of a {kind} sampler follow from no number of steps; fit one with fit_sampler"
+        )
+    if chosen.trained_for != own.trained_for:
+        raise SamplerError(
+            f"a policy trained for {own.type} cannot be run by {kind}: one denoises, the other follows a flow; "
+            f"use {own.type}-{steps}, or train it anew"
+        )
+    settings: dict[str, Any] = {name: getattr(own, name) for name in chosen.kept if name in own.kept}
+    return chosen(**settings, num_inference_steps=steps)
 
 
 @dataclass(frozen=True)

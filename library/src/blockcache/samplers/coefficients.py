@@ -11,8 +11,7 @@ is that line over any arithmetic: numpy, torch or ONNX nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -25,53 +24,45 @@ T = TypeVar("T")
 Array: TypeAlias = npt.NDArray[np.float64]
 Coefficient: TypeAlias = Any  # a float, or a value of the backend, such as a row that comes into an ONNX Scan
 
-COLUMNS = ("a", "b", "e", "c", "s", "x0_x", "x0_out", "eps_x", "eps_out")
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Coefficients:
     """One step: `x0 = x0_x*x + x0_out*out`, `eps = eps_x*x + eps_out*out`, then the sum in the module's docstring.
 
     Floats when they come from a table. x0 is clipped to [-clip, clip] unless clip is None.
     """
 
-    a: Coefficient
-    b: Coefficient
-    e: Coefficient
-    c: Coefficient
-    s: Coefficient
-    x0_x: Coefficient
-    x0_out: Coefficient
-    eps_x: Coefficient
-    eps_out: Coefficient
+    a: Coefficient = 0.0
+    b: Coefficient = 0.0
+    e: Coefficient = 0.0
+    c: Coefficient = 0.0
+    s: Coefficient = 0.0
+    x0_x: Coefficient = 0.0
+    x0_out: Coefficient = 0.0
+    eps_x: Coefficient = 0.0
+    eps_out: Coefficient = 0.0
     clip: float | None
 
 
-@dataclass(frozen=True, eq=False)
-class SamplerTable:
-    """The coefficients of K steps in execution order; every array has shape (K,) and is read-only.
+COLUMNS = tuple(item.name for item in fields(Coefficients) if item.name != "clip")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SamplerTable(Coefficients):
+    """The coefficients of K steps in execution order: every column is a read-only array (K,); a number stands for all steps.
 
     `draws` says which steps take noise from the generator. That is not the same as `s != 0`: DDIM with eta > 0 and
     SDE-DPM-Solver++ draw at their last step too, where s is 0.
     """
 
     timesteps: Array
-    a: Array
-    b: Array
-    e: Array
-    c: Array
-    s: Array
-    x0_x: Array
-    x0_out: Array
-    eps_x: Array
-    eps_out: Array
-    clip: float | None
     draws: tuple[bool, ...]
 
     def __post_init__(self) -> None:
-        for value in vars(self).values():
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False
+        for name in ("timesteps", *COLUMNS):
+            column = np.zeros(len(self.timesteps)) + getattr(self, name)
+            column.flags.writeable = False
+            object.__setattr__(self, name, column)
 
     @property
     def steps(self) -> int:
@@ -89,17 +80,8 @@ class SamplerTable:
 
     @cached_property
     def _rows(self) -> tuple[Coefficients, ...]:
-        columns = [getattr(self, name).tolist() for name in COLUMNS]
-        return tuple(Coefficients(*row, self.clip) for row in zip(*columns, strict=True))  # type: ignore[call-arg]
-
-
-def make_table(
-    timesteps: Array, draws: Sequence[bool], columns: dict[str, Array | float], clip: float | None
-) -> SamplerTable:
-    """A table from the columns that are not zero; a single number stands for all steps."""
-    zeros = np.zeros(len(timesteps))
-    filled = {name: zeros + columns.get(name, 0.0) for name in COLUMNS}
-    return SamplerTable(timesteps=timesteps, clip=clip, draws=tuple(draws), **filled)
+        rows = zip(*(getattr(self, name).tolist() for name in COLUMNS), strict=True)
+        return tuple(Coefficients(**dict(zip(COLUMNS, row, strict=True)), clip=self.clip) for row in rows)
 
 
 class Arithmetic(Protocol[T]):

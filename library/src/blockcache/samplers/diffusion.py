@@ -1,9 +1,10 @@
-"""DDPM and DDIM, and what the samplers of a diffusion share: noise levels, timesteps, x0 and eps from the output.
+"""The samplers: DDPM, DDIM, DPM-Solver++ and SDE-DPM-Solver++ of a diffusion, Euler of a flow.
 
 The numbers and the timesteps are those of diffusers 0.42, quirks included. They are computed in single precision,
 operation by operation as in torch, and only then widened: `1 - now / after` cancels, and in double precision a small
 beta would be 4e-4 away from that of diffusers. What is left is torch's square root, which on some machines is off by an
-ulp; here it is not. Not known here: dynamic thresholding, learned variances, Karras and other respaced sigmas.
+ulp; here it is not. Not known here: dynamic thresholding, learned variances, Karras and other respaced sigmas, DPM-Solver's
+third order and Heun's solver.
 """
 
 from __future__ import annotations
@@ -16,21 +17,27 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.samplers.base import DiffusersForm, SamplerConfig, number, one_of
-from blockcache.samplers.coefficients import Array, SamplerTable, make_table
+from blockcache.samplers.coefficients import Array, SamplerTable
 
 Singles: TypeAlias = npt.NDArray[np.float32]
 
 SPACINGS = one_of("leading", "linspace", "trailing")
 SWITCH = one_of(True, False)
+TRAINING = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end", "prediction_type")
+CLIPPING = ("clip_sample", "clip_sample_range")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diffusion(SamplerConfig):
-    """Settings named as in diffusers. `beta_start` and `beta_end` do nothing in "squaredcos_cap_v2", as there.
+    """What the samplers of a diffusion share: noise levels, timesteps, x0 and eps from the output.
 
+    Settings are named as in diffusers. `beta_start` and `beta_end` do nothing in "squaredcos_cap_v2", as there.
     `timesteps` fall and lie in 0..num_train_timesteps - 1. Between two whole ones the log-SNR is interpolated linearly.
     They take the place of `timestep_spacing` and `steps_offset`, which then do nothing.
     """
+
+    trained_for: ClassVar[str] = "diffusion"
+    kept: ClassVar[tuple[str, ...]] = (*TRAINING, *CLIPPING)
 
     num_train_timesteps: int = field(default=100, metadata=number(int, 2, 1_000_000))
     beta_schedule: str = field(
@@ -107,7 +114,12 @@ class Diffusion(SamplerConfig):
     ) -> SamplerTable:
         """A table from the levels of signal and noise at each step and the columns of its update."""
         columns = update | _prediction(self.prediction_type, signal.astype(np.float64), noise.astype(np.float64))
-        return make_table(timesteps, draws, columns, self.clip_sample_range if self.clip_sample else None)
+        return SamplerTable(timesteps=timesteps, draws=tuple(draws), clip=self.clip, **columns)
+
+    @property
+    def clip(self) -> float | None:
+        """How far x0 may be from 0, None for any distance."""
+        return self.clip_sample_range if self.clip_sample else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +157,7 @@ class DDPM(Diffusion):
 
     type: ClassVar[str] = "ddpm"
     in_diffusers: ClassVar[DiffusersForm | None] = DiffusersForm("DDPMScheduler")
+    kept: ClassVar[tuple[str, ...]] = (*Diffusion.kept, "variance_type")
 
     variance_type: str = field(default="fixed_small", metadata=one_of("fixed_small", "fixed_small_log", "fixed_large"))
 
@@ -162,6 +175,113 @@ class DDPM(Diffusion):
         # A last step at t > 0 ("trailing", or an offset) adds noise and draws it; a step at t = 0 does neither.
         draws = timesteps > 0
         return self.fill(timesteps, np.sqrt(now), np.sqrt(1 - now), draws.tolist(), a=a, b=b, s=np.where(draws, std, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPMSolver(Diffusion):
+    """As diffusers' `DPMSolverMultistepScheduler` does it with the midpoint solver ("2M").
+
+    Clipping x0 is an addition: diffusers' scheduler never clips, and is used only while `clip_sample` is off. A policy that
+    predicts noise under the cosine schedule needs it, or a small error at the first timestep grows a thousandfold.
+
+    solver_order: 1, or 2 from two neighbouring x0. lower_order_final: the last of fewer than 15 steps is of order 1.
+    final_sigmas_type: the last step ends at the clean sample ("zero") or at the noise of t = 0 ("sigma_min").
+    """
+
+    type: ClassVar[str] = "dpmsolver++"
+    in_diffusers: ClassVar[DiffusersForm | None] = DiffusersForm(
+        "DPMSolverMultistepScheduler", CLIPPING, {"algorithm_type": "dpmsolver++"}
+    )
+
+    clip_sample: bool = field(default=False, metadata=SWITCH)
+    timestep_spacing: str = field(default="linspace", metadata=SPACINGS)
+    solver_order: int = field(default=2, metadata=one_of(1, 2))
+    lower_order_final: bool = field(default=True, metadata=SWITCH)
+    final_sigmas_type: str = field(default="zero", metadata=one_of("zero", "sigma_min"))
+
+    @property
+    def left_out(self) -> int:
+        """One point more is laid out, the lowest, where the last step ends."""
+        return 1
+
+    def tabulate(self) -> SamplerTable:
+        timesteps = self.times()
+        signal, noise, h = self.levels(timesteps)
+        gain = signal[1:].astype(np.float64) * -np.expm1(-h)
+        past = self.past(gain, h)
+        draws = [False] * len(timesteps)
+        a = noise[1:] / noise[:-1]
+        return self.fill(timesteps, signal[:-1], noise[:-1], draws, a=a, b=gain + past, c=-past)
+
+    def levels(self, timesteps: Array) -> tuple[Singles, Singles, Array]:
+        """Signal and noise at each step and where the last one ends (K + 1,), and strides in log(signal / noise) (K,)."""
+        power = np.append(self.power_at(timesteps), self.signal_power()[0])
+        sigma = np.sqrt((1 - power) / power)
+        if self.final_sigmas_type == "zero":
+            sigma[-1] = 0
+        signal = 1 / np.sqrt(sigma**2 + 1)
+        with np.errstate(divide="ignore"):
+            h = -np.diff(np.log(sigma.astype(np.float64)))  # infinite to sigma = 0
+        return signal, sigma * signal, h
+
+    def past(self, gain: Array, h: Array) -> Array:
+        """What the second order adds for x0 and takes away for the x0 before it."""
+        steps = len(h)
+        past = np.zeros(steps)
+        if self.solver_order == 2:
+            first_order_end = self.final_sigmas_type == "zero" or (self.lower_order_final and steps < 15)
+            stop = steps - 1 if first_order_end else steps
+            past[1:stop] = gain[1:stop] * 0.5 * h[1:stop] / h[: stop - 1]
+        return past
+
+
+@dataclass(frozen=True, kw_only=True)
+class SDEDPMSolver(DPMSolver):
+    """DPM-Solver++ that adds fresh noise at every step. Its first order is DDPM's posterior ("fixed_small"), written
+    in another way."""
+
+    type: ClassVar[str] = "sde-dpmsolver++"
+    in_diffusers: ClassVar[DiffusersForm | None] = DiffusersForm(
+        "DPMSolverMultistepScheduler", CLIPPING, {"algorithm_type": "sde-dpmsolver++"}
+    )
+
+    def tabulate(self) -> SamplerTable:
+        timesteps = self.times()
+        signal, noise, h = self.levels(timesteps)
+        gain = signal[1:].astype(np.float64) * -np.expm1(-2 * h)
+        past = self.past(gain, h)
+        a = noise[1:] / noise[:-1] * np.exp(-h)
+        s = noise[1:] * np.sqrt(-np.expm1(-2 * h))
+        draws = [True] * len(timesteps)  # at the last step too, where s is 0
+        return self.fill(timesteps, signal[:-1], noise[:-1], draws, a=a, b=gain + past, c=-past, s=s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Euler(SamplerConfig):
+    """Euler's method for flow matching: the denoiser's output is a velocity, times rise from 0 (noise) to 1 (clean).
+
+    K equal steps, or `timesteps` that rise and lie from 0 to below 1; the last step ends at 1. There is no form of it in
+    diffusers: `FlowMatchEulerDiscreteScheduler` hands the denoiser times that are multiplied by its number of training
+    steps, and spaces K steps equally only if it was made for K training steps.
+    """
+
+    type: ClassVar[str] = "euler"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_order(lambda t: 0 <= t < 1, "from 0 to below 1", rising=True)
+
+    def times(self) -> Array:
+        if self.timesteps is not None:
+            return np.array(self.timesteps, dtype=np.float64)
+        return np.arange(self.num_inference_steps) / self.num_inference_steps
+
+    def tabulate(self) -> SamplerTable:
+        """x' = x + (t' - t)*v, with v in the place of eps; x0 = x + (1 - t)*v is where v points to."""
+        times = self.times()
+        stride = np.diff(np.append(times, 1.0))
+        columns: dict[str, Any] = {"a": 1.0, "e": stride, "eps_out": 1.0, "x0_x": 1.0, "x0_out": 1 - times}
+        return SamplerTable(timesteps=times, draws=(False,) * len(times), clip=None, **columns)
 
 
 def _prediction(prediction_type: str, signal: Array, noise: Array) -> dict[str, Any]:

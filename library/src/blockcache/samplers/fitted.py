@@ -14,7 +14,7 @@ import numpy as np
 
 from blockcache.errors import SamplerError
 from blockcache.samplers.base import SamplerConfig, table
-from blockcache.samplers.coefficients import Array, SamplerTable, make_table
+from blockcache.samplers.coefficients import SamplerTable
 from blockcache.samplers.diffusion import Diffusion
 
 WEIGHTS = ("x0_x", "x0_out", "a", "b", "c", "s")
@@ -30,6 +30,7 @@ class Fitted(Diffusion):
     """
 
     type: ClassVar[str] = "fitted"
+    needs_fitting: ClassVar[bool] = True
 
     x0_x: tuple[float, ...]
     x0_out: tuple[float, ...]
@@ -69,6 +70,6 @@ class Fitted(Diffusion):
         return Fitted(**settings, timesteps=tuple(made.timesteps.tolist()), **columns)
 
     def tabulate(self) -> SamplerTable:
-        columns: dict[str, Array | float] = {name: np.array(getattr(self, name)) for name in WEIGHTS}
-        draws = [weight != 0 for weight in self.s]
-        return make_table(self.times(), draws, columns, self.clip_sample_range if self.clip_sample else None)
+        draws = tuple(weight != 0 for weight in self.s)
+        columns = {name: getattr(self, name) for name in WEIGHTS}
+        return SamplerTable(timesteps=self.times(), draws=draws, clip=self.clip, **columns)

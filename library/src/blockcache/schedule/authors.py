@@ -9,7 +9,6 @@ of the pickles is run.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,8 @@ def read_authors_schedule(
         metric: The metric of the solver, where the folder has files for several.
         last: Whether every block is computed at the last step too, as the authors' code runs them.
     """
-    places = _files(Path(folder), updates, metric)
-    ((found_updates, found_metric),) = places
-    found: dict[tuple[int, str], list[int]] = {}
-    for module, path in places[found_updates, found_metric].items():
-        layer, dropout = _BLOCK.fullmatch(module).groups()  # type: ignore[union-attr]  # chosen by it
-        found[int(layer), dropout] = _steps(path, steps, last)
+    (found_updates, found_metric), places = _files(Path(folder), updates, metric)
+    found = {block: _steps(path, steps, last) for block, path in places.items()}
     layers = 1 + max(layer for layer, _ in found)
     blocks = [(layer, dropout) for layer in range(layers) for dropout in _KINDS]
     missing = [f"decoder.layers.{layer}.dropout{dropout}" for layer, dropout in blocks if (layer, dropout) not in found]
@@ -65,21 +60,25 @@ def read_authors_schedule(
         raise ScheduleError(f"{folder}: {error}; how many steps there are is said by --steps") from error
 
 
-def _files(folder: Path, updates: int | None, metric: str | None) -> dict[tuple[int, str], dict[str, Path]]:
-    """The files by module, of the one number of updates and the one metric that are wanted."""
-    found: dict[tuple[int, str], dict[str, Path]] = {}
+def _files(
+    folder: Path, updates: int | None, metric: str | None
+) -> tuple[tuple[int, str], dict[tuple[int, str], Path]]:
+    """The one number of updates and the one metric that are wanted, and the files by layer and dropout."""
+    found: dict[tuple[int, str], dict[tuple[int, str], Path]] = {}
     for path in sorted([*folder.glob("optimal_steps_*.pkl"), *folder.glob("*/optimal_steps_*.pkl")]):
         named = _FILE.fullmatch(path.name)
-        if named is None or not _BLOCK.fullmatch(named["module"]):  # there are files for other modules too
+        block = _BLOCK.fullmatch(named["module"]) if named else None
+        if named is None or block is None:  # there are files for other modules too
             continue
-        if updates not in (None, int(named["updates"])) or metric not in (None, named["metric"]):
+        kind, place = (int(named["updates"]), named["metric"]), (int(block[1]), block[2])
+        if updates not in (None, kind[0]) or metric not in (None, kind[1]):
             continue
-        group = found.setdefault((int(named["updates"]), named["metric"]), {})
-        if named["module"] in group:
-            raise FileError(f"{folder} has two schedules of {named['module']}: {group[named['module']]} and {path}")
-        group[named["module"]] = path
+        group = found.setdefault(kind, {})
+        if place in group:
+            raise FileError(f"{folder} has two schedules of {named['module']}: {group[place]} and {path}")
+        group[place] = path
     if len(found) == 1:
-        return found
+        return found.popitem()
     if found:
         kinds = shortened(", ".join(f"S={count} by {name}" for count, name in found), 200)
         raise FileError(f"{folder} has several schedules ({kinds}); choose one with --updates and --metric")
@@ -93,41 +92,36 @@ def _steps(path: Path, steps: int, last: bool) -> list[int]:
     value = load_pickle(read_bytes(path, WHAT, _BYTES), WHAT, path)
     if not isinstance(value, list):
         raise FileError(f"the {WHAT} {path} holds {_shown(value)}, expected a list of steps")
-    found = {_whole(item, path) for item in value}
+    found = set()
+    for item in value:
+        step = _numpy_number(item) if _is_numpy(item, "scalar") else item
+        if type(step) is not int or not 0 <= step < 2**31:
+            raise FileError(f"the {WHAT} {path} holds {_shown(item)} for a step, expected a whole number")
+        found.add(step)
     if not found:  # the authors' code computes such a block at every step
         return list(range(steps))
     return sorted(found | {steps - 1} if last else found)
 
 
-def _whole(item: Any, path: Path) -> int:
-    """A step: a whole number of Python or, as the authors' solver leaves it, of numpy."""
-    if type(item) is int and 0 <= item < 2**31:
-        return item
-    if _is_numpy(item, "scalar") and len(item.arguments) == 2:
-        dtype, data = item.arguments
-        code = dtype.arguments[0] if _is_numpy(dtype, "dtype") and dtype.arguments else None
-        if isinstance(data, Call) and data.kind == "_codecs.encode" and data.arguments:  # as old pickles write bytes
-            text = data.arguments[0]
-            data = text.encode("latin-1", "replace") if isinstance(text, str) else text
-        sizes: Mapping[Any, int] = {"i8": 8, "i4": 4, "u8": 8, "u4": 4}
-        if (
-            isinstance(code, str)
-            and isinstance(data, bytes)
-            and len(data) == sizes.get(code)
-            and not _big_endian(dtype)
-        ):
-            return _whole(int.from_bytes(data, "little", signed=code[0] == "i"), path)
-    raise FileError(f"the {WHAT} {path} holds {_shown(item)} for a step, expected a whole number")
+def _numpy_number(scalar: Call) -> int | None:
+    """The whole number of a pickled scalar of numpy, as the authors' solver leaves it; None of any other."""
+    dtype: Any
+    data: Any
+    dtype, data = scalar.arguments if len(scalar.arguments) == 2 else (None, None)
+    code: Any = dtype.arguments[0] if _is_numpy(dtype, "dtype") and dtype.arguments else None
+    if isinstance(data, Call) and data.kind == "_codecs.encode" and data.arguments:  # as old pickles write bytes
+        text = data.arguments[0]
+        data = text.encode("latin-1", "replace") if isinstance(text, str) else text
+    known = code in ("i8", "i4", "u8", "u4") and isinstance(data, bytes) and len(data) == int(code[1])
+    if not known or (isinstance(dtype.state, tuple) and dtype.state[1:2] == (">",)):
+        return None
+    return int.from_bytes(data, "little", signed=code[0] == "i")
 
 
 def _is_numpy(call: Any, name: str) -> bool:
     """Whether a value out of a pickle is a call of numpy's function of this name."""
     function = call.function if isinstance(call, Call) else None
     return isinstance(function, Global) and function.name == name and function.module.partition(".")[0] == "numpy"
-
-
-def _big_endian(dtype: Call) -> bool:
-    return isinstance(dtype.state, tuple) and len(dtype.state) > 1 and dtype.state[1] == ">"
 
 
 def _shown(value: Any) -> str:

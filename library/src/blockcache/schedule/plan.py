@@ -2,20 +2,24 @@
 
 Each step is a list of operations on the residual stream, in execution order: compute a block and add its residual, or
 add a run of neighbouring blocks' cached residuals as one pre-summed tensor. A sum is built when a run is first needed,
-out of as few sums and single residuals as are at hand, and used again until one of its members is computed anew. Pure
-values: knows nothing of torch or of how a block is run.
+out of as few sums and single residuals as are at hand, and used again until one of its members is computed anew.
+
+`Reuse` follows a plan through one generation. The rule: a block that is skipped adds the residual of its last update again,
+unchanged; a gate, where a model has one, is applied after that, with its present value. Every engine and every analysis
+reads the rule from there. Knows nothing of torch, of what a residual is or of how a block is run: only sums are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from blockcache.errors import ScheduleError
 from blockcache.schedule.schedule import Schedule
 
+T = TypeVar("T")
 Span: TypeAlias = tuple[int, int]
 """First and last block (inclusive) of a run of neighbours."""
 
@@ -84,6 +88,57 @@ class Plan:
         first, last = operation.run
         span = self.blocks[first] if first == last else f"{self.blocks[first]}..{self.blocks[last]}"
         return f"[{span}]" if operation.parts or first == last else f"[= {span}]"
+
+
+class Reuse(Generic[T]):
+    """The residuals of one generation: what a block adds when it is not computed, what is kept for that and when it dies.
+
+    Args:
+        plan: When blocks are computed.
+        add: Makes the sum of several: of tensors, or of nodes of a graph; whoever goes block by block needs none.
+    """
+
+    def __init__(self, plan: Plan, add: Callable[[Sequence[T]], T] = lambda values: values[0]) -> None:
+        self._plan = plan
+        self._add = add
+        self._residuals: dict[int, T] = {}
+        self._sums: dict[Span, T] = {}
+        self._started: dict[Span, tuple[T, T]] = {}  # what a run adds, and the start of the stream plus that
+
+    def block(self, step: int, name: str, compute: Callable[[], T]) -> T:
+        """What one block adds at a step: computed if it is due, else the rule."""
+        block = self._plan.places[name]
+        if block in self._plan.due(step):
+            self._residuals[block] = compute()
+        return self._residuals[block]
+
+    def computed(self, operation: Compute, residual: T) -> None:
+        """Keep what was computed, if a later step adds it again; what the block added before is gone."""
+        self._residuals.pop(operation.block, None)
+        if operation.keep:
+            self._residuals[operation.block] = residual
+
+    def run(self, operation: AddRun) -> T:
+        """What a run of skipped neighbours adds, as one sum."""
+        if operation.parts:
+            self._sums[operation.run] = self._add([self._at_hand(part) for part in operation.parts])
+        return self._at_hand(operation.run)
+
+    def run_onto(self, operation: AddRun, start: T) -> T:
+        """The start of the stream with such a run on top; the same sum as long as the run adds the same."""
+        added = self.run(operation)
+        if operation.run not in self._started or self._started[operation.run][0] is not added:
+            self._started[operation.run] = added, self._add([start, added])
+        return self._started[operation.run][1]
+
+    def end_step(self, step: int) -> None:
+        """Let go of the sums that no later step uses."""
+        for run in self._plan.stale[step]:
+            del self._sums[run]
+            self._started.pop(run, None)
+
+    def _at_hand(self, run: Span) -> T:
+        return self._residuals[run[0]] if run[0] == run[1] else self._sums[run]
 
 
 def compile_plan(schedule: Schedule, blocks: Sequence[str] | None = None, *, sums: bool = True) -> Plan:

@@ -1,19 +1,22 @@
 """From a recording to a schedule: ACS for each block, then the bubbling union, named after the paper; or action costs.
 
-Knows nothing of models or of how a schedule is run.
+With action costs one budget serves all blocks. For each block the dynamic programme of ACS gives the best schedule for every
+number of updates; the numbers are raised where an update gains most for its cost, among the raises that still fit into the
+budget. Knows nothing of models or of how a schedule is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blockcache.errors import RecordingError, ScheduleError
 from blockcache.schedule import Schedule, generation_flops
-from blockcache.solvers.bac import adaptive, bubbling_union, consecutive, uniform
-from blockcache.solvers.budget import split_budget
+from blockcache.solvers.bac import Segments, adaptive, bubbling_union, consecutive, uniform
 from blockcache.solvers.metrics import METRICS, SIMILARITIES
 from blockcache.solvers.recording import Recording
 
@@ -21,6 +24,9 @@ UPDATES, UNION, BUDGET = 10, 5, 0.15
 PAPER_METHODS = ("bac", "blockwise", "unified", "uniform")
 METHODS = (*PAPER_METHODS, "action")
 OBJECTIVES = ("anchor", "consecutive")
+WORK = 25 * 10**9
+"""Sums in the dynamic programme of a budget, half a minute's work; more than that is refused."""
+Array = NDArray[np.float64]
 
 
 def most_changing(recording: Recording, count: int) -> tuple[str, ...]:
@@ -164,6 +170,68 @@ def _prices(recording: Recording, what: str, costs: Mapping[str, float] | None) 
         )
     fixed = generation_flops((), recording.every_step, recording.steps)
     return [float(block.cost) for block in recording.blocks], float(fixed), "flops"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Update steps by block, the error that is expected of them, and what they cost."""
+
+    steps: tuple[tuple[int, ...], ...]
+    error: float
+    spent: float
+
+
+def split_budget(costs: Array, prices: Sequence[float], limit: float) -> Split:
+    """The schedules of all blocks with the least error, as far as the budget allows.
+
+    Args:
+        costs: (blocks, K, K): [b, s, e] is the error of computing block b at step s and reusing it up to step e.
+        prices: What one update of each block costs, positive.
+        limit: What all updates together may cost; one for each block at least.
+    """
+    blocks, steps = costs.shape[:2]
+    if blocks * steps**3 > WORK:
+        raise ScheduleError(
+            f"{blocks} blocks of {steps} steps are more than this solver takes; calibrate with a sampler of fewer steps"
+        )
+    limit *= 1 + 1e-12  # a budget that is just enough must not fail by rounding
+    solved = [_segments(block) for block in costs]
+    errors = np.array([[-item.value(count) for count in range(1, steps + 1)] for item in solved])
+    counts = split_counts(errors, prices, limit)
+    chosen = tuple(item.choose(count) for item, count in zip(solved, counts, strict=True))
+    error = sum(float(errors[block, count - 1]) for block, count in enumerate(counts))
+    return Split(chosen, error, float(np.dot(counts, prices)))
+
+
+def split_counts(errors: Array, prices: Sequence[float], limit: float) -> list[int]:
+    """How often each block is computed; errors (blocks, K) are those of each block with 1, 2, ... K updates."""
+    counts, left = [1] * len(errors), limit - sum(prices)
+    while True:
+        raises = [_best_raise(errors[block], counts[block], left / price) for block, price in enumerate(prices)]
+        block = int(np.argmax([rate / price for (rate, _), price in zip(raises, prices, strict=True)]))
+        rate, count = raises[block]
+        if rate <= 0:
+            return counts
+        left -= prices[block] * (count - counts[block])
+        counts[block] = count
+
+
+def _best_raise(errors: Array, count: int, room: float) -> tuple[float, int]:
+    """The largest gain per update that `room` more updates allow, and the number of updates that has it."""
+    gains = errors[count - 1] - errors[count : count + int(room)]
+    if not gains.size:
+        return 0.0, count
+    rates = gains / np.arange(1, len(gains) + 1)
+    best = int(rates.argmax())
+    return float(rates[best]), count + 1 + best
+
+
+def _segments(costs: Array) -> Segments:
+    steps = len(costs)
+    gain = np.full((steps, steps + 1), -np.inf)
+    upper = np.triu_indices(steps)
+    gain[upper[0], upper[1] + 1] = -costs[upper]
+    return Segments(gain, steps, float(costs[upper].max()))
 
 
 def _check_choice(what: str, value: str, known: Collection[str]) -> None:

@@ -137,19 +137,8 @@ def make_task(name: str) -> Task:
     return task
 
 
-def make_expert(name: str, simulator: Task) -> Expert:
-    """The simulator's own expert, for the episode that has begun.
-
-    Args:
-        name: The task's name.
-        simulator: A simulator of that task, after `reset`.
-    """
-    expert: Expert = expert_factory(name)(simulator)
-    return expert
-
-
 def expert_factory(name: str) -> Callable[[Task], Expert]:
-    """What makes the expert of a task; without one, or without its simulator, the error says so.
+    """What makes the simulator's own expert, given a Task whose episode has begun; without one the error says so.
 
     Args:
         name: The task's name.

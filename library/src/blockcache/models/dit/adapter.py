@@ -6,16 +6,17 @@ cached is a block's output before its gate; the gate of the present step is appl
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from blockcache.errors import PolicyError
-from blockcache.models.adapter import Adapter, Layer, Route
-from blockcache.models.dit.flops import CHUNKS, DiTShape
-from blockcache.models.dit.fold import attention_of, fold
+from blockcache.models.adapter import Adapter, Layer, Route, check_unpatched, names_by_layer
+from blockcache.models.dit.denoiser import CHUNKS, DiTShape, attention_of, computed, run_layer
 from blockcache.models.dit.policy import FAMILY
+from blockcache.models.dit.program import fold
 
 PARTS = ("time_mlp", "input_proj", "output_proj", "transformer_blocks")
 _OF_A_LAYER = ("norm1", "norm2", "mlp", "adaLN_modulation")
@@ -34,18 +35,22 @@ def find(denoiser: nn.Module, tokens: int) -> Adapter | str:
         if lacks := _lacks(layer):
             return f"has {lacks} in transformer_blocks.{index}"
         _check(index, layer)
-    shape, widths = _sizes(denoiser, layers[0], len(layers), tokens)
-    names = [block.name for block in shape.blocks]
-    pairs = [(names[2 * index], names[2 * index + 1]) for index in range(len(layers))]
+    shape = _shape(denoiser, layers, tokens)
     return Adapter(
         family=FAMILY,
         denoiser=denoiser,
         blocks=shape.blocks,
-        layers=tuple(_layer(layer, *pair) for layer, pair in zip(layers, pairs, strict=True)),
-        widths=widths,
+        layers=tuple(map(_layer, layers, names_by_layer(shape.blocks, len(layers)))),
+        widths={
+            "width": shape.width,
+            "heads": int(attention_of(layers[0]).num_heads),
+            "hidden": shape.hidden,
+            "tokens": tokens,
+            "cond_dim": shape.cond_dim,
+            "input_dim": shape.action_dim,
+        },
         every_step=shape.every_step,
-        timestep=_timestep,
-        fold=fold,
+        fold=partial(fold, shape=shape),
     )
 
 
@@ -69,13 +74,7 @@ def _lacks(layer: Any) -> str:
 def _check(index: int, layer: Any) -> None:
     """Refuse a layer whose forward is not the one that we express block by block."""
     where = f"transformer_blocks.{index}"
-    for name, module in layer.named_modules():
-        if "forward" in vars(module):
-            place = f"{where}.{name}" if name else where
-            raise PolicyError(
-                f"{place}.forward is already patched by something else; remove that patch first (an acceleration with "
-                "disable(); blockcache.handle_of(policy) gives back a handle that was lost)"
-            )
+    check_unpatched(layer, where)
     if type(layer).__module__.startswith("blockcache.") or any(part.training for part in layer.modules()):
         return  # this package's own; or the policy is about to be refused for its mode
     last = list(layer.adaLN_modulation.children())[-1]
@@ -85,7 +84,7 @@ def _check(index: int, layer: Any) -> None:
     features = torch.cos(torch.arange(float(last.in_features))).view(1, -1).to(like)
     with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
         try:
-            found, own = _layer(layer, "SA", "FFN").forward(_computed, stream, features), layer(stream, features)
+            found, own = run_layer(layer, computed, stream, features), layer(stream, features)
             gap, largest = (found - own).abs().max(), own.abs().max().clamp(min=1.0)
             agrees = not bool(own.isfinite().all()) or bool(gap <= _AGREES * largest)  # weights are others' affair
         except Exception:  # foreign code may raise anything
@@ -97,59 +96,26 @@ def _check(index: int, layer: Any) -> None:
         )
 
 
-def _computed(name: str, compute: Any) -> Any:
-    return compute()
-
-
-def _sizes(denoiser: Any, layer: Any, layers: int, tokens: int) -> tuple[DiTShape, dict[str, int]]:
-    width, last = layer.norm1.normalized_shape[-1], list(layer.adaLN_modulation.children())[-1]
-    outputs = [part.out_features for part in denoiser.time_mlp.modules() if isinstance(part, nn.Linear)]
-    time_dim = outputs[-1] if outputs else 0
-    hidden = [part.out_features for part in layer.mlp.modules() if isinstance(part, nn.Linear)]
-    shape = DiTShape(
-        width=width,
-        layers=layers,
-        tokens=tokens,
-        cond_dim=last.in_features - time_dim,
-        time_dim=time_dim,
-        action_dim=denoiser.input_proj.in_features,
-        hidden=hidden[0] if hidden else 0,
+def _shape(denoiser: Any, layers: list[Any], tokens: int) -> DiTShape:
+    """Sizes read off the modules; what is unknown of a foreign denoiser is 0."""
+    width, last = layers[0].norm1.normalized_shape[-1], list(layers[0].adaLN_modulation.children())[-1]
+    time, hidden = (
+        [part.out_features for part in mlp.modules() if isinstance(part, nn.Linear)] or [0]
+        for mlp in (denoiser.time_mlp, layers[0].mlp)
     )
-    attention = attention_of(layer)
-    widths = {
-        "width": width,
-        "heads": int(attention.num_heads),
-        "hidden": shape.hidden,
-        "tokens": tokens,
-        "cond_dim": shape.cond_dim,
-        "input_dim": shape.action_dim,
-    }
-    return shape, widths
+    return DiTShape(
+        width=width,
+        layers=len(layers),
+        tokens=tokens,
+        cond_dim=last.in_features - time[-1],
+        time_dim=time[-1],
+        action_dim=denoiser.input_proj.in_features,
+        hidden=hidden[0],
+    )
 
 
-def _layer(layer: Any, sa: str, ffn: str) -> Layer:
+def _layer(layer: Any, names: tuple[str, ...]) -> Layer:
     def forward(route: Route, x: Tensor, features: Tensor) -> Tensor:
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = layer.adaLN_modulation(features).chunk(CHUNKS, dim=1)
-        x = x + gate.unsqueeze(1) * route(sa, lambda: _attend(layer, _modulated(layer.norm1(x), shift, scale)))
-        fed = route(ffn, lambda: layer.mlp(_modulated(layer.norm2(x), mlp_shift, mlp_scale)))
-        out: Tensor = x + mlp_gate.unsqueeze(1) * fed
-        return out
+        return run_layer(layer, lambda place, compute: route(names[place], compute), x, features)
 
-    return Layer(layer, (sa, ffn), forward, layer.norm1, "x")
-
-
-def _modulated(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return h * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
-
-
-def _attend(layer: Any, h: Tensor) -> Tensor:
-    attention = attention_of(layer)
-    if not isinstance(attention, nn.MultiheadAttention):
-        residual: Tensor = attention(h)
-        return residual
-    attended: Tensor = attention(h, h, h)[0]
-    return attended
-
-
-def _timestep(x: Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
-    return timestep
+    return Layer(layer, names, forward, layer.norm1, "x")

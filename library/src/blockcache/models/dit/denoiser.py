@@ -6,12 +6,57 @@ normalisation or caching.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from blockcache.models.dit.flops import CHUNKS
+from blockcache.block import FEED_FORWARD, SELF_ATTENTION, Block
 from blockcache.models.dpt.denoiser import SinusoidalEmbedding
+from blockcache.models.flops import attention, blocks_of, feed_forward, linear
+
+CHUNKS = 6
+"""What a layer's modulation gives: shift, scale and gate of its attention, then of its MLP."""
+
+
+@dataclass(frozen=True)
+class DiTShape:
+    """The sizes of a DiT that decide its cost, in FLOPs; `cond_dim` is the conditioning vector's, `hidden` the MLPs'."""
+
+    width: int
+    layers: int
+    tokens: int
+    cond_dim: int
+    time_dim: int
+    action_dim: int
+    hidden: int
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The cached blocks in execution order, with their costs."""
+        costs = {
+            SELF_ATTENTION: attention(self.tokens, self.tokens, self.width),
+            FEED_FORWARD: feed_forward(self.tokens, self.width, self.hidden),
+        }
+        return blocks_of(self.layers, lambda layer: costs)
+
+    @property
+    def ends(self) -> int:
+        """What no saving spares a step: the first and the last projection."""
+        return linear(self.tokens, self.action_dim, self.width) + linear(self.tokens, self.width, self.action_dim)
+
+    def modulation(self, features: int) -> int:
+        """All layers' modulation by so many of the features."""
+        return self.layers * linear(1, features, CHUNKS * self.width)
+
+    @property
+    def every_step(self) -> int:
+        """What runs at every step whatever the schedule, as the denoiser is written."""
+        time = feed_forward(1, self.time_dim, 2 * self.time_dim)
+        return self.ends + time + self.modulation(self.time_dim + self.cond_dim)
 
 
 class Rotary(nn.Module):
@@ -74,16 +119,34 @@ class Layer(nn.Module):
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(features, CHUNKS * width))
 
     def forward(self, x: Tensor, features: Tensor) -> Tensor:  # (B, T, d), (B, features)
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (
-            part.unsqueeze(1) for part in self.adaLN_modulation(features).chunk(CHUNKS, dim=1)
-        )
-        x = x + gate * self._attend(self.norm1(x) * (1 + scale) + shift)
-        out: Tensor = x + mlp_gate * self.mlp(self.norm2(x) * (1 + mlp_scale) + mlp_shift)
-        return out
+        return run_layer(self, computed, x, features)
 
-    def _attend(self, h: Tensor) -> Tensor:
-        attended: Tensor = self.attn(h) if hasattr(self, "attn") else self.multihead_attn(h, h, h)[0]
-        return attended
+
+def attention_of(layer: Any) -> Any:
+    """The attention module of a layer, rotary or torch's own; None if it has neither."""
+    return getattr(layer, "attn", None) or getattr(layer, "multihead_attn", None)
+
+
+def run_layer(layer: Any, route: Callable[[int, Callable[[], Tensor]], Tensor], x: Tensor, features: Tensor) -> Tensor:
+    """The forward of a layer, or of a foreign one with the same parts; `route` is given the place of each block, attention 0
+    and MLP 1, and a function that computes it, and gives back what its gate multiplies."""
+    shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (
+        part.unsqueeze(1) for part in layer.adaLN_modulation(features).chunk(CHUNKS, dim=1)
+    )
+    x = x + gate * route(0, lambda: _attend(layer, layer.norm1(x) * (1 + scale) + shift))
+    out: Tensor = x + mlp_gate * route(1, lambda: layer.mlp(layer.norm2(x) * (1 + mlp_scale) + mlp_shift))
+    return out
+
+
+def computed(place: int, compute: Callable[[], Tensor]) -> Tensor:
+    """The route of a layer that computes all of its blocks."""
+    return compute()
+
+
+def _attend(layer: Any, h: Tensor) -> Tensor:
+    attention = attention_of(layer)
+    attended: Tensor = attention(h, h, h)[0] if isinstance(attention, nn.MultiheadAttention) else attention(h)
+    return attended
 
 
 class DiT(nn.Module):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from blockcache.errors import PolicyError, short, shortened
@@ -19,7 +20,7 @@ from blockcache.files import Fields, PathLike, TensorInfo, dict_of, read, read_t
 from blockcache.models.checkpoint import WHAT, check_sizes, policy_from
 from blockcache.models.dit.clip import CHANNELS, ClipConfig, Tower, canonical
 from blockcache.models.dit.policy import DiTConfig, DiTPolicy
-from blockcache.models.dit.statistics import statistics_of
+from blockcache.models.dit.processors import statistics_of
 from blockcache.models.policy_files import CONFIG, FORMAT, WEIGHTS, config_file, policy_directory
 from blockcache.samplers import Euler, SamplerConfig
 from blockcache.samplers.diffusers import from_config
@@ -80,9 +81,24 @@ def read_directory(source: PathLike) -> tuple[DiTConfig, dict[str, Tensor]]:
 
     again = "save the policy again with LeRobot"
     _, tensors = read_tensors(directory / WEIGHTS, WHAT, again, safetensors.torch.load, check)
-    names = {name: canonical(name) for name in tensors}
-    own = {new: tensors[name] for name, new in names.items() if new is not None}
+    with reading(WHAT, directory / WEIGHTS):
+        own = _renamed(tensors)
     return found[0], {**own, **normalisers(found[0], directory)}
+
+
+def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By this package's names; a tensor that is there under the names of two versions of transformers must be one."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        new = canonical(name)
+        if new is None:
+            continue
+        if new in found and not torch.equal(found[new], tensor):
+            raise PolicyError(
+                f"{name} is another name of {new}, and the two differ; save the policy again with LeRobot"
+            )
+        found[new] = tensor
+    return found
 
 
 def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:

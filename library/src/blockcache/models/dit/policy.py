@@ -15,11 +15,11 @@ from torch import Tensor
 from blockcache.errors import PolicyError, short
 from blockcache.files import Limit
 from blockcache.models.dit.clip import ClipConfig, ClipEncoder
-from blockcache.models.dit.denoiser import DiT
-from blockcache.models.dit.flops import CHUNKS
+from blockcache.models.dit.denoiser import CHUNKS, DiT
 from blockcache.models.normalizer import ShiftedNormalizer, field_name
 from blockcache.models.own_policy import Depth, OwnPolicy, PolicyConfig, Size
 from blockcache.observations.tensors import check_tree
+from blockcache.samplers import DDPM, Euler, SamplerConfig
 
 FAMILY = "dit"
 _TAKEN = ("action", "action_pred", "conditioning", "features", "kept_features", "noise", "norms")
@@ -157,3 +157,18 @@ class DiTPolicy(OwnPolicy):
 
     def actions(self, sample: Tensor, observed: Mapping[str, Tensor]) -> Tensor:
         return self.normalizer.action.unnormalize(sample)
+
+
+def ddpm() -> DiTPolicy:
+    """LeRobot's default size with random weights, by 100 DDPM steps, to measure speed; it begins where its encoders end."""
+    return _default_size(DDPM(num_inference_steps=100))
+
+
+def euler() -> DiTPolicy:
+    """The same by flow matching: 100 Euler steps, as LeRobot takes them where nothing else is said."""
+    return _default_size(Euler(num_inference_steps=100))
+
+
+def _default_size(sampler: SamplerConfig) -> DiTPolicy:
+    moment = {"obs": 14 + 768 + 512}  # a state of two arms, what CLIP makes of one camera, and of the words
+    return DiTPolicy.random(DiTConfig(state=moment, action_dim=14, sampler=sampler))

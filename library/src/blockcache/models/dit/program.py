@@ -1,8 +1,9 @@
-"""An adaLN DiT as a program: what is done per generation, per step, in a block. Knows nothing of backends.
+"""An adaLN DiT as a program: what is done per generation, per step, in a block; and how a policy is folded into it.
 
 A layer's modulation is linear in SiLU of [time, conditions]: the conditions' half is computed once per generation, the
 time's half comes from a table. A block's gate multiplies what was computed or kept, so that a kept block follows the
-present gate.
+present gate. Folding is exact algebra in float64, done once: the attention scale goes into the query matrix, position
+embeddings into the first projection's bias, the 1 of `1 + scale` into the modulation's bias. Knows nothing of backends.
 """
 
 from __future__ import annotations
@@ -11,35 +12,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blockcache.models.dit.flops import CHUNKS, DiTShape
-from blockcache.models.program import Ops, Program, Value
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from blockcache.models.dit.denoiser import CHUNKS, DiTShape, attention_of, embed_time
+from blockcache.models.folding import cast, double, linear, named, refuse, scaled_queries, signature
+from blockcache.models.program import Ops, Program, Table, UnsupportedError, Value
 
 SA, FFN = range(2)
 PER_LAYER = 2
 CONDITIONING = "conditioning"
 """The input of a program that begins behind an encoder: the conditioning vector itself."""
+_SCALES = (1, 4)  # which of a layer's six chunks have a 1 added to them
 
 
 @dataclass(frozen=True)
 class Conditions:
     start: Value  # (rows, d) position embeddings and the first projection's bias
     modulation: Value  # (B, L * 6, d) the conditions' half
-    now: tuple[
-        Value, ...
-    ] = ()  # this step's shifts, scales (with the 1 that is added to them) and gates, (B, 1, d) each
+    now: tuple[Value, ...] = ()  # this step's shifts, 1 + scales and gates, (B, 1, d) each
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DiTProgram(Program):
-    """`moments` names the inputs with a moment in front, `vectors` those without, in the conditioning vector's order; behind
-    an encoder there is neither."""
+    """Its inputs are those of the observation, (moments, numbers) or (numbers,), or behind an encoder `CONDITIONING`."""
 
     shape: DiTShape
     heads: int
     norm_eps: float
     rotary: bool
-    moments: tuple[str, ...] = ()
-    vectors: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:
@@ -52,11 +54,10 @@ class DiTProgram(Program):
         """SiLU of the conditioning vector, (B, C)."""
         if CONDITIONING in self.inputs:
             return ops.activation(obs[CONDITIONING], "silu")
-        parts = [self._normalized(ops, name, obs[name]) for name in self.moments]  # (B, n_obs, numbers) each
-        steps = self.inputs[self.moments[0]][0]
-        numbers = sum(self.inputs[name][1] for name in self.moments)
-        vector = ops.reshape(ops.concat(parts, axis=-1), (-1, steps * numbers))
-        once = [self._normalized(ops, name, obs[name]) for name in self.vectors]
+        shapes = {name: shape for name, shape in self.inputs.items() if len(shape) == 2}
+        moments = [self._normalized(ops, name, obs[name]) for name in shapes]  # (B, n_obs, numbers) each
+        vector = ops.reshape(ops.concat(moments, axis=-1), (-1, sum(steps * size for steps, size in shapes.values())))
+        once = [self._normalized(ops, name, obs[name]) for name in self.inputs if name not in shapes]
         return ops.activation(ops.concat([vector, *once], axis=-1), "silu")
 
     def _normalized(self, ops: Ops, name: str, value: Value) -> Value:
@@ -127,3 +128,153 @@ class DiTProgram(Program):
 
     def _linear(self, ops: Ops, layer: int, name: str, x: Value) -> Value:
         return ops.linear(x, ops.weight(f"{name}_w{layer}"), ops.weight(f"{name}_b{layer}"))
+
+
+# -- folding
+
+
+def fold(port: Any, shape: DiTShape) -> DiTProgram:
+    """Fold the policy behind a port with `normalizer_field`, or say what about it cannot be."""
+    denoiser, heads = port.adapter.denoiser, port.adapter.widths["heads"]
+    layers = list(denoiser.transformer_blocks)
+    require_supported(denoiser, layers)
+    like = denoiser.input_proj.weight
+    inputs = {CONDITIONING: (shape.cond_dim,)} if port.begins_after_encoder else dict(port.inputs)
+    features = time_features(port.timesteps, denoiser.time_mlp)  # (K, time_dim), behind their SiLU
+    rotation = _rotation(layers, shape, heads)
+    time_w, condition_w, condition_b = modulation(layers, shape)
+    start = double(denoiser.input_proj.bias).expand(shape.tokens, -1)
+    if getattr(denoiser, "pos_embedding", None) is not None:
+        start = start + double(denoiser.pos_embedding)[0, : shape.tokens]
+    action = port.normalizer_field("action")
+    weights = {
+        "start": start,
+        "input_w": double(denoiser.input_proj.weight).T,
+        "output_w": double(denoiser.output_proj.weight).T,
+        "output_b": double(denoiser.output_proj.bias),
+        "condition_w": condition_w,
+        "condition_b": condition_b,
+        "every_token": torch.ones(1, shape.tokens, 1),
+        **rotation,
+        "action_base": -double(action.base),
+        "action_scale": 1.0 / double(action.scale),
+        "action_shift": double(action.shift),
+    }
+    for name in () if port.begins_after_encoder else inputs:
+        field = port.normalizer_field(name)
+        weights |= {f"input_shift_{name}": -double(field.shift), f"input_scale_{name}": double(field.scale)}
+        weights[f"input_base_{name}"] = double(field.base)
+    for index, layer in enumerate(layers):
+        weights |= _layer(layer, index, shape.width, heads)
+    table = (features @ time_w).view(len(features), 1, shape.layers * CHUNKS, shape.width)
+    eps = float(layers[0].norm1.eps)
+    return DiTProgram(
+        inputs=inputs,
+        chunk=(shape.tokens, shape.action_dim),
+        tokens=shape.tokens,
+        executed=port.executed,
+        action_dim=shape.action_dim,
+        blocks=shape.blocks,
+        once=shape.modulation(shape.cond_dim),
+        every_step=shape.ends,
+        weights={name: cast(tensor, like) for name, tensor in weights.items()},
+        tables={"time": Table(cast(table, like), (1, shape.layers * CHUNKS, shape.width))},
+        gated=True,
+        signature=signature((eps, inputs), features, *rotation.values()),
+        shape=shape,
+        heads=heads,
+        norm_eps=eps,
+        rotary=bool(rotation),
+    )
+
+
+def require_supported(denoiser: Any, layers: list[Any]) -> None:
+    """The forms that the folding above is written for; anything else has the patched engine."""
+    attentions = [attention_of(layer) for layer in layers]
+    norms = [norm for layer in layers for norm in (layer.norm1, layer.norm2)]
+    refuse(
+        (not isinstance(denoiser.time_mlp, nn.Sequential), "a time_mlp that is no Sequential"),
+        (len({type(attention) for attention in attentions}) > 1, "attention of several kinds"),
+        (any(not _is_plain(attention) for attention in attentions), "attention of another kind"),
+        (any(norm.elementwise_affine for norm in norms), "norms with a gain of their own"),
+        (len({norm.eps for norm in norms}) > 1, "norms with different eps"),
+        (any(not _is_mlp(layer.mlp) for layer in layers), "an MLP other than Linear, GELU (tanh), Linear"),
+        (any(not _is_silu(layer.adaLN_modulation) for layer in layers), "a modulation other than SiLU, Linear"),
+        (not isinstance(denoiser.input_proj, nn.Linear), "an input_proj other than Linear"),
+        (not isinstance(denoiser.output_proj, nn.Linear), "an output_proj other than Linear"),
+    )
+
+
+def _is_plain(attention: Any) -> bool:
+    if type(attention) is nn.MultiheadAttention:
+        return attention.in_proj_bias is not None and attention.bias_k is None and not attention.add_zero_attn
+    return all(isinstance(part, nn.Linear) for part in (attention.qkv_proj, attention.out_proj))
+
+
+def _is_mlp(mlp: Any) -> bool:
+    kinds = [type(part) for part in mlp if not isinstance(part, nn.Dropout)]
+    return kinds == [nn.Linear, nn.GELU, nn.Linear] and mlp[1].approximate == "tanh"
+
+
+def _is_silu(modulation: Any) -> bool:
+    return [type(part) for part in modulation] == [nn.SiLU, nn.Linear]
+
+
+def time_features(timesteps: tuple[float, ...], time_mlp: nn.Sequential) -> Tensor:
+    """SiLU of the time's features at all steps, (K, time_dim), computed as the policy's own loop does it."""
+    times = torch.tensor(timesteps, dtype=torch.float32, device=next(time_mlp.parameters()).device)
+    with torch.no_grad():
+        return F.silu(embed_time(time_mlp, times).to(torch.float64))
+
+
+def modulation(layers: list[Any], shape: DiTShape) -> tuple[Tensor, Tensor, Tensor]:
+    """The matrices of the time (time_dim, L * 6 * d) and of the conditions (C, L * 6 * d), and the bias of both."""
+    pairs = [linear(layer.adaLN_modulation[1]) for layer in layers]
+    biases = []
+    for _, own in pairs:
+        bias = own.view(CHUNKS, shape.width).clone()
+        bias[list(_SCALES)] += 1.0
+        biases.append(bias.flatten())
+    both = torch.cat([w for w, _ in pairs], dim=1)
+    return both[: shape.time_dim], both[shape.time_dim :], torch.cat(biases)
+
+
+def _layer(layer: Any, index: int, width: int, heads: int) -> dict[str, Tensor]:
+    attention = attention_of(layer)
+    if isinstance(attention, nn.MultiheadAttention):
+        own = double(attention.in_proj_weight).T, double(attention.in_proj_bias)
+    else:
+        own = linear(attention.qkv_proj)
+    own_w, own_b = scaled_queries(own, width, heads)
+    pairs = {
+        "qk": (own_w[:, : 2 * width], own_b[: 2 * width]),
+        "v": (own_w[:, 2 * width :], own_b[2 * width :]),
+        "out": linear(attention.out_proj),
+        "up": linear(layer.mlp[0]),
+        "down": linear([part for part in layer.mlp if isinstance(part, nn.Linear)][-1]),
+    }
+    return {key: tensor for name, pair in pairs.items() for key, tensor in named(name, pair, index).items()}
+
+
+def _rotation(layers: list[Any], shape: DiTShape, heads: int) -> dict[str, Tensor]:
+    """What queries and keys are multiplied by, (1, T, 2 * d) each: cosines, and sines with their signs. Read off what the
+    policy's own rotation does, and compared with it: there are several kinds."""
+    ropes = [attention_of(layer).rope for layer in layers if hasattr(attention_of(layer), "rope")]
+    if not ropes:
+        return {}
+    size = shape.width // heads
+    like = next(layers[0].parameters())
+    probe = torch.zeros(3, 1, shape.tokens, size, dtype=like.dtype, device=like.device)
+    probe[0, ..., : size // 2], probe[1, ..., size // 2 :] = 1.0, 1.0
+    probe[2] = torch.sin(torch.arange(float(size)))
+    found = []
+    with torch.no_grad():
+        for rope in ropes:
+            (first, second, turned), _ = rope(probe, probe)  # (1, T, size) each
+            cos = torch.cat([first[..., : size // 2], second[..., size // 2 :]], dim=-1)
+            sin = torch.cat([second[..., : size // 2], first[..., size // 2 :]], dim=-1)
+            found.append((cos, sin))
+            again = probe[2] * cos + probe[2].roll(size // 2, dims=-1) * sin
+            if not torch.allclose(again, turned, atol=1e-4) or not torch.equal(found[0][0], cos):
+                raise UnsupportedError("rotary positions of another kind")
+    return {name: double(part).repeat(1, 1, 2 * heads) for name, part in zip(("cos", "sin"), found[0], strict=True)}

@@ -16,7 +16,7 @@ from blockcache.errors import PolicyError
 from blockcache.models.adapter import Adapter, FeedForward, Layer, Route
 from blockcache.models.dpt.flops import DPTShape
 from blockcache.models.dpt.fold import fold
-from blockcache.models.weight_checks import check_mask
+from blockcache.models.weights import check_mask
 
 FAMILY = "dp-t"
 

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from blockcache.errors import PolicyError
-from blockcache.models.adapter import Adapter, Layer, Route
-from blockcache.models.rdt.denoiser import FRONT, RDTDenoiser, divided
-from blockcache.models.rdt.flops import RDTShape
-from blockcache.models.rdt.fold import fold
+from blockcache.models.adapter import Adapter, Layer, Route, check_unpatched, names_by_layer
+from blockcache.models.rdt.denoiser import ADAPTORS, FRONT, RDTDenoiser, RDTShape, divided
+from blockcache.models.rdt.policy import FAMILY
+from blockcache.models.rdt.program import fold
 
-FAMILY = "rdt"
 BRANCHES = (("norm1", "attn"), ("norm2", "cross_attn"), ("norm3", "ffn"))
 _PARTS = tuple(part for branch in BRANCHES for part in branch)
 _NEEDED = ("t_embedder", "freq_embedder", "x_pos_embed", "lang_cond_pos_embed", "img_cond_pos_embed", "final_layer")
@@ -49,28 +48,22 @@ def find(denoiser: RDTDenoiser, lang_len: int) -> Adapter:
     model: Any = denoiser.model
     for index, block in enumerate(model.blocks):
         _check(index, block)
-    norm = norm_of(denoiser)
     shape = shape_of(denoiser, lang_len)
-    names = [block.name for block in shape.blocks]
-    widths = {
-        "width": shape.width,
-        "heads": model.blocks[0].attn.num_heads,
-        "tokens": shape.tokens,
-        "lang_tokens": lang_len,
-        "img_tokens": shape.conditions[1],
-        "action_dim": shape.action_dim,
-    }
     return Adapter(
         family=FAMILY,
         denoiser=denoiser,
         blocks=shape.blocks,
-        layers=tuple(
-            _layer(block, (names[3 * i], names[3 * i + 1], names[3 * i + 2])) for i, block in enumerate(model.blocks)
-        ),
-        widths=widths,
+        layers=tuple(map(_layer, model.blocks, names_by_layer(shape.blocks, shape.layers))),
+        widths={
+            "width": shape.width,
+            "heads": model.blocks[0].attn.num_heads,
+            "tokens": shape.tokens,
+            "lang_tokens": lang_len,
+            "img_tokens": shape.conditions[1],
+            "action_dim": shape.action_dim,
+        },
         every_step=shape.every_step,
-        timestep=lambda sample, timestep, *args, **kwargs: timestep,
-        fold=partial(fold, shape=shape, norm=norm),
+        fold=partial(fold, shape=shape, norm=norm_of(denoiser)),
         constant=tuple(block.cross_attn.kv for block in model.blocks),
     )
 
@@ -85,11 +78,7 @@ def shape_of(denoiser: Any, lang_len: int) -> RDTShape:
         horizon=model.x_pos_embed.shape[1] - FRONT,
         action_dim=model.final_layer.ffn_final.fc2.out_features,
         conditions=(lang_len, model.img_cond_pos_embed.shape[1]),
-        adaptors=(
-            _inputs(denoiser.lang_adaptor),
-            _inputs(denoiser.img_adaptor),
-            _inputs(denoiser.state_adaptor),
-        ),
+        adaptors=tuple(_inputs(getattr(denoiser, name)) for name in ADAPTORS),
     )
 
 
@@ -97,7 +86,7 @@ def _inputs(adaptor: nn.Module) -> Sequence[int]:
     return [part.in_features for part in adaptor.modules() if isinstance(part, nn.Linear)]
 
 
-def _layer(block: Any, names: tuple[str, str, str]) -> Layer:
+def _layer(block: Any, names: tuple[str, ...]) -> Layer:
     sa, ca, ffn = names
 
     def forward(route: Route, x: Tensor, c: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -110,13 +99,7 @@ def _layer(block: Any, names: tuple[str, str, str]) -> Layer:
 
 def _check(index: int, block: Any) -> None:
     """Refuse a block whose forward is not the one that we express branch by branch."""
-    for name, part in block.named_modules():
-        if patched := [item for item in vars(part) if item in ("forward", "__call__")]:
-            place = f"blocks.{index}.{name}".rstrip(".")
-            raise PolicyError(
-                f"{place}.{patched[0]} is already patched by something else; remove that patch first (an acceleration with "
-                "disable(); blockcache.handle_of(policy) gives back a handle that was lost)"
-            )
+    check_unpatched(block, f"blocks.{index}")
     if type(block).__module__.startswith("blockcache."):
         return
     found = _order(block)

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from blockcache.block import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION
+from blockcache.block import Block as CachedBlock
 from blockcache.errors import PolicyError, short
+from blockcache.models.flops import attention, blocks_of, feed_forward, linear
 
 if TYPE_CHECKING:
     from blockcache.models.rdt.policy import RDTConfig
@@ -25,6 +30,84 @@ EPS = 1e-6
 FREQUENCIES = 256  # numbers of a sinusoidal embedding
 FRONT = 3
 """Tokens before the actions: the time, the control frequency and the state."""
+
+
+@dataclass(frozen=True)
+class RDTShape:
+    """The sizes that decide the cost, in FLOPs.
+
+    tokens: of the sequence, three more than actions.
+    conditions: language and image tokens.
+    adaptors: by adaptor (language, image, state) the inputs of each of its matrices.
+    """
+
+    width: int
+    layers: int
+    tokens: int
+    horizon: int
+    action_dim: int
+    conditions: tuple[int, int]
+    adaptors: tuple[Sequence[int], ...]
+
+    @property
+    def blocks(self) -> tuple[CachedBlock, ...]:
+        """In execution order, with their costs: keys and values of the conditions are projected at every use."""
+        return blocks_of(self.layers, self._costs)
+
+    def _costs(self, layer: int) -> dict[str, int]:
+        return {
+            SELF_ATTENTION: attention(self.tokens, self.tokens, self.width),
+            CROSS_ATTENTION: attention(self.tokens, self.conditions[layer % 2], self.width),
+            FEED_FORWARD: feed_forward(self.tokens, self.width, self.width),
+        }
+
+    @property
+    def every_step(self) -> int:
+        """What runs at every step whatever the schedule: the sample's adaptor, two embeddings, the final layer."""
+        return self._adapted(self.horizon, self.adaptors[2]) + 2 * self._embedding + self._final(self.tokens)
+
+    @property
+    def folded_blocks(self) -> tuple[CachedBlock, ...]:
+        """What remains where keys and values are projected once."""
+
+        def costs(layer: int) -> dict[str, int]:
+            found = self._costs(layer)
+            found[CROSS_ATTENTION] -= linear(self.conditions[layer % 2], self.width, 2 * self.width)
+            return found
+
+        return blocks_of(self.layers, costs)
+
+    @property
+    def folded_every_step(self) -> int:
+        """The time's embedding is tabulated, the frequency's made once; the mask's share of the adaptor too; only actions
+        leave."""
+        first, *others = self.adaptors[2]
+        return self._adapted(self.horizon, [first // 2, *others]) + self._final(self.horizon)
+
+    @property
+    def adapting(self) -> int:
+        """Once per generation, in any engine: the conditions' adaptors."""
+        return sum(map(self._adapted, (*self.conditions, 1), self.adaptors))
+
+    @property
+    def folded_once(self) -> int:
+        """With the frequency's embedding, and all keys and values; the mask's share is part of the state's adaptor."""
+        return self.around + linear(sum(self.conditions[i % 2] for i in range(self.layers)), self.width, 2 * self.width)
+
+    @property
+    def around(self) -> int:
+        """Without keys and values."""
+        return self.adapting + self._embedding
+
+    @property
+    def _embedding(self) -> int:
+        return linear(1, FREQUENCIES, self.width) + linear(1, self.width, self.width)
+
+    def _adapted(self, tokens: int, inputs: Sequence[int]) -> int:
+        return sum(linear(tokens, size, self.width) for size in inputs)
+
+    def _final(self, tokens: int) -> int:
+        return linear(tokens, self.width, self.width) + linear(tokens, self.width, self.action_dim)
 
 
 class Norm(nn.Module):

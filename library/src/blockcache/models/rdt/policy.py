@@ -20,8 +20,7 @@ from blockcache.models.own_policy import Depth, OwnPolicy, PolicyConfig, Size
 from blockcache.models.rdt.denoiser import ADAPTORS, RDTDenoiser, linears_of
 from blockcache.observations import one_moment
 from blockcache.observations.tensors import as_tensor, check_tree
-from blockcache.samplers import SamplerConfig
-from blockcache.samplers.dpmsolver import DPMSolver
+from blockcache.samplers import DPMSolver, SamplerConfig
 
 FAMILY = "rdt"
 NORMS = ("std", "rms")

@@ -14,8 +14,7 @@ from blockcache.errors import PolicyError
 from blockcache.models.own_port import OwnPort
 from blockcache.models.port import Port
 from blockcache.models.rdt.adapter import find, shape_of, shaped
-from blockcache.models.rdt.denoiser import ADAPTORS
-from blockcache.models.rdt.flops import RDTShape
+from blockcache.models.rdt.denoiser import ADAPTORS, RDTShape
 from blockcache.models.rdt.policy import MASK, RDTPolicy
 
 

@@ -1,8 +1,10 @@
-"""RDT as a program: what is done per generation, per step, in a block. Knows nothing of backends.
+"""RDT as a program: what is done per generation, per step, in a block; and how a policy is folded into it.
 
 Language and image tokens do not change in a generation, so their keys (normed) and values are projected once for every
-layer: about nine tenths of what the public code computes at every step. Matrices are those of the policy, as they lie in
-memory; what is folded (the score's scale, position embeddings, the time's embedding by step) is small.
+layer: about nine tenths of what the public code computes at every step. No matrix is copied, since at 1.2 thousand million
+numbers that would be five gigabytes: the program multiplies by the policy's own, as views. What is folded is small: the
+attention scale into the gain of the queries' norms, the time's embedding into a table over all steps. Knows nothing of
+backends.
 """
 
 from __future__ import annotations
@@ -11,12 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from blockcache.models.program import Ops, Program, Value
-from blockcache.models.rdt.denoiser import FRONT
-from blockcache.models.rdt.flops import RDTShape
+import torch
+from torch import Tensor, nn
+
+from blockcache.models.folding import Pair, named, signature, step_times
+from blockcache.models.port import Port
+from blockcache.models.program import Ops, Program, Table, UnsupportedError, Value
+from blockcache.models.rdt.denoiser import FRONT, RDTShape, frequencies
 
 SA, CA, FFN = range(3)
 LANGUAGE, IMAGE = range(2)
+_HIDDEN = 1e17
+"""What is taken from the scores of tokens that are not there; within the limit of a program's weights."""
 
 
 @dataclass(frozen=True)
@@ -169,3 +177,107 @@ class RDTProgram(Program):
 
     def _linear(self, ops: Ops, name: str, x: Value, index: int | str = "") -> Value:
         return ops.linear(x, ops.weight(f"{name}_w{index}"), ops.weight(f"{name}_b{index}"))
+
+
+# -- folding
+
+
+@torch.no_grad()
+def fold(port: Port, shape: RDTShape, norm: tuple[str, float]) -> RDTProgram:
+    """Fold the policy behind a port, or say what about it cannot be; `norm` is how its norms divide, and their eps."""
+    denoiser: Any = port.adapter.denoiser
+    model: Any = denoiser.model
+    like: Tensor = model.x_pos_embed.detach()
+    if like.dtype not in (torch.float32, torch.float64):
+        raise UnsupportedError(f"weights in {like.dtype} (only float32 and float64)")
+    heads, policy = port.adapter.widths["heads"], port.policy
+    scale = (shape.width // heads) ** -0.5
+    hidden = min(_HIDDEN, torch.finfo(like.dtype).max / 4)
+    weights: dict[str, Tensor] = {
+        "places": like,
+        "lang_places": model.lang_cond_pos_embed.detach()[:, : policy.config.lang_len],
+        "img_places": model.img_cond_pos_embed.detach(),
+        "frequencies": frequencies(like.device).to(like)[None],
+        "zero": like.new_zeros(1),
+        "hide": like.new_tensor([hidden]),
+        "hide_all": like.new_tensor([-hidden]),
+    }
+    adaptors = [_linears(getattr(denoiser, f"{name}_adaptor")) for name in ("lang", "img", "state")]
+    for name, linears in zip(("lang", "img", "state"), adaptors, strict=True):
+        for index, linear in enumerate(linears):
+            weights |= named(name, _views(linear), index)
+    whole = weights["state_w0"]  # (2 A, d): of the sample, then of the mask
+    weights |= {"state_w0": whole[: shape.action_dim], "mask_w": whole[shape.action_dim :]}
+    up, down = _mlp(model.freq_embedder)
+    weights |= {**named("freq_up", _views(up)), **named("freq_down", _views(down))}
+    for index, block in enumerate(model.blocks):
+        weights |= _layer(index, block, shape.width, scale)
+    final = model.final_layer
+    weights |= {"final_gain": final.norm_final.weight.detach(), **named("final_up", _views(final.ffn_final.fc1))}
+    weights |= named("final_down", _views(final.ffn_final.fc2))
+    time: Tensor = model.t_embedder(step_times(port, like.device)).to(like)  # (K, d)
+    return RDTProgram(
+        inputs=port.inputs,
+        chunk=(shape.horizon, shape.action_dim),
+        tokens=shape.horizon,
+        executed=port.executed,
+        action_dim=shape.action_dim,
+        blocks=shape.folded_blocks,
+        once=shape.folded_once,
+        every_step=shape.folded_every_step,
+        weights=weights,
+        tables={"time": Table(time[:, None, None], (1, FRONT, shape.width), (FRONT - 1, 0))},
+        signature=signature(norm, time),
+        shape=shape,
+        heads=heads,
+        norm=norm[0],
+        norm_eps=norm[1],
+        adaptors=(len(adaptors[0]), len(adaptors[1]), len(adaptors[2])),
+    )
+
+
+def _layer(index: int, block: Any, width: int, scale: float) -> dict[str, Tensor]:
+    own, cross = block.attn, block.cross_attn
+    both_w, both_b = _views(cross.kv)
+    pairs = {
+        "qkv": _views(own.qkv),
+        "out": _views(own.proj),
+        "query": _views(cross.q),
+        "key": (both_w[:, :width], both_b[:width]),
+        "value": (both_w[:, width:], both_b[width:]),
+        "cross": _views(cross.proj),
+        "up": _views(block.ffn.fc1),
+        "down": _views(block.ffn.fc2),
+    }
+    gains = {
+        **{f"norm{place}": getattr(block, f"norm{place}").weight.detach() for place in (1, 2, 3)},
+        "own_query": own.q_norm.weight.detach() * scale,
+        "own_key": own.k_norm.weight.detach(),
+        "query": cross.q_norm.weight.detach() * scale,
+        "key": cross.k_norm.weight.detach(),
+    }
+    found = {f"{name}_gain{index}": gain for name, gain in gains.items()}
+    return found | {key: view for name, pair in pairs.items() for key, view in named(name, pair, index).items()}
+
+
+def _views(module: Any) -> Pair:
+    """Matrix (inputs, outputs) and bias of a Linear, `x @ w + b`: its own numbers, not a copy."""
+    if type(module) is not nn.Linear or module.bias is None:
+        raise UnsupportedError(f"a {type(module).__name__} where a Linear with a bias is expected")
+    return module.weight.detach().T, module.bias.detach()
+
+
+def _linears(adaptor: Any) -> list[Any]:
+    """The matrices of an adaptor."""
+    parts = list(adaptor) if isinstance(adaptor, nn.Sequential) else [adaptor]
+    between = [part for part in parts[1::2] if not (type(part) is nn.GELU and part.approximate == "tanh")]
+    if between or len(parts) % 2 == 0:
+        raise UnsupportedError("an adaptor of other parts than matrices and GELU (tanh) in turn")
+    return parts[::2]
+
+
+def _mlp(embedder: Any) -> tuple[Any, Any]:
+    parts = list(getattr(embedder, "mlp", ()))
+    if len(parts) != 3 or type(parts[1]) is not nn.SiLU:
+        raise UnsupportedError("an embedding other than Linear, SiLU, Linear")
+    return parts[0], parts[2]

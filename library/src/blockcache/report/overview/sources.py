@@ -21,14 +21,10 @@ from blockcache.results.analysis import FORMAT as ANALYSIS
 from blockcache.results.analysis import Analysis
 from blockcache.results.bench import FORMAT as BENCH
 from blockcache.results.bench import PERFORMANCE
-from blockcache.results.distances import FORMAT as DISTANCES
 from blockcache.results.distances import FrontierDistances
-from blockcache.results.rollouts import FORMAT as RESULTS
 from blockcache.results.rollouts import Results
 from blockcache.results.summary import MethodSummary, most_rollouts, summarise
-from blockcache.results.timings import FORMAT as TIMINGS
 from blockcache.results.timings import Timings
-from blockcache.results.tuning import FORMAT as TUNING
 from blockcache.results.tuning import Tuning
 from blockcache.schedule.schedule import FORMAT as SCHEDULE
 from blockcache.schedule.schedule import Schedule
@@ -76,13 +72,15 @@ class Sources:
     @cached_property
     def fingerprints(self) -> list[tuple[str, Fingerprint]]:
         """What each file is bound to; benchmarks and configs say nothing of weights."""
-        bound = [(one.path, Fingerprint.from_dict(one.value.policy["fingerprint"])) for one in self.results]
-        bound += [(one.path, Fingerprint.from_dict(one.value.policy["fingerprint"])) for one in self.tunings]
-        bound += [(one.path, one.value.policy) for one in self.timings]
-        bound += [(one.path, one.value.policy) for one in self.distances]
-        bound += [(one.path, one.value.fingerprint) for one in self.recordings]
-        bound += [(one.path, one.value.fingerprint) for one in self.schedules]
-        return bound + [(one.path, one.value.fingerprint) for one in self.analyses]
+        bound: tuple[Source[Any], ...] = (
+            *self.results,
+            *self.tunings,
+            *self.recordings,
+            *self.schedules,
+            *self.analyses,
+        )
+        timed: tuple[Source[Any], ...] = (*self.timings, *self.distances)
+        return [(one.path, one.value.fingerprint) for one in bound] + [(one.path, one.value.policy) for one in timed]
 
     @cached_property
     def rows(self) -> dict[str, MethodSummary]:
@@ -129,10 +127,10 @@ def _policy(path: str) -> Any:
 _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     RECORDING.name: ("recordings", Recording.load),
     SCHEDULE.name: ("schedules", Schedule.load),
-    RESULTS.name: ("results", Results.load),
-    TIMINGS.name: ("timings", Timings.load),
-    DISTANCES.name: ("distances", FrontierDistances.load),
-    TUNING.name: ("tunings", Tuning.load),
+    Results.FORMAT.name: ("results", Results.load),
+    Timings.FORMAT.name: ("timings", Timings.load),
+    FrontierDistances.FORMAT.name: ("distances", FrontierDistances.load),
+    Tuning.FORMAT.name: ("tunings", Tuning.load),
     ANALYSIS.name: ("analyses", Analysis.load),
     BENCH.name: ("benches", BENCH.load),
     PERFORMANCE.name: ("benches", _performance),

@@ -6,16 +6,10 @@ Nothing is copied to the host before the end. Knows nothing of schedules.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from blockcache.errors import PolicyError
-from blockcache.models.port import Port
-from blockcache.observations.tensors import largest
-from blockcache_runtime.checks import check_generation
 
 HELD_BYTES = 2**24
 
@@ -28,12 +22,14 @@ class LargestNorm:
         self._bytes = 0
         self._found: list[Tensor] = []
 
-    def see(self, value: Tensor) -> None:
-        """(..., d): its rows."""
-        self._held.append(value)
-        self._bytes += value.nbytes
-        if self._bytes > HELD_BYTES:
-            self._measure()
+    def see(self, value: Any) -> None:
+        """(..., d): its rows. Whatever a foreign denoiser may give is taken: tensors with fractions in it count."""
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, Tensor) and item.is_floating_point() and item.ndim and item.numel():
+                self._held.append(item.detach() if item.requires_grad else item)
+                self._bytes += item.nbytes
+                if self._bytes > HELD_BYTES:
+                    self._measure()
 
     @torch.no_grad()
     def largest(self) -> Tensor:
@@ -49,20 +45,3 @@ class LargestNorm:
             wide = torch.promote_types(dtype, torch.float32)  # squares of half precision overflow at 256
             self._found.append(torch.linalg.vector_norm(torch.cat(held), dim=-1, dtype=wide).amax().float())
         self._held, self._bytes = [], 0
-
-
-class GenerationNorms:
-    """A `Watcher` of the patched engine: refuses the answer of a generation whose numbers left the range."""
-
-    def __init__(self, port: Port) -> None:
-        self._port, self._norm = port, LargestNorm()
-
-    def see(self, value: Any) -> None:
-        for item in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(item, Tensor) and item.is_floating_point() and item.ndim and item.numel():
-                self._norm.see(item.detach())
-
-    def end(self, obs: Any, returned: Any) -> None:
-        with contextlib.suppress(PolicyError):  # an answer without an action is not judged here
-            self.see(self._port.action_of(returned))
-        check_generation(float(self._norm.largest()), lambda: largest(obs))

@@ -59,11 +59,10 @@ class ServedExport:
 
     def predict(self, observations: Sequence[Moment], generators: Sequence[np.random.Generator]) -> list[Array]:
         """See `ServedPolicy`. Of a whole chunk, what is behind the executed actions is sent too."""
-        policy, first = self._policy, self._policy.executed[0]
+        policy = self._policy
         batch = {name: np.concatenate([one[name] for one in observations]) for name in self.inputs}
         noise = np.concatenate([policy.draw_noise(1, generator) for generator in generators], axis=1)
-        found = policy.run(policy.check_observation(batch), noise)
-        return [*found["action_pred"][:, first:]] if "action_pred" in found else [*found["action"]]
+        return [*policy.due_actions(policy.run(policy.check_observation(batch), noise))]
 
 
 class ClientState:

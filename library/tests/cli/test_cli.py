@@ -66,6 +66,7 @@ def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
         "check",
         "eval",
         "report",
+        "serve",
     ]
     assert verbs.cli.list_commands(TOP) == [*verbs.cli.verbs, "policy", "analyse", "paper"]
     assert list(verbs.policy.verbs) == ["convert", "observe", "place", "fit"]

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from blockcache.models.port import Port
 
 
+def _is_export(name: str) -> bool:
+    return name.endswith(".onnx")
+
+
 def _settings(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Every field of `Settings` as an option."""
     for name, default, said in reversed(options()):
@@ -55,12 +59,12 @@ class ServedPort:
 
 
 @click.command()
-@click.argument("policy")
+@click.argument("policy", type=arg.Checked("policy", lambda name: name if _is_export(name) else arg.PolicySource(name)))
 @click.argument("schedule", required=False)
 @click.option("--engine", type=arg.ENGINE, default="auto", help="For a POLICY that is no export.")
 @click.option("--threads", type=arg.CORES, help="Cores for one generation. Default: one or all, what is faster.")
 @_settings
-def serve(policy: str, schedule: str | None, engine: str, threads: int | None, **asked: Any) -> None:
+def serve(policy: str | arg.PolicySource, schedule: str | None, engine: str, threads: int | None, **asked: Any) -> None:
     """Serve POLICY to robots and simulators: clients of openpi and of vla-eval work as they are.
 
     POLICY is a file that 'export' wrote, which needs no torch, or anything that other verbs take; SCHEDULE as for 'export'.
@@ -78,20 +82,19 @@ def serve(policy: str, schedule: str | None, engine: str, threads: int | None, *
     from blockcache_runtime.serve.policies import ServedExport
     from blockcache_runtime.serve.server import serve as run
 
-    if policy.endswith(".onnx"):
+    if isinstance(policy, str):
         from blockcache_runtime.export import open_export
 
         if schedule or engine != "auto":
             raise click.UsageError("an export has its schedule and its engine; name neither")
         run(ServedExport(open_export(policy, threads)), settings)
         return
-    source = arg.PolicySource(policy)
-    followed = source.schedule() if schedule is None else arg.load_schedule(schedule)
+    followed = policy.schedule() if schedule is None else arg.load_schedule(schedule)
 
     import torch
 
     from blockcache.engines import accelerate
 
     torch.set_num_threads(threads or 1)
-    with accelerate(source.port, followed, engine, threads=threads):
-        run(ServedPort(policy, source.port), settings)
+    with accelerate(policy.port, followed, engine, threads=threads):
+        run(ServedPort(policy.name, policy.port), settings)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=arg.OUTPUT, default="policy.onnx", help="The file to write.")
 @click.option("--actions-only", is_flag=True, help="Leave out what the robot does not execute (causal policies).")
 @click.option("--other-weights", is_flag=True, help="Accept a schedule that was made for other weights.")
+@click.option("--rtc", is_flag=True, help="Take the chunk before as inputs, for the new one to go on from it.")
 @arg.sampler_file_option
 def export(
     policy: arg.PolicySource,
@@ -30,6 +31,7 @@ def export(
     output: str,
     actions_only: bool,
     other_weights: bool,
+    rtc: bool,
     sampler_file: str | None,
 ) -> None:
     """Write POLICY under SCHEDULE as one ONNX file: observation and noise in, actions in robot units out.
@@ -44,13 +46,14 @@ def export(
       blockcache export pusht schedule.json --actions-only -o fast.onnx
       blockcache export my_module:make_policy -o full.onnx
       blockcache export pusht --sampler-file fitted.json -o fitted.onnx
+      blockcache export pusht schedule.json --rtc -o asynchronous.onnx
     """
     followed = policy.schedule() if schedule is None else arg.load_schedule(schedule)
 
     from blockcache.engines import export_policy
 
     kind, check = "action" if actions_only else "chunk", "shape" if other_weights else "strict"
-    notes = export_policy(policy.port_with(sampler_file), followed, output, kind, check)
+    notes = export_policy(policy.port_with(sampler_file), followed, output, kind, check, rtc=rtc)
     click.echo(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB")
     for note in notes:
         click.echo(f"note: {note}")

@@ -105,7 +105,7 @@ def test_one_word_means_one_thing_in_every_verb():
         "policy place",
         "policy fit",
     }
-    assert set(seen["first_seed"]) == {"eval", "policy demonstrate", "policy observe"}
+    assert set(seen["first_seed"]) == {"eval", "policy demonstrate", "policy observe", "policy replay"}
     assert not any("docs" in str(found.default) for found in seen["output"].values())
 
 

@@ -136,7 +136,9 @@ class ExportedPolicy:
         observed = {}
         for name in self._observed:
             if name not in obs:
-                raise ObservationError(f"the observation has no key {name!r}, got {sorted(map(str, obs))}")
+                what = self.header.get("outside", {}).get(name, "")
+                hint = f" ({what})" if what else ""
+                raise ObservationError(f"the observation has no key {name!r}{hint}, got {sorted(map(str, obs))}")
             what = "the observation" if alone else f"the observation {name!r}"
             inner = tuple(self.sizes[name][1:])
             if name in self.cameras:

@@ -61,7 +61,7 @@ def encoder_calls(
         return []
     own, patches = port.copy(), Patches()
     encode = first_denoiser_call(own, getattr(own.policy, own.entry), patches)
-    stack.callback(patches.remove)
+    stack.enter_context(patches)
     given = own.prepare_observation(obs)
     found = [EncoderCall(EAGER, count, on_threads(count, lambda: encode(given))) for count in counts]
     if port.begins_after_encoder:

@@ -31,11 +31,11 @@ class Replacement:
     def __init__(self, original: Callable[..., Any], call: Callable[..., Any], patches: Patches) -> None:
         functools.update_wrapper(self, original)
         self.original = original
+        self.call = call
         self.patches = patches
-        self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
+        return self.call(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise PolicyError("an accelerated policy cannot be copied; call disable() first")
@@ -142,6 +142,8 @@ class Patches:
                         )
                 if self:
                     _at_once(dict.pop, *self._columns()[:2], repeat(None))
+        for _, _, replacement in self._planned:
+            replacement.call = replacement.original
         self._planned, self.handle = [], None  # what was attached is freed at once, not when cycles are collected
 
     def _columns(self) -> tuple[list[Any], ...]:

@@ -328,13 +328,13 @@ def test_the_picture_holds_the_methods_at_their_places(collection, tmp_path):
     shown = points(collection)
     kinds = {}
     for point in shown:
-        kinds.setdefault(point.method.family, []).append(point.method.setting)
+        kinds.setdefault(point.method.family, []).append(point.method.facts.setting)
     assert kinds["BAC"] == ["S=3", "S=5", "S=7", "S=10", "S=20"]  # no metrics, no other n
     assert kinds["BAC on DDIM"] == ["S=3", "S=5", "S=10"]
     assert kinds["Uniform"] == ["S=10", "S=12", "S=20", "S=22"]
     assert kinds["DDPM-N"] == ["N=12", "N=22"]
     assert {"DDIM-N", "TeaCache"} < set(kinds)
-    (point,) = [point for point in shown if (point.method.family, point.method.setting) == ("BAC", "S=10")]
+    (point,) = [point for point in shown if (point.method.family, point.method.facts.setting) == ("BAC", "S=10")]
     assert (point.gflop, point.ms) == (pytest.approx(0.48), pytest.approx(13.2))
     assert point.difference == collection.rows["bac:S=10,n=5"].difference
     plot_tradeoff(collection, tmp_path / "wide.png")

@@ -18,7 +18,7 @@ import toy_family
 from blockcache.attach import action_costs
 from blockcache.attach.generation import Generation, attach
 from blockcache.errors import PolicyError, RecordingError
-from blockcache.models.pairing import generate
+from blockcache.models.noise import generate
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, table
 from blockcache.samplers.fitted import Fitted

@@ -8,15 +8,15 @@ import click
 import pytest
 
 import blockcache as bc
-from blockcache import cli
+from blockcache.cli import verbs
 from blockcache.cli.arguments import POLICY
 from blockcache.samplers import DDPM
 from blockcache_lab.cli import paper
 from cli_inputs import STEPS
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
-GROUPS = {"": cli.cli, "policy": cli.policy, "paper": paper}
-TOP = click.Context(cli.cli)
+GROUPS = {"": verbs.cli, "policy": verbs.policy, "paper": paper}
+TOP = click.Context(verbs.cli)
 CONTEXTS = {"": TOP, **{name: click.Context(GROUPS[name], TOP) for name in ("policy", "paper")}}
 VERBS = [
     f"{name} {verb}".strip()
@@ -42,7 +42,7 @@ def test_help_has_an_example(blockcache, verb, option):
 def test_without_a_verb_there_is_help(blockcache, words):
     text = blockcache(*words)
     assert "blockcache demo" in text
-    assert all(f"\n  {name} " in text for name in (*cli.cli.verbs, "analyse", "policy", "paper"))
+    assert all(f"\n  {name} " in text for name in (*verbs.cli.verbs, "analyse", "policy", "paper"))
 
 
 @pytest.mark.parametrize("group", ["policy", "paper"])
@@ -55,7 +55,7 @@ def test_a_group_lists_its_verbs_with_a_line_each(blockcache, group, words):
 
 
 def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
-    assert list(cli.cli.verbs) == [
+    assert list(verbs.cli.verbs) == [
         "demo",
         "calibrate",
         "solve",
@@ -67,9 +67,9 @@ def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
         "eval",
         "report",
     ]
-    assert cli.cli.list_commands(TOP) == [*cli.cli.verbs, "policy", "analyse", "paper"]
-    assert list(cli.policy.verbs) == ["convert", "observe", "place", "fit"]
-    assert cli.policy.list_commands(CONTEXTS["policy"]) == [*cli.policy.verbs, "demonstrate", "train"]
+    assert verbs.cli.list_commands(TOP) == [*verbs.cli.verbs, "policy", "analyse", "paper"]
+    assert list(verbs.policy.verbs) == ["convert", "observe", "place", "fit"]
+    assert verbs.policy.list_commands(CONTEXTS["policy"]) == [*verbs.policy.verbs, "demonstrate", "train"]
     assert list(paper.verbs) == [
         "suite",
         "timing",
@@ -136,7 +136,8 @@ def test_a_list_of_verbs_loads_none_of_them(words):
         "try: blockcache.cli.main(sys.argv[1:])\n"
         "except SystemExit: pass\n"
         "loaded = {name for name in sys.modules if name.startswith('blockcache.')} | {'numpy', 'tqdm'} & set(sys.modules)\n"
-        "assert loaded == {'blockcache.' + name for name in ('_version', 'cli', 'cli.lazy', 'errors')}, loaded\n"
+        "known = ('_version', 'cli', 'cli.lazy', 'cli.verbs', 'errors')\n"
+        "assert loaded <= {'blockcache.' + name for name in known}, loaded\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

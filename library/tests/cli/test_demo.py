@@ -8,9 +8,9 @@ from test_suites import OWN
 
 from blockcache.cli import demo
 from blockcache.compare import jobs
+from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import one_by_one
 from blockcache.compare.methods import parse_method
-from blockcache.compare.showcase import showcase
 from blockcache.measure.statistics import Estimate
 from blockcache.models.loading import load_policy, save_policy
 from blockcache.models.registry import port_of
@@ -43,27 +43,26 @@ class Clock:
 )
 def test_rollouts_grow_while_time_is_left(make_policy, tmp_path, seconds, rollouts):
     clock, names = Clock(), ["full", "ddim-10", "uniform:S=10", "bac:S=10,n=5"]
-    found = showcase(
+    evaluation = prepare(
         make_policy(sampler=OWN),
         "toy",
-        observations(),
-        seconds,
+        [parse_method(name) for name in names[1:]],
+        observations()[:4],
         state=tmp_path,
+        rollouts=demo.MOST,
+        group=demo.GROUP,
         generations=3,
-        methods=[parse_method(name) for name in names[1:]],
         engine="loop",
-        repeats=1,
-        backend=clock.backend,
         make=Toy,
-        clock=clock,
         progress=False,
     )
-    assert isinstance(found.results, Results)
-    assert [method.name for method in found.results.methods] == names
+    results = evaluation.run_for(seconds, clock.backend, clock=clock, progress=False)
+    assert isinstance(results, Results)
+    assert [method.name for method in results.methods] == names
     for name in names:
-        assert list(found.results.of(name)) == [100_000 + seed for seed in range(rollouts)]
+        assert list(results.of(name)) == [100_000 + seed for seed in range(rollouts)]
     assert clock.now <= max(seconds, 20)
-    assert set(found.speed) == {"plain policy", *names}
+    assert set(evaluation.speed(1, progress=False)) == {"plain policy", *names}
 
 
 @pytest.fixture

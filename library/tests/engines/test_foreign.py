@@ -18,7 +18,7 @@ from torch import nn
 import blockcache as bc
 from blockcache.errors import PolicyError
 from blockcache.models.flops import feed_forward
-from blockcache.models.pairing import generate
+from blockcache.models.noise import generate
 from blockcache.models.registry import port_of
 from stranger_policy import (
     ACTION,

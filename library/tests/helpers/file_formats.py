@@ -109,7 +109,7 @@ def policy() -> Any:
 
 @functools.lru_cache(maxsize=1)
 def setting() -> Setting:
-    return Setting(port_of(policy()), lambda: None, np.zeros((2, 2, 5), dtype=np.float32))
+    return Setting(port_of(policy()), np.zeros((2, 2, 5), dtype=np.float32))
 
 
 def write_schedule(directory: Path) -> Path:
@@ -193,8 +193,8 @@ def write_check(directory: Path) -> Path:
     distances = Distances(**{item.name: Estimate(0.5, 0.4, 0.6, 9) for item in fields(Distances)})
     Check(
         policy={"source": "tiny", "fingerprint": FINGERPRINT.to_dict()},
-        method={"name": "uniform:S=3", "flops": 10},
-        setting={"features": 16, "seed": 0},
+        method={"name": "uniform:S=3", "engine": "loop", "shares_all_noise": True, "flops": 10, "full_flops": 40},
+        setting={"observations": 9, "samples": 4, "features": 16, "seams": 0, "seed": 0},
         error=ERROR,
         noise_floor=ERROR,
         distances=distances,

@@ -6,6 +6,7 @@ import shlex
 import click
 
 import blockcache.cli
+import blockcache.cli.verbs
 from blockcache.compare.methods import parse_method
 from repository import ROOT
 
@@ -85,4 +86,4 @@ def _resolve(words):
 
 def _front():
     blockcache.cli.main(["--version"])  # verbs may be added by the first call only
-    return blockcache.cli.cli
+    return blockcache.cli.verbs.cli

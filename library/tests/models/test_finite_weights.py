@@ -15,7 +15,7 @@ import toy_family
 from blockcache.errors import EngineError, PolicyError
 from blockcache.models.program import Table, UnsupportedError
 from blockcache.models.registry import port_of
-from blockcache.models.weight_checks import check_mask, check_program
+from blockcache.models.weights import check_mask, check_program
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 ENGINES = ("patched", "loop", "onnx", "auto")

@@ -15,8 +15,8 @@ import toy_family
 from blockcache.errors import PolicyError
 from blockcache.models import port as ports
 from blockcache.models.loading import load_policy
+from blockcache.models.modules import ModeCheck
 from blockcache.models.registry import port_of
-from blockcache.models.train_mode import ModeCheck
 from blockcache.samplers import DDIM, Euler, SDEDPMSolver
 from toy_evaluation import METHODS, ready
 

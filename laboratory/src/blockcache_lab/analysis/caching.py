@@ -20,7 +20,7 @@ from blockcache.block import FEED_FORWARD
 from blockcache.engines.accelerate import accelerate, check_fit
 from blockcache.errors import ObservationError
 from blockcache.measure.action_error import action_error, actions
-from blockcache.models.pairing import generate
+from blockcache.models.noise import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import rows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blockcache.attach.generation import Generation, LayerCall, attach
-from blockcache.models.pairing import generate
+from blockcache.models.noise import generate
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, parts, rows
 from blockcache.schedule import Reuse, Schedule, compile_plan

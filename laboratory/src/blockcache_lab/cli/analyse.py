@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from blockcache.cli import arguments as arg
-from blockcache.cli.rollouts import resumable
 from blockcache_runtime.cores import cores
 
 
@@ -77,7 +76,7 @@ def analyse(
 
     torch.set_num_threads(threads)
     state = Path(output).with_name(f"{Path(output).name}.state")
-    with resumable(state):
+    with arg.resumable(state):
         found = run(
             policy.port,
             seen,

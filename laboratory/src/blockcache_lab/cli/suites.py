@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from blockcache.cli import arguments as arg
-from blockcache.cli.rollouts import chosen_backend, engine_option, exit_if_failed, resumable, run_options, task_option
 from blockcache.files import make_directory
 from blockcache_lab.studies.suites import ALONE, DISTANCES, FRONTIER, KINDS, SUITES, TIMINGS
 
@@ -29,7 +28,7 @@ tuned_option = click.option(
 @click.argument("name", metavar="NAME", type=click.Choice(tuple(KINDS)))
 @arg.policy_argument()
 @output_option
-@run_options
+@arg.run_options
 @click.option(
     "--main-rollouts",
     type=arg.COUNT,
@@ -83,7 +82,7 @@ def suite(
     _check_tuned(tuned, name)
     if quick and (ignored := arg.given(["rollouts", "main_rollouts", "group", "generations"])):
         raise click.UsageError(f"{', '.join(ignored)} and --quick exclude one another: a quick run has its own amounts")
-    backend = chosen_backend(workers, ray)
+    backend = arg.chosen_backend(workers, ray)
     chosen, seen = policy.task(task), policy.observations(observations)
 
     from blockcache_lab.studies.suite_results import SuiteResults
@@ -93,7 +92,7 @@ def suite(
     counts = QUICK if quick else RolloutCounts(rollouts, main_rollouts, group, generations)
     state, path = output / "state", output / f"{name}.json"
     make_directory(output)
-    with resumable(state):
+    with arg.resumable(state):
         setting = SuiteSetting(policy.port, chosen, seen, state, counts, str(policy), engine)
         ready = prepare_suite(setting.for_suite(name, tuned), name)
         ready.check_output(path)
@@ -102,14 +101,14 @@ def suite(
     _print(SuiteResults(ready.suite, results))
     page = name if KINDS[name].alone else "results"
     click.echo(f"\nwritten to {path}; 'blockcache paper {page} {output}' makes the page")
-    exit_if_failed(results, path)
+    arg.exit_if_failed(results, path)
 
 
 @click.command()
 @arg.policy_argument()
 @output_option
-@task_option
-@engine_option
+@arg.task_option
+@arg.engine_option
 @arg.observations_option
 @arg.generations_option
 @click.option("--repeats", type=arg.COUNT, default=20, help="Interleaved rounds.")
@@ -154,8 +153,8 @@ def timing(
 @click.command()
 @arg.policy_argument()
 @output_option
-@task_option
-@engine_option
+@arg.task_option
+@arg.engine_option
 @arg.observations_option
 @arg.generations_option
 @click.option("--samples", type=click.IntRange(4, 10_000), default=64, help="Chunks for each observation.")

@@ -12,8 +12,7 @@ from blockcache.compare.methods import Method, method_named
 from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
 from blockcache.report.chart import Axis, Panel, Rule, Series
-from blockcache.report.drawing import draw_panels
-from blockcache.report.figures import save_figure
+from blockcache.report.drawing import draw_panels, save_figure
 from blockcache.results.rollouts import BASELINE
 from blockcache_lab.studies.suite_results import Collection
 
@@ -88,13 +87,13 @@ def points(collection: Collection) -> list[Point]:
     """What is in the picture: variants by metric, objective or n are left to the tables."""
     methods = {name: method_named(name) for name in collection.rows}
     variants = {
-        family: [method.variant for method in methods.values() if method.family == family] for family in _FAMILIES
+        family: [method.facts.variant for method in methods.values() if method.family == family] for family in _FAMILIES
     }
     found = []
     for name, row in collection.rows.items():
         method, difference = methods[name], row.difference
         own = variants.get(method.family, ())
-        usual = method.variant == max(own, key=own.count, default=None)
+        usual = method.facts.variant == max(own, key=own.count, default=None)
         if usual and difference is not None and math.isfinite(difference.low):
             found.append(Point(method, row.method.flops / 1e9, collection.ms(name), difference))
     return sorted(found, key=lambda point: point.gflop)
@@ -124,7 +123,7 @@ def _tradeoff(title: str, costs: Sequence[tuple[Point, float]], full: float) -> 
     families: dict[str, list[Mark]] = {name: [] for name in _FAMILIES}
     hollow: dict[str, list[Mark]] = {}
     for point, cost in sorted(costs, key=lambda pair: pair[1]):
-        mark = loss_mark(point.method, cost, point.difference, point.method.setting)
+        mark = loss_mark(point.method, cost, point.difference, point.method.facts.setting)
         families[point.method.family].append(mark)
         if point.difference.n < most:
             hollow.setdefault(point.method.family, []).append(mark)

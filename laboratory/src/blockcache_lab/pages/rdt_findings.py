@@ -39,7 +39,11 @@ class RdtSuite(PolicySuite):
     def bacs(self) -> dict[int, str]:
         """The BAC schedules under the policy's own sampler, by S."""
         found = {name: method_named(name) for name in self.collection.differences}
-        return {method.updates: name for name, method in found.items() if method.family == "BAC" and method.updates}
+        return {
+            method.facts.updates: name
+            for name, method in found.items()
+            if method.family == "BAC" and method.facts.updates
+        }
 
     @property
     def equal_pairs(self) -> list[tuple[str, str]]:

@@ -193,7 +193,7 @@ def without_failed_fits(setting: SuiteSetting, suite: Suite) -> Suite:
 def _fitted(method: str) -> str | None:
     """The method's sampler by itself, if it is a fitted one."""
     sampler = parse_method(method).sampler
-    return str(sampler) if sampler is not None and sampler.by_fit else None
+    return str(sampler) if sampler is not None and sampler.facts.by_fit else None
 
 
 def as_run(setting: SuiteSetting, directory: PathLike, names: Sequence[str]) -> list[Suite]:

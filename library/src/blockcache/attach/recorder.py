@@ -21,7 +21,7 @@ from blockcache.attach.action_costs import ActionCostCollector
 from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.attach.walk_back import DenoiserCall
 from blockcache.errors import ObservationError, RecordingError
-from blockcache.models.pairing import generate
+from blockcache.models.noise import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, rows

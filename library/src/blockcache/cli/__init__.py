@@ -1,82 +1,12 @@
-"""The command line: which verbs there are, and how errors end. A verb's module is imported when the verb is called."""
+"""The command line: how a verb is run, and how it ends. Imports nothing heavy before it can say what went wrong."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
-import click
-
-from blockcache._version import __version__
-from blockcache.cli.lazy import LazyGroup
-from blockcache.errors import BlockcacheError
-
-policy = LazyGroup(
-    "policy",
-    open_to_others=True,
-    help="On the way to a policy: demonstrations, training, checkpoints of other code, observations, samplers of few steps.",
-    verbs={
-        "convert": (
-            "blockcache.cli.convert:convert",
-            "Make a policy of a checkpoint of the public Diffusion Policy code.",
-        ),
-        "observe": (
-            "blockcache.cli.observe:observe",
-            "Let a policy do its task and keep what it saw, to calibrate on.",
-        ),
-        "place": (".samplers:place", "Find where the few steps of a sampler lie best for a policy."),
-        "fit": (".samplers:fit", "Fit the constants of a sampler of few steps to a policy."),
-    },
-)
-
-
-@click.group(
-    cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
-    commands=[policy],
-    open_to_others=True,
-    verbs={
-        "demo": (
-            "blockcache.cli.demo:demo",
-            "The whole flow on a policy in a few minutes: what is gained, what it costs.",
-        ),
-        "calibrate": (
-            "blockcache.cli.schedules:calibrate",
-            "Watch a policy once, and record how its blocks' outputs change.",
-        ),
-        "solve": (".schedules:solve", "From a recording to a schedule: when each block is computed."),
-        "show": (".schedules:show", "Draw a schedule in the terminal."),
-        "export": (".engines:export", "Write a policy under a schedule as one ONNX file, for the robot."),
-        "bench": (".engines:bench", "Time every engine beside what users run today."),
-        "tune": (".tune:tune", "The best that fits a deadline or a loss, and why it may be trusted."),
-        "check": (
-            "blockcache.cli.check:check",
-            "One schedule or method judged without a simulator: how far its actions are off.",
-        ),
-        "eval": (
-            "blockcache.cli.evaluate:evaluate",
-            "Does the robot still do its job? Paired rollouts of several methods.",
-        ),
-        "report": (
-            "blockcache.cli.report:report",
-            "One page that opens offline: what is gained, what it costs, and why.",
-        ),
-    },
-)
-@click.version_option(__version__, prog_name="blockcache")
-@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks (works in any place).")
-def cli() -> None:
-    """Make transformer diffusion policies fast without training them again.
-
-    \b
-    A first look, on the policy that ships with the package:
-      blockcache demo
-    \b
-    With a policy of your own:
-      blockcache calibrate my_policy/ --observations obs.npz -o recording.safetensors
-      blockcache solve recording.safetensors --updates 10 --union 5 -o schedule.json
-      blockcache export my_module:make_policy schedule.json -o policy.onnx
-    """
+INTERRUPTED = 130  # exit code
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -84,13 +14,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
+        from blockcache.cli.verbs import cli
+
         cli.main([item for item in arguments if item != "--debug"], prog_name="blockcache", standalone_mode=False)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+        sys.stdout.flush()  # a full disk shows here, not when Python ends
     except BrokenPipeError:  # the reader of a pipe, such as `head`, went away
-        sys.stderr.close()
-        sys.exit(0)
+        _drop_output()
+    except KeyboardInterrupt:
+        _end("interrupted", INTERRUPTED)
     except Exception as error:
         if debug:
             raise
@@ -98,12 +29,34 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _fail(error: Exception) -> None:
-    message = f"{type(error).__name__}: {error} (this should not happen; run again with --debug)"
+    """One line that says what went wrong. What is asked here is asked by name: click itself may be missing."""
+    from blockcache.errors import BlockcacheError
+
+    kind = type(error)
+    message = f"{kind.__name__}: {error} (this should not happen; run again with --debug)"
     if isinstance(error, BlockcacheError):
         message = str(error)
-    elif isinstance(error, click.ClickException):
-        message = error.format_message()
+    elif kind.__module__.startswith("click"):
+        if kind.__name__ == "Abort":
+            _end("interrupted", INTERRUPTED)
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+    elif isinstance(error, ModuleNotFoundError) and error.name == "click":
+        message = "the command line needs click, which is not installed; docs/start.md says how to install it"
     elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch has no class for it
         message = "this machine has not enough memory for that; ask for less"
-    click.echo(f"error: {' '.join(message.split())}", err=True)
-    sys.exit(2)
+    elif (
+        isinstance(error, OSError) and error.filename is None and error.strerror
+    ):  # of standard output, such as a full disk
+        _drop_output()
+        message = f"the output cannot be written: {error.strerror}"
+    _end(f"error: {' '.join(message.split())}", 2)
+
+
+def _end(line: str, code: int) -> None:
+    print(line, file=sys.stderr)
+    sys.exit(code)
+
+
+def _drop_output() -> None:
+    """What is still buffered for standard output goes nowhere: Python would complain of it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,7 +4,8 @@ imported: nobody waits for torch to be told of a typing error."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,13 +24,16 @@ from blockcache.models.policy_files import (
     read_config,
     shared_file,
 )
-from blockcache.results.rollouts import GENERATIONS
+from blockcache.results.rollouts import GENERATIONS, GROUP
 
 if TYPE_CHECKING:
+    from blockcache.compare.jobs import Backend
     from blockcache.models.port import Port
+    from blockcache.results.rollouts import Results
     from blockcache.schedule import Schedule
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
+FAILED, INTERRUPTED = 1, 130  # exit codes
 
 
 class Checked(click.ParamType):  # type: ignore[type-arg]
@@ -215,3 +219,52 @@ sampler_file_option = click.option(
     "--sampler-file", metavar="FILE", help="A sampler file in place of the policy's own, such as 'policy fit' writes."
 )
 threads_option = click.option("--threads", type=CORES, default=1, help="Threads for torch.")
+task_option = click.option("--task", type=TASK, help="Default: the one that the policy says it was trained for.")
+engine_option = click.option("--engine", type=ENGINE, default="auto")
+first_seed_option = click.option(
+    "--first-seed", type=SEED, default=0, help="First environment seed; test seeds are refused."
+)
+
+
+def run_options(verb: Verb) -> Verb:
+    """How rollouts are run and what is calibrated on, in the order of the help."""
+    options: list[Callable[[Verb], Verb]] = [
+        task_option,
+        click.option("--rollouts", type=COUNT, default=50, help="Per method."),
+        click.option("--group", type=COUNT, default=GROUP, help="Rollouts run as one batch."),
+        engine_option,
+        click.option("--workers", type=CORES, help="Processes on this machine. Default: one for each core."),
+        click.option("--ray", metavar="ADDRESS", help="Use a Ray cluster instead; 'local' starts one here."),
+        observations_option,
+        generations_option,
+    ]
+    for option in reversed(options):  # as decorators are: the lowest first
+        verb = option(verb)
+    return verb
+
+
+def chosen_backend(workers: int | None, ray: str | None) -> Backend:
+    from blockcache.compare.jobs import local_workers, ray_cluster
+
+    if ray is not None and workers is not None:
+        raise click.UsageError("--ray and --workers exclude one another")
+    return local_workers(workers) if ray is None else ray_cluster(ray)
+
+
+@contextmanager
+def resumable(state: Path) -> Iterator[None]:
+    """An interrupt ends the verb with a word on where its finished work is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; what was finished is kept in {state}, the same command goes on from there", err=True)
+        raise SystemExit(INTERRUPTED) from None
+
+
+def exit_if_failed(results: Results, path: str | Path) -> None:
+    if results.failed:
+        click.echo(
+            f"error: {results.failed} rollouts failed; {path} holds their errors, the same command tries them again",
+            err=True,
+        )
+        raise SystemExit(FAILED)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -12,8 +14,11 @@ from blockcache.errors import ObservationError, TaskError
 
 if TYPE_CHECKING:
     from blockcache.compare.candidates import Calibrations
-    from blockcache.compare.methods import Method
-    from blockcache.compare.showcase import Showcase
+    from blockcache.measure.latency import Latency
+    from blockcache.results.rollouts import Results
+
+ClosedLoop: TypeAlias = "tuple[Results, Mapping[str, Latency]]"
+GROUP, MOST, ROUNDS = 5, 250, 5  # rollouts at a time and at most, and timed rounds
 
 
 @click.command()
@@ -78,42 +83,84 @@ def demo(
 
 
 def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> None:
+    from functools import partial
+
     import torch
 
-    from blockcache.compare.methods import FULL, Method
-    from blockcache.compare.parts import FewerSteps
-    from blockcache.compare.reuse_parts import BAC, Uniform
-    from blockcache.compare.tradeoff import tradeoff
+    from blockcache.compare.candidates import Candidate
+    from blockcache.compare.evaluation import speed, with_engine
+    from blockcache.compare.methods import FULL, parse_method
+    from blockcache.compare.paired import Setting, open_loop, work
     from blockcache.report.evaluation import open_loop_blocks
     from blockcache.report.terminal import display
+    from blockcache.results.rollouts import PLAIN
 
-    recording, bac = calibrations.recording(action_costs=True), Method(reuse=BAC())
+    recording, bac = calibrations.recording(action_costs=True), parse_method("bac")
     click.echo(f"calibrated on {recording.generations} generations in {recording.origin['seconds']:.0f} s\n")
     equal = calibrations.action_budget(calibrations.candidate(bac).flops(calibrations.port, 0.0))
-    methods = [
-        (Method(FewerSteps("ddim", 16)), None),
-        (Method(reuse=Uniform()), "patched"),
-        (bac, "patched"),
-        (bac, "auto"),
-        (equal, "auto"),
-        (FULL, "auto"),
-    ]
-    candidates = [(method.label, calibrations.candidate(method, engine)) for method, engine in methods]
-    result = tradeoff(calibrations.port, candidates, observations, repeats=repeats)
-    display(*open_loop_blocks(result, repeats, torch.get_num_threads()))
+    asked = [(parse_method("ddim-16"), None), (parse_method("uniform"), "patched"), (bac, "patched")]
+    candidates = {PLAIN: Candidate()}
+    for method, engine in (*asked, (bac, "auto"), (equal, "auto"), (FULL, "auto")):
+        name = f"{method.label}{', patched' if method == bac and engine == 'patched' else ''}"
+        candidate = calibrations.candidate(method, engine)
+        candidates[name] = with_engine(calibrations.port, candidate) if engine == "auto" else candidate
+    setting = Setting(calibrations.port, observations)
+    times = speed(setting, candidates, repeats)
+    methods, floor = open_loop(setting, candidates, partial(work, setting))
+    display(*open_loop_blocks(methods, floor, times, repeats, torch.get_num_threads()))
 
 
-def _tuned(policy: arg.PolicySource) -> list[Method]:
-    """What lies beside the policy, tuned for it, as a method."""
-    from blockcache.compare.methods import Method
-    from blockcache.compare.parts import TunedFiles
+def _closed_loop(
+    policy: arg.PolicySource, observations: Any, generations: int, seconds: int, kept: str
+) -> ClosedLoop | None:
+    from blockcache.compare.evaluation import prepare
+    from blockcache.compare.jobs import local_workers
+    from blockcache.compare.methods import parse_method
+    from blockcache.observations import rows
+    from blockcache.report.evaluation import closed_loop_blocks
+    from blockcache.report.terminal import display
+    from blockcache.results.stored import shipped
+    from blockcache.tasks import make_task
+
+    try:
+        task = policy.port.task
+        if task is None:
+            raise TaskError("the policy does not say which task it was trained for")
+        make_task(task).close()  # a missing simulator shows now
+        click.echo(f"\nNow in the simulator, for about {seconds} s:")
+        tuned = [parse_method(f"tuned:{directory}") for directory in _tuned(policy)]
+        evaluation = prepare(
+            policy.port,
+            task,
+            [parse_method("bac"), parse_method("ddpm-16"), *tuned],
+            rows(observations, 0, generations + 1),  # actions are compared elsewhere
+            state=kept,
+            source=str(policy),
+            rollouts=MOST,
+            group=GROUP,
+            generations=generations,
+        )
+        times = evaluation.speed(ROUNDS, progress=False)
+        results = evaluation.run_for(seconds, local_workers())
+    except TaskError as error:
+        click.echo(f"\nNo rollouts here: {error}.")
+        return None
+    stored = shipped()
+    fits = stored is not None and (stored.task, stored.weights) == (task, evaluation.fingerprint.weights)
+    click.echo()
+    display(*closed_loop_blocks(results, times, stored if fits else None))
+    return results, times
+
+
+def _tuned(policy: arg.PolicySource) -> list[Path]:
+    """The directory beside the policy with what was tuned for it, if there is one."""
     from blockcache.models.policy_files import TUNED, TUNING, in_directory, policy_directory
 
     directory = policy_directory(policy.name) / TUNED if in_directory(policy.name) else None
-    return [Method(TunedFiles(str(directory)))] if directory and (directory / TUNING).is_file() else []
+    return [directory] if directory and (directory / TUNING).is_file() else []
 
 
-def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: Showcase | None, path: str) -> None:
+def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: ClosedLoop | None, path: str) -> None:
     """One page of what was just calibrated, solved and rolled out, and of what lies beside the policy."""
     from blockcache.files import write_bytes
     from blockcache.measure.machine import describe
@@ -126,57 +173,15 @@ def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: Sho
     from blockcache.solvers import solve
 
     command, recording = arg.typed(), calibrations.recording(action_costs=True)
-    tunings = [Tuning.load(f"{method.tuned_in}/{TUNING}") for method in _tuned(policy)]
-    results, timings = [], []
-    if found is not None:
-        speed = f"seconds per chunk, batch 1, one torch thread, {found.repeats} interleaved rounds"
-        results = [Source(command, found.results)]
-        timings = [Source(command, Timings(recording.fingerprint, describe(), speed, found.speed))]
+    how = f"seconds per chunk, batch 1, one torch thread, {ROUNDS} interleaved rounds"
+    closed = [] if found is None else [(found[0], Timings(recording.fingerprint, describe(), how, found[1]))]
     made = Sources(
         recordings=(Source(command, recording),),
         schedules=(Source(command, solve(recording)),),
-        results=tuple(results),
-        timings=tuple(timings),
-        tunings=tuple(Source(f"{policy}/tuned/{TUNING}", tuning) for tuning in tunings),
+        tunings=tuple(Source(f"{policy}/tuned/{TUNING}", Tuning.load(place / TUNING)) for place in _tuned(policy)),
+        results=tuple(Source(command, results) for results, _ in closed),
+        timings=tuple(Source(command, times) for _, times in closed),
         command=command,
     )
     write_bytes(path, render(page(made)).encode())
     click.echo(f"\nAll of it as one page, to be opened in a browser: {path}")
-
-
-def _closed_loop(
-    policy: arg.PolicySource, observations: Any, generations: int, seconds: int, kept: str
-) -> Showcase | None:
-    from blockcache.compare.jobs import local_workers
-    from blockcache.compare.showcase import METHODS, showcase
-    from blockcache.report.evaluation import closed_loop_blocks
-    from blockcache.report.terminal import display
-    from blockcache.results.stored import shipped
-    from blockcache.tasks import make_task
-
-    try:
-        task = policy.port.task
-        if task is None:
-            raise TaskError("the policy does not say which task it was trained for")
-        make_task(task).close()  # a missing simulator shows now
-        click.echo(f"\nNow in the simulator, for about {seconds} s:")
-        found = showcase(
-            policy.port,
-            task,
-            observations,
-            seconds,
-            state=kept,
-            generations=generations,
-            source=str(policy),
-            methods=(*METHODS, *_tuned(policy)),
-            backend=local_workers(),
-        )
-    except TaskError as error:
-        click.echo(f"\nNo rollouts here: {error}.")
-        return None
-    stored = shipped()
-    weights = found.results.policy["fingerprint"]["weights"]
-    fits = stored is not None and (stored.task, stored.weights) == (found.results.task["name"], weights)
-    click.echo()
-    display(*closed_loop_blocks(found.results, found.speed, stored if fits else None))
-    return found

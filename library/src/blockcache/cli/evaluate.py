@@ -1,4 +1,4 @@
-"""The verb `eval`: paired rollouts of several methods on a task, and the table of what came out."""
+"""The verbs that judge methods: `eval` by paired rollouts on a task, `check` at recorded observations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from blockcache.cli import arguments as arg
-from blockcache.cli.rollouts import chosen_backend, exit_if_failed, resumable, run_options
 from blockcache.compare.methods import NAMES, Method, parse_method
+from blockcache.results.rollouts import GENERATIONS, OBSERVATIONS, SAMPLES
+from blockcache_runtime.cores import cores
 
 if TYPE_CHECKING:
     from blockcache.compare.evaluation import Evaluation
+    from blockcache.schedule import Schedule
     from blockcache.tasks import Task
     from blockcache.tasks.video import Frame
 
@@ -36,7 +38,7 @@ def _method(text: str) -> Method:
 )
 @click.option("-o", "--output", type=arg.OUTPUT, default="results.json", help="The results.")
 @click.option("--first-seed", type=arg.SEED, help="First environment seed. Default: the task's first test seed.")
-@run_options
+@arg.run_options
 @click.option("--repeats", type=click.IntRange(0, arg.MOST), default=5, help="Timed chunks per method.")
 @click.option("--video", type=arg.OUTPUT, help="A .gif or .mp4 of the first episode: full beside the last method.")
 def evaluate(
@@ -65,7 +67,7 @@ def evaluate(
     """
     from blockcache.tasks.video import check_video
 
-    backend = chosen_backend(workers, ray)
+    backend = arg.chosen_backend(workers, ray)
     if video is not None:
         check_video(video)
     chosen, seen = policy.task(task), policy.observations(observations)
@@ -75,7 +77,7 @@ def evaluate(
     from blockcache.report.terminal import display
 
     state = Path(output).with_suffix(".state")
-    with resumable(state):
+    with arg.resumable(state):
         evaluation = prepare(policy.port, chosen, methods, seen, state=state, source=str(policy), **amount)
         evaluation.check_output(output)
         results = evaluation.run(backend)
@@ -87,7 +89,7 @@ def evaluate(
         click.echo(f"\nwritten to {output}")
         if video is not None:
             _film(evaluation, video)
-    exit_if_failed(results, output)
+    arg.exit_if_failed(results, output)
 
 
 def _film(evaluation: Evaluation, path: str) -> None:
@@ -110,3 +112,66 @@ def _watch(evaluation: Evaluation, name: str) -> tuple[str, list[Frame]]:
 
         done = evaluation.play(name, evaluation.seeds[0], watch)
     return f"{name}: {'failed' if done.score is None else f'{done.score:.2f}'}", film
+
+
+def _method_or_schedule(text: str) -> tuple[Schedule | str, str]:
+    """A schedule file or one of the paper's by name, read; else a method's name. And what it is called."""
+    from blockcache.solvers.presets import published_names
+
+    if Path(text).exists() or text.endswith(".json") or text in published_names():
+        return arg.load_schedule(text), text
+    name = parse_method(text).name
+    return name, name
+
+
+@click.command(epilog=f"\b\nMethods:\n{NAMES}")
+@arg.policy_argument()
+@click.argument("schedule")
+@arg.observations_option
+@click.option("-o", "--output", type=arg.OUTPUT, help="Keep the figures in this file (.json).")
+@click.option("--count", type=click.IntRange(2, arg.MOST), default=OBSERVATIONS, help="Observations to compare at.")
+@click.option(
+    "--samples", type=click.IntRange(4, arg.MOST), default=SAMPLES, help="Chunks for each observation; an even number."
+)
+@click.option(
+    "--generations",
+    type=arg.COUNT,
+    default=GENERATIONS,
+    help="The first observations, to calibrate on; none of them is compared at.",
+)
+@click.option("--seed", type=arg.SEED, default=0, help="Of the noise and the choice of observations.")
+@click.option("--engine", type=arg.ENGINE, default="auto")
+@click.option("--threads", type=arg.CORES, default=cores, show_default="all cores", help="Threads for the engine.")
+def check(
+    policy: arg.PolicySource,
+    schedule: str,
+    observations: str | None,
+    output: str | None,
+    threads: int,
+    **settings: Any,
+) -> None:
+    """Compare the actions of POLICY under SCHEDULE with those of the full policy, at recorded observations. No simulator.
+
+    SCHEDULE is a schedule file, one of the paper's by name, or a method.
+
+    \b
+    Examples:
+      blockcache check pusht schedule.json
+      blockcache check pusht ddpm-10
+      blockcache check my_module:make_policy bac:S=10,n=5,metric=mse --observations obs.npz -o check.json
+    """
+    chosen, name = _method_or_schedule(schedule)
+    seen, moments = policy.observations(observations), policy.moments(observations)
+
+    import torch
+
+    from blockcache.compare.checker import check as run
+    from blockcache.report.check import check_blocks
+    from blockcache.report.terminal import display
+
+    torch.set_num_threads(threads)
+    found = run(policy.port, chosen, seen, moments=moments, source=str(policy), name=name, **settings)
+    display(*check_blocks(found))
+    if output is not None:
+        found.save(output)
+        click.echo(f"\nwritten to {output}")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from blockcache.cli import arguments as arg
-from blockcache.cli.rollouts import chosen_backend, engine_option, resumable
 
 if TYPE_CHECKING:
     from blockcache.compare.tuner import Tuned
@@ -36,7 +35,7 @@ def _milliseconds(text: str) -> float:
 @click.option("--keep-sampler", is_flag=True, help="Only schedules, under the policy's own sampler.")
 @click.option("--keep-spread", is_flag=True, help="Only what keeps the spread of the policy's own actions.")
 @click.option("--seed", type=arg.SEED, default=0, help="Of the noise and the split of the observations.")
-@engine_option
+@arg.engine_option
 @click.option("--workers", type=arg.CORES, help="With --task: processes on this machine. Default: one for each core.")
 @click.option("--plot", type=arg.OUTPUT, help="Draw loss against milliseconds (.png, .svg or .pdf).")
 def tune(
@@ -65,7 +64,7 @@ def tune(
     if output.exists():
         raise click.UsageError(f"{output} is there already; name a new directory with -o")
     if plot is not None:
-        from blockcache.report.figures import require_matplotlib
+        from blockcache.report.drawing import require_matplotlib
 
         require_matplotlib()
     seen = policy.observations(observations)
@@ -75,7 +74,7 @@ def tune(
     from blockcache.report.tuning import tuning_blocks, tuning_chart
 
     state = output.with_name(f"{output.name}.state")
-    with resumable(state):
+    with arg.resumable(state):
         found = run(
             policy.port,
             seen,
@@ -83,7 +82,7 @@ def tune(
             loss=loss,
             state=state,
             source=str(policy),
-            backend=chosen_backend(workers, None),
+            backend=arg.chosen_backend(workers, None),
             **settings,
         )
     display(*tuning_blocks(found.tuning))
@@ -91,8 +90,7 @@ def tune(
     for line in _written(policy, found, output):
         click.echo(line)
     if plot is not None:
-        from blockcache.report.drawing import draw
-        from blockcache.report.figures import save_figure
+        from blockcache.report.drawing import draw, save_figure
 
         save_figure(draw(tuning_chart(found.tuning, named=True)), plot)
         click.echo(f"drawn in {plot}")

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from blockcache.compare.bench_candidates import CandidateMaker, Timed
-from blockcache.compare.bench_encoder import encoder_calls, encoder_times
 from blockcache.errors import in_one_line
 from blockcache.measure import machine
 from blockcache.measure.latency import Latency, measure
 from blockcache.models.port import Port
 from blockcache.observations import batch_size
-from blockcache.results.bench import Bench, Measurement
+from blockcache.results.bench import Bench, EncoderTime, Measurement
+from blockcache.results.rollouts import EAGER
 from blockcache.schedule import Schedule
 
 MORE = "blockcache.bench"
@@ -39,13 +39,15 @@ def run_bench(
 ) -> Bench:
     """Measure all candidates in one interleaved run.
 
-    port          the policy
-    schedule      what BAC stands for in the table
-    observations  the batch that every call answers
-    shape         the policy's sizes, for the record
-    threads       engines are measured with one thread and with this many
-    repeats       interleaved rounds
-    quick         leaves out torch.compile, the samplers with fewer steps and what other packages add
+    Args:
+        port: The policy.
+        schedule: What BAC stands for in the table.
+        observations: The batch that every call answers.
+        shape: The policy's sizes, for the record.
+        threads: Engines are measured with one thread and with this many.
+        repeats: Interleaved rounds.
+        quick: Leaves out torch.compile, the samplers with fewer steps and what other packages add.
+        progress: Whether to show a bar.
     """
     counts = sorted({1, threads})
     peaks = {str(count): machine.peak_gflops(count) for count in counts}
@@ -67,9 +69,8 @@ def run_bench(
                     continue
                 add(maker)
         candidates = maker.candidates
-        looks = encoder_calls(stack, port, schedule, observations, counts)
-        timed = {c.name: c.call for c in candidates} | {look.name: look.call for look in looks}
-        latencies = measure(timed, repeats, progress=progress)
+        looks = maker.encoder(counts)
+        latencies = measure({c.name: c.call for c in (*candidates, *looks)}, repeats, progress=progress)
         found = {c.name: port.action_of(c.answer()).detach() for c in candidates if c.comparable}
         plain, scale = found[candidates[0].name], port.action_scale
         gaps = {name: np.abs((action - plain).cpu().numpy() * scale).max() for name, action in found.items()}
@@ -84,7 +85,7 @@ def run_bench(
         eager=eager,
         rows=[_row(c, latencies, eager, port.n_action_steps, batch, peaks, gaps.get(c.name)) for c in candidates],
         unavailable=maker.unavailable,
-        encoder=encoder_times(looks, candidates, latencies, port, eager),
+        encoder=[_encoder_time(look, candidates, latencies, port.begins_after_encoder, eager) for look in looks],
     )
 
 
@@ -117,4 +118,26 @@ def _row(
         saving=candidate.saving,
         limit=candidate.limit,
         samples_ms=[round(float(value) * 1e3, 4) for value in latency.seconds],
+    )
+
+
+def _encoder_time(
+    look: Timed, candidates: list[Timed], latencies: dict[str, Latency], behind: bool, eager: str
+) -> EncoderTime:
+    """The encoder by itself beside the candidates that run it so, and the ceiling that it sets: caching makes the denoiser
+    faster, and never the encoder (Amdahl's law). `behind` an encoder that nobody knows, all candidates run it in torch."""
+
+    def runs_it(candidate: Timed) -> bool:
+        engine = candidate.engine if candidate.engine in ("loop", "onnx") and not behind else EAGER
+        threads = 1 if behind and candidate.engine != EAGER else candidate.threads
+        return (look.engine, look.threads) == (engine, threads) and not candidate.saving
+
+    seconds = latencies[look.name].p50
+    return EncoderTime(
+        engine=look.engine,
+        threads=look.threads,
+        p50_ms=seconds * 1e3,
+        gflop=look.flops / 1e9,
+        ceiling=latencies[eager].p50 / seconds,
+        shares={one.name: seconds / latencies[one.name].p50 for one in candidates if runs_it(one)},
     )

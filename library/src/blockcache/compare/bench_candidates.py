@@ -9,20 +9,24 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from blockcache.attach.generation import first_denoiser_call
+from blockcache.attach.patching import Patches
 from blockcache.compare.candidates import Running, program_flops
 from blockcache.engines import accelerate
 from blockcache.engines.build import Build
-from blockcache.engines.onnx import OnnxRunner, export
+from blockcache.engines.loop import Constants, TorchBackend, by_moment
+from blockcache.engines.onnx import OnnxRunner, export, open_cached
 from blockcache.engines.rehearsal import rehearsed_build
+from blockcache.engines.walk import perceive
 from blockcache.errors import EngineError, FileError, in_one_line
-from blockcache.models.noise import draw_all
-from blockcache.models.pairing import generate
+from blockcache.models.noise import draw_all, generate
 from blockcache.models.port import Port
 from blockcache.models.program import Program
 from blockcache.observations import batch_size
@@ -124,6 +128,43 @@ class CandidateMaker:
         name = f"full precision, onnx unrolled, {_threads(threads)}"
         call = self.drawing(OnnxRunner(path, threads), full)
         return self.add(name, "onnx", threads, call, _flops(built.program, self.everything))
+
+    def encoder(self, counts: list[int]) -> list[Timed]:
+        """The encoder by itself, in the policy's own code and in the engines that hold it; none without
+        cameras.
+
+        Args:
+            counts: Of threads, for the policy's own and for onnx.
+        """
+        if not self.port.begins_after_encoder and not self.port.cameras:
+            return []
+
+        def one(engine: str, threads: int, call: Call, torch_threads: int = 1) -> Timed:
+            name = f"encoder, {engine}, {threads}"
+            return Timed(name, engine, threads, on_threads(torch_threads, call), self.port.encoder_flops)
+
+        own, patches = self.port.copy(), Patches()
+        encode = first_denoiser_call(own, getattr(own.policy, own.entry), patches)
+        self.stack.enter_context(patches)
+        given = own.prepare_observation(self.obs)
+        found = [one(EAGER, count, lambda: encode(given), count) for count in counts]
+        if self.port.begins_after_encoder or "loop and onnx" in self.unavailable:
+            return found
+        built = rehearsed_build(self.port, self.schedule, "loop")
+        program, constants, observed = built.program, Constants(built.program), self.observed(built.program)
+
+        @torch.no_grad()
+        def look() -> Any:
+            return perceive(TorchBackend(constants, batch_size(self.obs)), program, by_moment(observed, program))
+
+        found.append(one("loop", 1, look))
+        for count in counts:
+            try:
+                runner = open_cached(built, self.port.fingerprint, count)
+            except (EngineError, FileError):
+                break
+            found.append(one("onnx", count, partial(runner.features, observed)))
+        return found
 
     def drawing(self, runner: Callable[..., dict[str, Tensor]], built: Build) -> Call:
         """Draws its noise in the timed call, as every candidate does."""

@@ -26,7 +26,7 @@ from blockcache.compare.store import Store, digest
 from blockcache.engines import Stats, accelerate
 from blockcache.files import PathLike, exists
 from blockcache.fitting import Clouds, Effort, fit, place
-from blockcache.models.pairing import generate, takes_generator
+from blockcache.models.noise import generate, takes_generator
 from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.models.program import Program

@@ -5,7 +5,6 @@ Knows nothing of tasks, and of policies no more than their port.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,100 +27,21 @@ from blockcache.schedule import Strategy
 SEAMS, SEAM_SAMPLES = 16, 2  # pairs of chunks that follow each other, and samples of each
 
 
-class Reference:
-    """The full policy's actions at some observations, drawn once: any number of methods can be compared with them.
-
-    Nothing is drawn before the first comparison. The arguments are those of `check`.
-    """
-
-    def __init__(
-        self,
-        policy: Any,
-        observations: Any,
-        *,
-        moments: NDArray[np.int64] | None = None,
-        count: int = OBSERVATIONS,
-        samples: int = SAMPLES,
-        generations: int = GENERATIONS,
-        seed: int = 0,
-        engine: str = "auto",
-        source: str = "",
-        progress: bool = True,
-    ) -> None:
-        if samples < 4 or samples % 2 or count < 2:
-            raise ObservationError(
-                f"a check needs at least 2 observations and an even number of samples from 4 on, got {count} and {samples}"
-            )
-        self.port, self.engine, self.samples, self.progress = port_of(policy), engine, samples, progress
-        dealt = deal(observations, {CALIBRATION: generations}, {DISTANCES: count}, seed)
-        self.calibrations = Calibrations(self.port, dealt[CALIBRATION], progress=progress)
-        seams = _seams(moments, generations, batch_size(observations), seed)
-        self._seen = dealt[DISTANCES]
-        self._sides = [pick(observations, side) for side in seams.T if len(side)]
-        # seeds of noise, each independent of the others: two halves of every cloud, both sides of a seam
-        *self._halves, before, after = range(4 * seed, 4 * seed + 4)
-        self._seam_noise = before, after
-        self._policy = {"source": source, "fingerprint": self.port.fingerprint.to_dict()}
-        self._setting = {
-            "observations": count,
-            "samples": samples,
-            "features": self.port.n_action_steps * len(self.port.action_scale),
-            "seams": len(seams),
-            "calibration": generations,
-            "seed": seed,
-            "observed": hash_observations(observations),
-        }
-
-    def compare(self, candidate: Candidate, name: str = "") -> Check:
-        """A candidate against the full policy."""
-        port = self.port
-        with running(port, candidate) as fast:  # a schedule that does not fit is refused before anything is drawn
-            full, full_roughness = self._full
-            found, roughness = self._drawn(fast.act, name or "the schedule")
-            stats, engine = fast.stats(), fast.engine
-        return Check(
-            policy=self._policy,
-            method={
-                "name": name,
-                **candidate.describe(port),
-                "engine": engine,
-                "shares_all_noise": candidate.on(port).sampling.settings == port.sampling.settings,
-                "flops": candidate.flops(port, stats.reused_share if stats else 0.0),
-                "full_flops": Candidate().flops(port, 0.0),
-            },
-            setting=self._setting,
-            error=_error(found, full),
-            noise_floor=_error(*np.split(full, 2, axis=1)),
-            distances=_distances(found, full),
-            floor=_distances(*np.split(full, 2, axis=1)),
-            roughness=roughness,
-            full_roughness=full_roughness,
-        )
-
-    @cached_property
-    def _full(self) -> tuple[NDArray[np.float64], Roughness]:
-        with running(self.port, Candidate(engine=self.engine)) as full:
-            return self._drawn(full.act, "full precision")
-
-    def _drawn(self, act: Act, label: str) -> tuple[NDArray[np.float64], Roughness]:
-        """A cloud in two halves, and how rough it is. All methods have the same noise: see `measure.distance`."""
-        bar, scale = label if self.progress else None, self.port.action_scale
-        halves = [draw_chunks(act, self._seen, self.samples // 2, scale, s, progress=bar) for s in self._halves]
-        chunks = np.concatenate(halves, axis=1)
-        return chunks, Roughness(mean_jerk(chunks), self._jump(act))
-
-    def _jump(self, act: Act) -> float | None:
-        """Mean distance from the last action of a chunk to the first of the next, where some follow each other."""
-        if not self._sides:
-            return None
-        before, after = (
-            draw_chunks(act, side, SEAM_SAMPLES, self.port.action_scale, seed)
-            for side, seed in zip(self._sides, self._seam_noise, strict=True)
-        )
-        return float(np.linalg.norm(after[:, :, 0] - before[:, :, -1], axis=-1).mean())
-
-
-def check(policy: Any, schedule: Strategy | str, observations: Any, *, name: str = "", **how: Any) -> Check:
+def check(
+    policy: Any,
+    schedule: Strategy | str,
+    observations: Any,
+    *,
+    name: str = "",
+    moments: NDArray[np.int64] | None = None,
+    count: int = OBSERVATIONS,
+    samples: int = SAMPLES,
+    generations: int = GENERATIONS,
+    seed: int = 0,
+    engine: str = "auto",
+    source: str = "",
+    progress: bool = True,
+) -> Check:
     """How far a method's actions are from the full policy's, and what that is likely to cost. No simulator is needed.
 
     Args:
@@ -129,21 +49,78 @@ def check(policy: Any, schedule: Strategy | str, observations: Any, *, name: str
         schedule: A schedule, or a method by its name, such as "bac:S=10,n=5" or "ddpm-10".
         observations: A batch from closed-loop states over whole episodes, such as `blockcache policy observe` records.
         name: What the schedule is called; a method has a name.
-        how: Any of the following.
-            moments: (N, 2) episode and place in it, where known: chunks that follow one another show the jump between them.
-            count: Observations to compare at.
-            samples: Chunks for each observation; the full policy's are drawn as two halves, which show its own floor.
-            generations: The first observations, which methods are calibrated on: they are never compared at.
-            seed: Of the noise and of the choice of observations.
-            engine: For the method and the full policy.
-            source: Where the policy came from, for the record.
-            progress: Whether to show bars.
+        moments: (N, 2) episode and place in it, where known: chunks that follow one another show the jump between them.
+        count: Observations to compare at.
+        samples: Chunks for each observation; the full policy's are drawn as two halves, which show its own floor.
+        generations: The first observations, which methods are calibrated on: they are never compared at.
+        seed: Of the noise and of the choice of observations.
+        engine: For the method and the full policy.
+        source: Where the policy came from, for the record.
+        progress: Whether to show bars.
     """
-    reference = Reference(policy, observations, **how)
+    if samples < 4 or samples % 2 or count < 2:
+        raise ObservationError(
+            f"a check needs at least 2 observations and an even number of samples from 4 on, got {count} and {samples}"
+        )
+    port = port_of(policy)
+    dealt = deal(observations, {CALIBRATION: generations}, {DISTANCES: count}, seed)
     if isinstance(schedule, str):
         method = parse_method(schedule)
-        return reference.compare(reference.calibrations.candidate(method, reference.engine), name or method.name)
-    return reference.compare(Candidate(schedule, reference.engine), name)
+        name = name or method.name
+        candidate = Calibrations(port, dealt[CALIBRATION], progress=progress).candidate(method, engine)
+    else:
+        candidate = Candidate(schedule, engine)
+    seams = _seams(moments, generations, batch_size(observations), seed)
+    # seeds of noise, each independent of the others: two halves of every cloud, both sides of a seam
+    noise = range(4 * seed, 4 * seed + 4)
+
+    def drawn(act: Act, label: str) -> tuple[NDArray[np.float64], Roughness]:
+        """A cloud in two halves, and how rough it is. All methods have the same noise: see `measure.distance`."""
+        bar, scale = label if progress else None, port.action_scale
+        cloud = np.concatenate(
+            [draw_chunks(act, dealt[DISTANCES], samples // 2, scale, half, progress=bar) for half in noise[:2]], axis=1
+        )
+        if not len(seams):
+            return cloud, Roughness(mean_jerk(cloud), None)
+        last, first = (
+            draw_chunks(act, pick(observations, side), SEAM_SAMPLES, scale, own)
+            for side, own in zip(seams.T, noise[2:], strict=True)
+        )
+        return cloud, Roughness(
+            mean_jerk(cloud), float(np.linalg.norm(first[:, :, 0] - last[:, :, -1], axis=-1).mean())
+        )
+
+    with running(port, candidate) as fast:  # a schedule that does not fit is refused before anything is drawn
+        with running(port, Candidate(engine=engine)) as plain:
+            full, full_roughness = drawn(plain.act, "full precision")
+        found, roughness = drawn(fast.act, name or "the schedule")
+        stats = fast.stats()
+    return Check(
+        policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
+        method={
+            "name": name,
+            **candidate.describe(port),
+            "engine": fast.engine,
+            "shares_all_noise": candidate.on(port).sampling.settings == port.sampling.settings,
+            "flops": candidate.flops(port, stats.reused_share if stats else 0.0),
+            "full_flops": Candidate().flops(port, 0.0),
+        },
+        setting={
+            "observations": count,
+            "samples": samples,
+            "features": port.n_action_steps * len(port.action_scale),
+            "seams": len(seams),
+            "calibration": generations,
+            "seed": seed,
+            "observed": hash_observations(observations),
+        },
+        error=_error(found, full),
+        noise_floor=_error(*np.split(full, 2, axis=1)),
+        distances=_distances(found, full),
+        floor=_distances(*np.split(full, 2, axis=1)),
+        roughness=roughness,
+        full_roughness=full_roughness,
+    )
 
 
 def _distances(found: NDArray[np.float64], reference: NDArray[np.float64]) -> Distances:

@@ -6,25 +6,23 @@ Results that do not depend on who ran them, how many did, or how often they were
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from blockcache._version import __version__
 from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.dealing import CALIBRATION, COMPARISON, FITTING, deal_for_evaluation
-from blockcache.compare.jobs import Backend, one_by_one, run_jobs
+from blockcache.compare.jobs import Backend, Work, one_by_one, run_jobs
 from blockcache.compare.methods import FULL, Method
-from blockcache.compare.paired import Group, OpenLoop, Setting, one_thread, play, work
+from blockcache.compare.paired import FLOOR, REFERENCE, Group, OpenLoop, Setting, one_thread, open_loop, play, work
 from blockcache.compare.store import Outcome, Store, digest
 from blockcache.errors import TaskError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
-from blockcache.measure.action_error import ActionError, action_error
 from blockcache.measure.latency import Latency, measure
 from blockcache.measure.machine import describe
 from blockcache.models.port import Port
@@ -36,7 +34,6 @@ from blockcache.results.rollouts import (
     GROUP,
     PLAIN,
     EvaluationError,
-    MethodRun,
     Record,
     Results,
     check_alike,
@@ -45,7 +42,8 @@ from blockcache.results.rollouts import (
 from blockcache.results.timings import Timings
 from blockcache.tasks import Rollout, Task, TaskSpec, make_task
 
-_REFERENCE, _FLOOR = OpenLoop(Candidate(), seed=0), OpenLoop(Candidate(), seed=10_000)
+MARGIN = 1.1
+"""The next group of rollouts may take this much longer than the last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +93,39 @@ class Evaluation:
         )
         return self._results(lambda job: outcomes[self._key(job)])
 
+    def run_for(
+        self,
+        seconds: float,
+        backend: Backend = one_by_one,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        progress: bool = True,
+    ) -> Results:
+        """As many groups of rollouts as the time allows, at least one of each method.
+
+        Args:
+            seconds: The time, from this call on.
+            backend: Runs the rollouts.
+            clock: Gives the time in seconds.
+            progress: Whether to show a bar.
+        """
+        started, form = clock(), "{desc}: |{bar}| {n:.0f}/{total:.0f} s{postfix}"
+        with progress_bar(desc="closed loop", total=seconds, bar_format=form, disable=not progress) as bar:
+
+            def shown(work: Work, jobs: Sequence[Any]) -> Iterator[tuple[int, Outcome]]:
+                for finished in backend(work, jobs):
+                    bar.update(min(clock() - started, seconds) - bar.n)
+                    yield finished
+
+            for count in range(self.group, len(self.seeds) + 1, self.group):
+                before = clock()
+                results = replace(self, seeds=self.seeds[:count]).run(shown, progress=False)
+                bar.set_postfix_str(f"{count} rollouts each")
+                now = clock()
+                if now + MARGIN * (now - before) > started + seconds:
+                    break
+        return results
+
     def play(self, name: str, seed: int, on_frame: Callable[[Task], None]) -> Rollout:
         """The very rollout that is in the results, in its group, for somebody to watch until it is over."""
         seeds = next(group for group in self.groups if seed in group)
@@ -111,18 +142,13 @@ class Evaluation:
 
     def speed(self, repeats: int, *, progress: bool = True) -> dict[str, Latency]:
         """Seconds per chunk: batch 1, one torch thread, all methods and the plain policy interleaved in one run."""
-        port, one = self.setting.port, rows(self.setting.observations, 0, 1)
-        with ExitStack() as stack:
-            stack.enter_context(one_thread())
-            timed = {}
-            for name, candidate in {PLAIN: Candidate(), **self.candidates}.items():
-                timed[name] = stack.enter_context(running(port, candidate)).timed(one)
-            return measure(timed, repeats, progress=progress)
+        with one_thread():
+            return speed(self.setting, self.candidates, repeats, progress=progress)
 
     def _jobs(self) -> list[Group | OpenLoop]:
         """Seeds before methods, so that whatever is finished first can be paired."""
-        jobs: list[Group | OpenLoop] = [_REFERENCE, _FLOOR]
-        jobs += [OpenLoop(candidate, _REFERENCE.seed) for candidate in self.candidates.values()]
+        jobs: list[Group | OpenLoop] = [REFERENCE, FLOOR]
+        jobs += [OpenLoop(candidate, REFERENCE.seed) for candidate in self.candidates.values()]
         return jobs + [Group(candidate, seeds) for seeds in self.groups for candidate in self.candidates.values()]
 
     def _key(self, job: Group | OpenLoop) -> str:
@@ -138,26 +164,9 @@ class Evaluation:
         )
 
     def _results(self, outcome: Callable[[Group | OpenLoop], Outcome]) -> Results:
-        port = self.setting.port
-        reference = np.asarray(outcome(_REFERENCE)["actions"])
-
-        def error(job: OpenLoop) -> ActionError:
-            return action_error(np.asarray(outcome(job)["actions"]), reference, port.action_scale)
-
-        methods, records = [], []
+        methods, floor = open_loop(self.setting, self.candidates, outcome)
+        records, takes_noise = [], self.setting.port.takes_noise
         for name, candidate in self.candidates.items():
-            job = OpenLoop(candidate, _REFERENCE.seed)
-            reused = outcome(job)["reused"]
-            methods.append(
-                MethodRun(
-                    name=name,
-                    **candidate.describe(port),
-                    shares_all_noise=candidate.on(port).sampling.settings == port.sampling.settings,
-                    flops=candidate.flops(port, reused),
-                    reused=reused,
-                    error=error(job),
-                )
-            )
             for seeds in self.groups:
                 records += [Record(name, **item) for item in outcome(Group(candidate, seeds))["records"]]
         return Results(
@@ -167,14 +176,34 @@ class Evaluation:
                 "first_seed": self.seeds[0],
                 "rollouts": len(self.seeds),
                 "group": self.group,
-                "noise": f"keyed by {'rollout seed, chunk and step' if port.takes_noise else 'group and chunk'}",
+                "noise": "keyed by rollout seed, chunk and step" if takes_noise else "keyed by group and chunk",
                 "open_loop_observations": batch_size(self.setting.observations),
                 "calibration": dict(self.calibration),
             },
-            noise_floor=error(_FLOOR),
-            methods=tuple(methods),
+            noise_floor=floor,
+            methods=methods,
             records=tuple(records),
         )
+
+
+def speed(
+    setting: Setting, candidates: Mapping[str, Candidate], repeats: int, *, progress: bool = True
+) -> dict[str, Latency]:
+    """Seconds per chunk of candidates and of the plain policy, batch 1, all interleaved in one run.
+
+    Args:
+        setting: The policy, and the observations, of which the first is used.
+        candidates: By name.
+        repeats: Interleaved rounds.
+        progress: Whether to show a bar.
+    """
+    one = rows(setting.observations, 0, 1)
+    with ExitStack() as stack:
+        ready = {
+            name: stack.enter_context(running(setting.port, candidate)).timed(one)
+            for name, candidate in {PLAIN: Candidate(), **candidates}.items()
+        }
+        return measure(ready, repeats, progress=progress)
 
 
 def prepare(
@@ -233,12 +262,12 @@ def prepare(
         found = {method.name: calibrations.candidate(method, engine) for method in (FULL, *methods)}
         # the onnx engine writes a graph for each method that it has not met before
         bar = progress_bar(found.items(), desc="preparing", unit="method", delay=2, leave=False, disable=not progress)
-        candidates = {name: _with_engine(port, candidate) for name, candidate in bar}
+        candidates = {name: with_engine(port, candidate) for name, candidate in bar}
     return Evaluation(
         task=spec,
         source=source,
         fingerprint=fingerprint,
-        setting=Setting(port, make, dealt[COMPARISON]),
+        setting=Setting(port, dealt[COMPARISON], make),
         candidates=candidates,
         seeds=tuple(range(start, start + rollouts)),
         group=group,
@@ -256,7 +285,7 @@ def _went_well(outcome: Outcome) -> bool:
     return all(record["error"] is None for record in outcome.get("records", ()))
 
 
-def _with_engine(port: Port, candidate: Candidate) -> Candidate:
+def with_engine(port: Port, candidate: Candidate) -> Candidate:
     """With the engine that really runs it instead of "auto"; a schedule that does not fit is refused here."""
     if candidate.strategy is not None and not candidate.strategy.static:
         return replace(candidate, engine="patched")  # whatever engine the others run on

@@ -7,10 +7,11 @@ of torch.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from blockcache.compare.parts import SAMPLER_PARTS, Lender, MethodError, Part, Resolved, SamplerPart
+from blockcache.compare.parts import SAMPLER_PARTS, Facts, Lender, MethodError, Part, Resolved
 from blockcache.compare.reuse_parts import REUSE_PARTS, ReusePart, UnknownPart
 from blockcache.palette import Colour, Marker
 from blockcache.samplers import sampler_names
@@ -53,8 +54,8 @@ _OTHERS: tuple[Colour, Marker] = ("grey", "circle")
 class Method:
     """`sampler` None is the policy's own; `reuse` None computes every block at every step."""
 
-    sampler: SamplerPart | None = None
-    reuse: ReusePart | None = None
+    sampler: Part | None = None
+    reuse: Part | None = None
 
     @property
     def name(self) -> str:
@@ -67,14 +68,14 @@ class Method:
     @property
     def label(self) -> str:
         """For people: "BAC S=10 n=5", "DDIM-40 + BAC S=5 n=3"."""
-        return " + ".join(part.label for part in self._parts) or "full precision"
+        return " + ".join(part.facts.label for part in self._parts) or "full precision"
 
     @property
     def family(self) -> str:
         """What it is, without its settings: "BAC", "DDIM-N", "BAC on DDIM"."""
         if self.sampler is not None and self.reuse is not None:
-            return f"{self.reuse.kind} on {self.sampler.solver}"
-        return next((part.kind for part in self._parts), "full precision")
+            return f"{self.reuse.facts.kind} on {self.sampler.facts.solver}"
+        return self.facts.kind
 
     @property
     def kind(self) -> str:
@@ -92,29 +93,19 @@ class Method:
         return [*_LOOKS, self.kind].index(self.kind)
 
     @property
-    def setting(self) -> str:
-        """What sets it apart from others of its family: "S=10", "N=16"."""
-        return self._parts[-1].setting if self._parts else ""
-
-    @property
-    def variant(self) -> str:
-        """What else its last part says: "n=5 MSE"."""
-        return self._parts[-1].variant if self._parts else ""
-
-    @property
-    def updates(self) -> int | None:
-        """S: how often each block is computed, where it says so."""
-        return None if self.reuse is None else self.reuse.updates
+    def facts(self) -> Facts:
+        """Of its last part: what sets it apart from others of its family."""
+        return self._parts[-1].facts if self._parts else Facts("full precision")
 
     @property
     def off_the_shelf(self) -> bool:
         """Whether it needs neither a calibration nor a file: fewer steps, where the sampler puts them."""
-        return bool(self._parts) and all(part.off_the_shelf for part in self._parts)
+        return bool(self._parts) and all(part.facts.off_the_shelf for part in self._parts)
 
     @property
     def tuned_in(self) -> str | None:
         """The directory of `blockcache tune` that it stands for, if it does."""
-        return next((part.tuned_in for part in self._parts), None)
+        return self.facts.tuned_in
 
     def resolve(self, lender: Lender) -> Resolved:
         """The sampler and the schedule or rule that it comes to for one policy."""
@@ -140,29 +131,33 @@ def parse_method(text: str) -> Method:
     """Strict: anything that is not exactly a method is refused with one sentence."""
     if text == "full":
         return FULL
-    sampler, rest = None, text
     try:
-        for part in SAMPLER_PARTS:
-            if found := re.fullmatch(rf"{part.pattern}(?:\+(?P<rest>.+))?", text):
-                groups = found.groupdict()
-                rest = groups.pop("rest")
-                sampler = part.from_groups(groups)
-                break
-        reuse = None if rest is None else next(filter(None, (part.parse(rest) for part in REUSE_PARTS)), None)
+        sampler, rest = _parse(SAMPLER_PARTS, text, r"(?:\+(?P<rest>.+))?")
+        reuse, _ = (None, None) if sampler and rest is None else _parse(REUSE_PARTS, rest or text)
     except MethodError as error:
         raise MethodError(f"method {text!r}: {error}") from None
-    if rest is not None and reuse is None:
+    if reuse is None and (sampler is None or rest is not None):
         words = [
             "full",
-            *(part.word for part in REUSE_PARTS),
+            *(part.word for part in REUSE_PARTS if issubclass(part, ReusePart)),
             *(f"{name}-N" for name in sorted(sampler_names())),
             "fitted-N",
         ]
         raise MethodError(
-            f"unknown method {text!r}; known are {', '.join(filter(None, words))}, a schedule file (.json), and a sampler "
-            "with one of these such as ddim-40+bac:S=5,n=3"
+            f"unknown method {text!r}; known are {', '.join(words)}, a schedule file (.json), and a sampler with one of "
+            "these such as ddim-40+bac:S=5,n=3"
         )
     return Method(sampler, reuse)
+
+
+def _parse(kinds: Iterable[type[Part]], text: str, behind: str = "") -> tuple[Part | None, str | None]:
+    """The part of one of these kinds that the text is, if it is one, and what stands behind it."""
+    for kind in kinds:
+        if found := re.fullmatch(kind.pattern + behind, text):
+            groups = found.groupdict()
+            rest = groups.pop("rest", None)
+            return kind.parse(**groups), rest
+    return None, None
 
 
 @lru_cache(maxsize=10_000)

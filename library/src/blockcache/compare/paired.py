@@ -7,7 +7,7 @@ draws its own), and a group is always the same batch, whoever runs it and whatev
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -20,11 +20,11 @@ from blockcache.compare.candidates import Candidate, Running, running
 from blockcache.compare.store import Outcome
 from blockcache.errors import ContentError
 from blockcache.files import Fields, Limit, read
-from blockcache.measure.action_error import actions
+from blockcache.measure.action_error import ActionError, action_error, actions
 from blockcache.measure.statistics import chunk_jump, mean_jerk
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, hash_observations, parts
-from blockcache.results.rollouts import Record
+from blockcache.results.rollouts import EAGER, MethodRun, Record
 from blockcache.samplers import SamplerTable, table
 from blockcache.tasks import Rollout, Task, rollout
 from blockcache.tasks.rollout import Act
@@ -36,11 +36,11 @@ _ACTED = Fields({"actions": list[list[list[float]]], "reused": Annotated[float, 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What all jobs of an evaluation share. `observations` is the batch of the open-loop comparison."""
+    """What all jobs of an evaluation share. `observations` is the batch compared open loop; rollouts need a task."""
 
     port: Port
-    make_task: Callable[[], Task]
     observations: Any
+    make_task: Callable[[], Task] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,41 @@ class OpenLoop:
             raise ContentError(f"its actions have shape {shape}, expected {expected}")
 
 
+REFERENCE, FLOOR = OpenLoop(Candidate(), seed=0), OpenLoop(Candidate(), seed=10_000)
+"""The plain policy, and once more with other noise."""
+
+
+def open_loop(
+    setting: Setting, candidates: Mapping[str, Candidate], outcome: Callable[[OpenLoop], Outcome]
+) -> tuple[tuple[MethodRun, ...], ActionError]:
+    """How far each candidate's actions are from the plain policy's, and the policy's own with other noise.
+
+    Args:
+        setting: The policy, and the observations that actions are compared on.
+        candidates: By name.
+        outcome: Gives what a job gave.
+    """
+    port, reference = setting.port, np.asarray(outcome(REFERENCE)["actions"])
+
+    def error(found: Outcome) -> ActionError:
+        return action_error(np.asarray(found["actions"]), reference, port.action_scale)
+
+    runs = []
+    for name, candidate in candidates.items():
+        found = outcome(OpenLoop(candidate, REFERENCE.seed))
+        runs.append(
+            MethodRun(
+                name=name,
+                **candidate.describe(port) | {"engine": candidate.engine or EAGER},
+                shares_all_noise=candidate.on(port).sampling.settings == port.sampling.settings,
+                flops=candidate.flops(port, found["reused"]),
+                reused=found["reused"],
+                error=error(found),
+            )
+        )
+    return tuple(runs), error(outcome(FLOOR))
+
+
 def work(setting: Setting, job: Group | OpenLoop) -> Outcome:
     """Run one job, on one thread."""
     with one_thread():
@@ -103,6 +138,7 @@ def play(
 ) -> tuple[Rollout, ...]:
     """The rollouts of a group. `on_step` sees the simulators as they go."""
     port = setting.port
+    assert setting.make_task is not None
     with running(port, group.candidate) as fast:
         act = _act_by_rollout(fast, group.seeds) if port.takes_noise else _act_by_group(fast, group.seeds)
         return rollout(

@@ -44,39 +44,49 @@ class Lender(Protocol):
     def block_costs(self) -> Mapping[str, float] | None: ...
 
 
-class Part:
-    """The base of all parts. `str` gives the text that `parse` reads.
+@dataclass(frozen=True)
+class Facts:
+    """What a part is to people.
 
-    kind           what it is for people, such as "BAC"
+    kind           what it is, such as "BAC"
     setting        what sets it apart from others of its kind, such as "S=10"
     variant        the rest of what it says, such as "n=5 MSE"
+    label          all of it; those three unless given
+    solver         what a sampler is called in "BAC on DDIM"
+    updates        S: how often each block is computed, where it says so
     off_the_shelf  whether it takes neither a calibration nor a file
+    by_fit         whether a fit finds it, which raises FitError where it does not beat its start
     tuned_in       the directory of `blockcache tune` that it stands for
     """
 
+    kind: str
+    setting: str = ""
+    variant: str = ""
+    label: str = ""
+    solver: str = ""
+    updates: int | None = None
+    off_the_shelf: bool = False
+    by_fit: bool = False
+    tuned_in: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", " ".join(filter(None, (self.kind, self.setting, self.variant))))
+
+
+class Part:
+    """The base of all parts. `str` gives the text that `pattern` fits; its groups are the arguments of `parse`."""
+
+    pattern: ClassVar[str]
+
+    @classmethod
+    def parse(cls, **groups: Any) -> Part:
+        """From the groups of the pattern; a MethodError where they make no sense."""
+        return cls(**groups)
+
     @property
-    def kind(self) -> str:
+    def facts(self) -> Facts:
         raise NotImplementedError
-
-    @property
-    def setting(self) -> str:
-        return ""
-
-    @property
-    def variant(self) -> str:
-        return ""
-
-    @property
-    def label(self) -> str:
-        return " ".join(filter(None, (self.kind, self.setting, self.variant)))
-
-    @property
-    def off_the_shelf(self) -> bool:
-        return False
-
-    @property
-    def tuned_in(self) -> str | None:
-        return None
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         """`before` with what this part adds."""
@@ -86,29 +96,8 @@ class Part:
         """Refuse a file that cannot be read."""
 
 
-class SamplerPart(Part):
-    """`pattern` is that of its text, its groups are the fields; `solver` is what it is called in "BAC on DDIM"; `by_fit`
-    says that it is found by a fit, which raises FitError where it does not beat its start."""
-
-    pattern: ClassVar[str]
-    by_fit: ClassVar[bool] = False
-
-    @property
-    def solver(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def kind(self) -> str:
-        return f"{self.solver}-N"
-
-    @classmethod
-    def from_groups(cls, groups: Mapping[str, Any]) -> SamplerPart:
-        """From the groups of the pattern; a MethodError where they make no sense."""
-        return cls(**groups)
-
-
 @dataclass(frozen=True)
-class FewerSteps(SamplerPart):
+class FewerSteps(Part):
     """A sampler by name with fewer steps, which lie where that sampler puts them, or are placed for the policy."""
 
     sampler: str
@@ -117,32 +106,18 @@ class FewerSteps(SamplerPart):
     pattern = rf"(?P<sampler>{'|'.join(map(re.escape, sampler_names()))})-(?P<steps>{_STEPS})(?P<placed>:placed)?"
 
     @classmethod
-    def from_groups(cls, groups: Mapping[str, Any]) -> SamplerPart:
+    def parse(cls, **groups: Any) -> Part:
         return cls(groups["sampler"], int(groups["steps"]), groups["placed"] is not None)
 
     def __str__(self) -> str:
         return f"{self.sampler}-{self.steps}{':placed' if self.placed else ''}"
 
     @property
-    def _printed(self) -> str:
-        """As papers write it: "DDPM", "SDE-DPM-Solver++"."""
-        return self.sampler.upper().replace("DPMSOLVER", "DPM-Solver")
-
-    @property
-    def solver(self) -> str:
-        return f"placed {self._printed}" if self.placed else self._printed
-
-    @property
-    def setting(self) -> str:
-        return f"N={self.steps}"
-
-    @property
-    def label(self) -> str:
-        return f"{self._printed}-{self.steps}{' placed' if self.placed else ''}"
-
-    @property
-    def off_the_shelf(self) -> bool:
-        return not self.placed
+    def facts(self) -> Facts:
+        printed = self.sampler.upper().replace("DPMSOLVER", "DPM-Solver")  # as papers write it
+        solver = f"placed {printed}" if self.placed else printed
+        label = f"{printed}-{self.steps}{' placed' if self.placed else ''}"
+        return Facts(f"{solver}-N", f"N={self.steps}", "", label, solver, off_the_shelf=not self.placed)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         if self.placed:
@@ -151,16 +126,15 @@ class FewerSteps(SamplerPart):
 
 
 @dataclass(frozen=True)
-class FittedSteps(SamplerPart):
+class FittedSteps(Part):
     """A sampler whose constants are all fitted to the policy; the fields are those of `fit_sampler`."""
 
     steps: int
     spread: float = SPREAD
     pattern = rf"fitted-(?P<steps>{_STEPS})(?::(?P<settings>[^+]*))?"
-    solver, by_fit = "fitted", True
 
     @classmethod
-    def from_groups(cls, groups: Mapping[str, Any]) -> SamplerPart:
+    def parse(cls, **groups: Any) -> Part:
         steps, settings = int(groups["steps"]), groups["settings"]
         if settings is None:
             return cls(steps)
@@ -173,27 +147,26 @@ class FittedSteps(SamplerPart):
         return f"fitted-{self.steps}" + ("" if self.spread == SPREAD else f":spread={self.spread:g}")
 
     @property
-    def label(self) -> str:
-        return str(self).replace(":", " ")
+    def facts(self) -> Facts:
+        return Facts("fitted-N", label=str(self).replace(":", " "), solver="fitted", by_fit=True)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         return before._replace(sampler=lender.fitted(self.steps, self.spread).sampler)
 
 
 @dataclass(frozen=True)
-class SamplerFile(SamplerPart):
+class SamplerFile(Part):
     """A sampler file, such as `place_steps` and `fit_sampler` make."""
 
     path: str
     pattern = r"sampler:(?P<path>.+?\.json)"
-    solver, kind = "a sampler file", "sampler file"
 
     def __str__(self) -> str:
         return f"sampler:{self.path}"
 
     @property
-    def label(self) -> str:
-        return self.path
+    def facts(self) -> Facts:
+        return Facts("sampler file", label=self.path, solver="a sampler file")
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         return before._replace(sampler=lender.sampler_from(self.path))
@@ -203,22 +176,21 @@ class SamplerFile(SamplerPart):
 
 
 @dataclass(frozen=True)
-class TunedFiles(SamplerPart):
+class TunedFiles(Part):
     """The sampler and the schedule in a directory that `tune` wrote, whichever are there."""
 
     directory: str
     pattern = r"tuned:(?P<directory>.+)"
-    solver = kind = label = "tuned"
 
     def __str__(self) -> str:
         return f"tuned:{self.directory}"
 
     @property
-    def tuned_in(self) -> str:
-        return self.directory
+    def facts(self) -> Facts:
+        return Facts("tuned", solver="tuned", tuned_in=self.directory)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         return lender.tuned(self.directory)
 
 
-SAMPLER_PARTS: tuple[type[SamplerPart], ...] = (TunedFiles, FewerSteps, FittedSteps, SamplerFile)
+SAMPLER_PARTS: tuple[type[Part], ...] = (TunedFiles, FewerSteps, FittedSteps, SamplerFile)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from blockcache.compare.parts import Lender, MethodError, Part, Resolved
+from blockcache.compare.parts import Facts, Lender, MethodError, Part, Resolved
 from blockcache.schedule import Schedule
 from blockcache.solvers import OBJECTIVES, fit_teacache, solve
 from blockcache.solvers.metrics import METRICS
@@ -51,25 +51,23 @@ _SETTINGS = {
 
 
 class ReusePart(Part):
-    """`word` is what its text begins with, `takes` the names of the settings behind it; `updates` is S."""
+    """A word and, behind a colon, settings by the names that it `takes`."""
 
     word: ClassVar[str] = ""
     takes: ClassVar[tuple[str, ...]] = ()
-    updates: int | None = None
+
+    def __init_subclass__(cls) -> None:
+        cls.pattern = rf"{cls.word}(?::(?P<settings>(?s:.*)))?"
 
     @classmethod
-    def parse(cls, text: str) -> ReusePart | None:
-        """None where the text is that of another part."""
-        word, colon, rest = text.partition(":")
-        if word != cls.word:
-            return None
+    def parse(cls, **groups: Any) -> Part:
         values: dict[str, Any] = {}
-        for item in rest.split(",") if colon else ():
+        for item in () if groups["settings"] is None else groups["settings"].split(","):
             name, equals, value = item.partition("=")
             if name not in cls.takes or not equals or _SETTINGS[name].field in values:
                 raise MethodError(
-                    f"{word} takes {', '.join(f'{known}=...' for known in cls.takes)}, each at most once and separated by "
-                    f"commas, got {item!r}"
+                    f"{cls.word} takes {', '.join(f'{known}=...' for known in cls.takes)}, each at most once and separated "
+                    f"by commas, got {item!r}"
                 )
             found = _SETTINGS[name].read(value)
             if found is None:
@@ -87,6 +85,7 @@ class Solved(ReusePart):
     metric: str = "cosine"
     objective: str = "anchor"
     last: bool = False
+    kind: ClassVar[str] = ""
     takes: ClassVar[tuple[str, ...]] = ("S", "metric", "objective", "last")
 
     def __str__(self) -> str:
@@ -95,15 +94,12 @@ class Solved(ReusePart):
         return f"{self.word}:" + ",".join(f"{name}={given[name]}" for name in self.takes if not left_out.get(name))
 
     @property
-    def setting(self) -> str:
-        return f"S={self.updates}"
-
-    @property
-    def variant(self) -> str:
+    def facts(self) -> Facts:
         words = [f"n={self.union}"] if "n" in self.takes else []
         words += [_METRICS[self.metric]] if self.metric != "cosine" else []
         words += [self.objective] if self.objective != "anchor" else []
-        return " ".join([*words, "and the last step"] if self.last else words)
+        words += ["and the last step"] if self.last else []
+        return Facts(self.kind, f"S={self.updates}", " ".join(words), updates=self.updates)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         recording = lender.recording(before.sampler)
@@ -133,7 +129,7 @@ class ActionBudget(ReusePart):
 
     budget: float | None = None
     updates: int | None = None
-    word, kind, takes = "action", "Action costs", ("budget", "S")
+    word, takes = "action", ("budget", "S")
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.updates is not None:
@@ -145,8 +141,9 @@ class ActionBudget(ReusePart):
         return f"action:S={self.updates}" if self.budget is None else f"action:budget={self.budget!r}"
 
     @property
-    def setting(self) -> str:
-        return f"S={self.updates}" if self.budget is None else f"{self.budget:g}"
+    def facts(self) -> Facts:
+        setting = f"S={self.updates}" if self.budget is None else f"{self.budget:g}"
+        return Facts("Action costs", setting, updates=self.updates)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         recording = lender.recording(before.sampler, action_costs=True)
@@ -160,34 +157,30 @@ class TeaCache(ReusePart):
     """TeaCache's rule, which decides while it runs."""
 
     threshold: float = 0.1
-    word, kind, takes = "teacache", "TeaCache", ("threshold",)
+    word, takes = "teacache", ("threshold",)
 
     def __str__(self) -> str:
         return f"teacache:threshold={self.threshold!r}"
 
     @property
-    def setting(self) -> str:
-        return f"{self.threshold:g}"
+    def facts(self) -> Facts:
+        return Facts("TeaCache", f"{self.threshold:g}")
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         return before._replace(strategy=fit_teacache(lender.recording(before.sampler), self.threshold))
 
 
 @dataclass(frozen=True)
-class ScheduleFile(ReusePart):
+class ScheduleFile(Part):
     path: str
-    kind = "schedule file"
+    pattern = r"(?P<path>(?s:.*)\.json)"
 
     def __str__(self) -> str:
         return self.path
 
     @property
-    def label(self) -> str:
-        return self.path
-
-    @classmethod
-    def parse(cls, text: str) -> ReusePart | None:
-        return cls(text) if text.endswith(".json") else None
+    def facts(self) -> Facts:
+        return Facts("schedule file", label=self.path)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         return before._replace(strategy=Schedule.load(self.path))
@@ -197,21 +190,20 @@ class ScheduleFile(ReusePart):
 
 
 @dataclass(frozen=True)
-class UnknownPart(ReusePart):
+class UnknownPart(Part):
     """What a file of another version names; it can be shown, and not run."""
 
     name: str
-    kind = "another method"
 
     def __str__(self) -> str:
         return self.name
 
     @property
-    def label(self) -> str:
-        return self.name
+    def facts(self) -> Facts:
+        return Facts("another method", label=self.name)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         raise MethodError(f"{self.name!r} is no method that this version knows")
 
 
-REUSE_PARTS: tuple[type[ReusePart], ...] = (ScheduleFile, Uniform, Unified, BlockWise, BAC, ActionBudget, TeaCache)
+REUSE_PARTS: tuple[type[Part], ...] = (ScheduleFile, Uniform, Unified, BlockWise, BAC, ActionBudget, TeaCache)

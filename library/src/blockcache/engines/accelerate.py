@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,7 @@ def accelerate(
     check: str = "strict",
     threads: int | None = None,
     trust: bool = False,
+    rtc: bool = False,
 ) -> Acceleration:
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
@@ -128,6 +130,8 @@ def accelerate(
         trust: Whether to leave out that loop and onnx compare a policy of other code than this package's with its own
             `predict_action`, at every start, in three generations; `rehearsal_seconds` says how long that took. For whoever
             knows that the policy, and all code that it runs, are those of an earlier start.
+        rtc: Whether `predict_action` takes `previous`, what is known of the chunk before (real-time chunking); see
+            `blockcache_runtime.chunks.Previous`.
 
     Returns:
         The handle: call it as the policy, ask it for `stats()`, and `disable()` it; it is a context manager as well.
@@ -165,7 +169,7 @@ def accelerate(
             notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
             notes += () if followed is None else (f"the schedule is {followed}",)
             strategy, counts, passed_over = schedule or _full(port), Counts(), tuple[str, ...]()
-            prepare = functools.partial(_prepare, port, strategy, output, threads, trust, counts)
+            prepare = functools.partial(_prepare, port, strategy, output, threads, trust, rtc, counts)
             if engine == "auto":
                 engine, prepared, passed_over = _prepare_fastest(prepare, strategy, output)
             else:
@@ -225,7 +229,14 @@ def _prepare_fastest(
 
 
 def _prepare(
-    port: Port, strategy: Strategy, output: str, threads: int | None, trust: bool, counts: Counts, engine: str
+    port: Port,
+    strategy: Strategy,
+    output: str,
+    threads: int | None,
+    trust: bool,
+    rtc: bool,
+    counts: Counts,
+    engine: str,
 ) -> PreparedEngine:
     if not strategy.static and (engine != "patched" or output != "chunk"):
         raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
@@ -234,12 +245,18 @@ def _prepare(
             raise EngineError(
                 'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
             )
+        if rtc and "previous" not in inspect.signature(getattr(port.policy, port.entry)).parameters:
+            raise EngineError(
+                f"{type(port.policy).__name__}.{port.entry} takes no previous chunk, and the patched engine runs it as it "
+                'is; real-time chunking needs engine="loop" or "onnx"'
+            )
         return PreparedEngine(follow(port, strategy, counts))
     if engine == "onnx":
         require_onnxruntime()
         _require_cpu_float32(port)
     assert isinstance(strategy, Schedule)
     built = rehearsed_build(port, strategy, engine, output, trust)
+    built = built.told(port) if rtc else built
     runner: Runner
     if engine == "loop":
         runner = Loop(built.program, built.plan, built.sampler)
@@ -264,6 +281,7 @@ def export_policy(
     output: str = "chunk",
     check: str = "strict",
     trust: bool = False,
+    rtc: bool = False,
 ) -> tuple[str, ...]:
     """Write a policy under a schedule as one ONNX file, atomically.
 
@@ -274,6 +292,7 @@ def export_policy(
         output: "chunk", or "action" to leave out what the robot does not execute (causal policies).
         check: "strict", or "shape" to accept a schedule that was made for other weights of the same shape.
         trust: Whether to leave out the comparison with a foreign policy's own actions, see `accelerate`.
+        rtc: Whether the file takes what is known of the chunk before (real-time chunking), as three more inputs.
 
     Returns:
         Notes that a user should read.
@@ -293,6 +312,7 @@ def export_policy(
     port.check_weights()
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
     built = rehearsed_build(port, schedule or _full(port), "onnx", output, trust)
+    built = built.told(port) if rtc else built
     require_size(built.program)
     export(built, port.fingerprint, path)
     return notes

@@ -20,6 +20,7 @@ from blockcache.engines.stats import Counts
 from blockcache.errors import EngineError, ObservationError, StaleError
 from blockcache.models.noise import check_noise, draw_all
 from blockcache.models.port import Port
+from blockcache_runtime.chunks import Previous
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,11 @@ def prepare_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> 
         name = next(iter(inspect.signature(original).parameters))  # the public code's is obs_dict
 
         def predict_action(
-            *given: Any, generator: torch.Generator | None = None, noise: Tensor | None = None, **named: Any
+            *given: Any,
+            generator: torch.Generator | None = None,
+            noise: Tensor | None = None,
+            previous: Previous | None = None,
+            **named: Any,
         ) -> Any:
             if len(given) + len(named) != 1 or set(named) - {name}:
                 raise TypeError(f"{port.entry} takes one observation ({name}), got {[*map(type, given), *named]}")
@@ -65,7 +70,8 @@ def prepare_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> 
                 drawn = check_noise(noise, sampler, chunk, like)
             else:
                 drawn = draw_all(sampler, chunk, like, generator, start if generator is None else None)
-            result = runner(observed, drawn)
+            told = {} if previous is None else built.told_inputs(previous, len(drawn[0]))
+            result = runner({**observed, **told}, drawn)
             counts.add(computed, reused)
             return port.entry_result(result)
 

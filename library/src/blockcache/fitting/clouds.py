@@ -20,7 +20,7 @@ from torch import Tensor
 from blockcache.engines import accelerate
 from blockcache.errors import FitError
 from blockcache.measure.action_error import Act
-from blockcache.models.pairing import generate
+from blockcache.models.noise import generate
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, hash_observations, parts, pick
 from blockcache.observations.tensors import as_one_batch

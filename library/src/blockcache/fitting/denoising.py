@@ -17,9 +17,9 @@ from blockcache.attach.generation import first_denoiser_call
 from blockcache.attach.patching import Patches
 from blockcache.errors import FitError
 from blockcache.fitting.clouds import executed
-from blockcache.models.noise import draw_all
-from blockcache.models.pairing import generate, takes_generator
+from blockcache.models.noise import draw_all, generate, takes_generator
 from blockcache.models.port import Port
+from blockcache.models.sampling import TorchArithmetic
 from blockcache.samplers import Coefficients, Fitted, step, table
 from blockcache.samplers.fitted import WEIGHTS
 
@@ -29,15 +29,12 @@ TOLERANCE = 1e-3
 """Of normalised actions: two ways to do the same sums differ by 1e-5, another generation by far more."""
 
 
-class Differentiable:
-    """sum and clip, where a coefficient may be a tensor that wants its gradient."""
+class Differentiable(TorchArithmetic):
+    """The sampler's step, where a coefficient may be a tensor that wants its gradient."""
 
     def mix(self, *terms: tuple[Tensor, Any]) -> Tensor:
         total: Tensor = sum(value * coefficient for value, coefficient in terms)
         return total
-
-    def clip(self, value: Tensor, limit: float) -> Tensor:
-        return value.clamp(-limit, limit)
 
 
 class FewSteps:
@@ -67,11 +64,11 @@ class FewSteps:
             time = at.pop("timesteps")
             output = self._denoiser(x, time.round().long() if self._whole else time)
             if x0 is None:
-                at["c"] = 0.0
+                del at["c"]
             if number == last:
-                at["s"] = 0.0
-            coefficients = Coefficients(e=0.0, eps_x=0.0, eps_out=0.0, clip=clip, **at)
-            x, x0 = step(Differentiable(), coefficients, x, output, x0, None if number == last else noise[number + 1])
+                del at["s"]
+            added = None if number == last else noise[number + 1]
+            x, x0 = step(Differentiable(), Coefficients(clip=clip, **at), x, output, x0, added)
         first, end = self._port.executed
         return x[:, first:end, : len(self._port.action_scale)].flatten(1).double()
 
@@ -94,10 +91,6 @@ def constants_of(sampler: Fitted) -> Tensor:
     return torch.stack([torch.tensor(column, dtype=torch.float64) for column in columns], dim=1)
 
 
-def clip_of(sampler: Fitted) -> float | None:
-    return table(sampler).clip
-
-
 def check_same(port: Port, sampler: Fitted, batch: Any, seed: int, whole_times: bool) -> None:
     """Refuse a policy that does something of its own around its denoiser: what would be fitted is another generation."""
     other = port.with_sampler(sampler)
@@ -109,7 +102,7 @@ def check_same(port: Port, sampler: Fitted, batch: Any, seed: int, whole_times: 
         chunk = (len(expected), port.horizon, port.sample_dim)
         generator = torch.Generator().manual_seed(seed) if takes_generator(entry) else None
         noise = draw_all(table(sampler), chunk, few.like, generator)
-        found = few.run(constants_of(sampler), clip_of(sampler), noise)
+        found = few.run(constants_of(sampler), sampler.clip, noise)
     apart = float((found.cpu() - expected).abs().max()) if found.shape == expected.shape else torch.inf
     if not apart <= TOLERANCE:
         raise FitError(

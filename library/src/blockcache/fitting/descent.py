@@ -16,7 +16,7 @@ from torch import Tensor
 
 from blockcache.errors import FitError
 from blockcache.fitting.clouds import Closeness, Clouds, closeness, objective
-from blockcache.fitting.denoising import COLUMNS, FewSteps, check_same, clip_of, constants_of
+from blockcache.fitting.denoising import COLUMNS, FewSteps, check_same, constants_of
 from blockcache.fitting.placement import place
 from blockcache.models.noise import draw
 from blockcache.models.registry import port_of
@@ -130,7 +130,7 @@ class _Fit:
 
     def __init__(self, clouds: Clouds, begun: Fitted, spread: float, effort: Effort) -> None:
         self.clouds, self.begun, self.spread, self.effort = clouds, begun, spread, effort
-        self.port, self.clip, self.start = clouds.port.with_sampler(begun), clip_of(begun), constants_of(begun)
+        self.port, self.clip, self.start = clouds.port.with_sampler(begun), begun.clip, constants_of(begun)
         self.port.module.requires_grad_(False)
         self.port.adapter.denoiser.requires_grad_(False)
         probed = self._batch(clouds.chosen_on[:1], 2)

@@ -42,7 +42,7 @@ from blockcache.models.policy_files import (
     policy_directory,
     shared_file,
 )
-from blockcache.models.weight_checks import check_action_scale, check_mask, check_weight
+from blockcache.models.weights import check_action_scale, check_mask, check_weight
 
 WHAT, AGAIN = "policy weights", "save the policy again"
 P = TypeVar("P", bound=OwnPolicy)

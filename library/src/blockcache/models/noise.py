@@ -1,4 +1,5 @@
-"""The noise of one generation: how much there is and in which order it is drawn. Knows nothing of models.
+"""The noise of one generation: how much there is, in which order it is drawn, and how a seed decides it. Knows nothing of
+models.
 
 Drawn in the order of the `diffusers` schedulers: the start of the chunk first, then one tensor for each step that draws
 (the last DDPM step draws none), always at full shape (B, T, D).
@@ -6,6 +7,8 @@ Drawn in the order of the `diffusers` schedulers: the start of the chunk first, 
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,3 +64,19 @@ def check_noise(noise: Any, sampler: SamplerTable, chunk: tuple[int, int, int], 
     given = given.to(like)
     check_finite(given, "noise")
     return given
+
+
+def generate(predict_action: Callable[..., Any], obs: Any, seed: int) -> Any:
+    """Call a policy's `predict_action` with noise that depends on `seed` alone.
+
+    A policy that takes no `generator` draws from torch's global one, which is seeded and put back afterwards.
+    """
+    if takes_generator(predict_action):
+        return predict_action(obs, generator=torch.Generator().manual_seed(seed))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return predict_action(obs)
+
+
+def takes_generator(predict_action: Callable[..., Any]) -> bool:
+    return "generator" in inspect.signature(predict_action).parameters

@@ -13,17 +13,23 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from blockcache.errors import ContentError, PolicyError, short, shortened
 from blockcache.files import Fields, Limit, Name, read
 from blockcache.models.noise import draw_all
 from blockcache.models.sampling import denoise
 from blockcache.observations.tensors import Observation
-from blockcache.samplers import DDPM, SamplerConfig, table
+from blockcache.samplers import DDPM, Guide, SamplerConfig, table
+from blockcache_runtime.chunks import EXECUTION_HORIZON, LATENCY, PREVIOUS_CHUNK, Previous, prefix_weights
 
 Size: TypeAlias = Annotated[int, Limit(1, 100_000)]
 Depth: TypeAlias = Annotated[int, Limit(1, 1_000)]
 _NESTED = {"sampler": "a sampler's config", "encoder": "an encoder's config"}
+NOT_ACTIONS_ALONE = (
+    "a chunk can be told of the one before it only if the policy denoises actions alone, and this one in-paints its "
+    "observations"
+)
 C = TypeVar("C", bound="PolicyConfig")
 P = TypeVar("P", bound="OwnPolicy")
 
@@ -121,11 +127,22 @@ def _fitting(kinds: Fields, value: Mapping[str, Any]) -> dict[str, Any]:
         raise PolicyError(f"the policy's settings do not fit: {error}") from error
 
 
+def _setting(name: str) -> Any:
+    """An attribute of a policy that is one of its config's, and cannot be set."""
+    return property(lambda policy: getattr(policy.config, name))
+
+
 class OwnPolicy(nn.Module):
     """Observations in, a chunk of actions out. Several threads may call it at once: each generation has its scheduler."""
 
     CONFIG: ClassVar[type[PolicyConfig]]
     config: Any
+    horizon: int = _setting("horizon")
+    n_obs_steps: int = _setting("n_obs_steps")
+    n_action_steps: int = _setting("n_action_steps")
+    action_dim: int = _setting("action_dim")
+    sampler: SamplerConfig = _setting("sampler")
+    cameras: tuple[str, ...] = _setting("cameras")
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
@@ -153,32 +170,6 @@ class OwnPolicy(nn.Module):
         """A tensor with the policy's precision and device."""
         raise NotImplementedError
 
-    @property
-    def horizon(self) -> int:
-        return int(self.config.horizon)
-
-    @property
-    def n_obs_steps(self) -> int:
-        return int(self.config.n_obs_steps)
-
-    @property
-    def n_action_steps(self) -> int:
-        return int(self.config.n_action_steps)
-
-    @property
-    def action_dim(self) -> int:
-        return int(self.config.action_dim)
-
-    @property
-    def sampler(self) -> SamplerConfig:
-        sampler: SamplerConfig = self.config.sampler
-        return sampler
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        cameras: tuple[str, ...] = self.config.cameras
-        return cameras
-
     def with_sampler(self: P, sampler: SamplerConfig) -> P:
         """The same weights (shared, not copied) behind another sampler."""
         return self._with(sampler=sampler)
@@ -199,7 +190,12 @@ class OwnPolicy(nn.Module):
 
     @torch.no_grad()
     def predict_action(
-        self, obs: Observation, *, generator: torch.Generator | None = None, noise: Tensor | None = None
+        self,
+        obs: Observation,
+        *,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
+        previous: Previous | None = None,
     ) -> dict[str, Tensor]:
         """One generation: action (B, n_action_steps, A) and action_pred (B, horizon, A), in robot units.
 
@@ -208,6 +204,7 @@ class OwnPolicy(nn.Module):
                 A policy with one input takes a bare array as well.
             generator: draws the noise, torch's global one without it.
             noise: all of it, as `draw_noise` gives it, instead of a generator.
+            previous: the chunk before, for the new one to go on from it (real-time chunking).
         """
         observed = self.check(obs)
         conditions = self.encode(observed)
@@ -219,9 +216,23 @@ class OwnPolicy(nn.Module):
             generator=generator,
             noise=noise,
             constrain=lambda x: self.constrain(x, conditions),
+            guide=None if previous is None else self._guide(previous, len(next(iter(observed.values())))),
         )
         actions = self.actions(sample, observed)
         return {"action": actions[:, self.config.executed], "action_pred": actions}
+
+    def _guide(self, previous: Previous, batch: int) -> Guide[Tensor]:
+        """The chunk before, normalised, over all tokens of the new one."""
+        if self.config.sample_dim != self.action_dim:
+            raise PolicyError(NOT_ACTIONS_ALONE)
+        before = self.config.executed.start
+        told = previous.inputs(batch, self.horizon - before, self.action_dim)
+        known = torch.from_numpy(told[PREVIOUS_CHUNK]).to(self.like)
+        normalizer = getattr(self, "normalizer", None)
+        weights = torch.from_numpy(prefix_weights(told[LATENCY], told[EXECUTION_HORIZON], known.shape[1])).to(self.like)
+        pull, aim = weights[..., None], known if normalizer is None else normalizer.action.normalize(known)
+        pull, aim = (F.pad(value, (0, 0, before, 0)) for value in (pull, aim * pull))
+        return Guide(pull, 1 - pull, aim)
 
     def check(self, obs: Any) -> dict[str, Tensor]:
         """The observation by its inputs' names, in robot units, or a sentence saying what is wrong with it."""

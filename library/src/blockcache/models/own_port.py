@@ -11,15 +11,21 @@ from torch import Tensor
 
 from blockcache.files import PathLike
 from blockcache.models import checkpoint
+from blockcache.models.modules import has_hook
 from blockcache.models.own_policy import OwnPolicy
-from blockcache.models.port import Port, has_hook
+from blockcache.models.port import Port
 from blockcache.models.sampling import Sampling
-from blockcache.models.weight_checks import check_action_scale, check_denoiser
+from blockcache.models.weights import check_action_scale, check_denoiser
 from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import SamplerConfig
 
 P = TypeVar("P", bound="OwnPort")
 _OWN_CODE = ("predict_action", "check", "encode", "denoiser_output", "constrain", "actions")
+
+
+def _setting(name: str) -> Any:
+    """A member of the port that is one of the config's."""
+    return property(lambda port: getattr(port.policy.config, name))
 
 
 class OwnPort(Port):
@@ -28,6 +34,10 @@ class OwnPort(Port):
     reentrant = True
     takes_noise = True
     policy: Any
+    sample_dim = _setting("sample_dim")
+    inputs = _setting("inputs")
+    cameras = _setting("cameras")
+    task = _setting("task")
 
     @cached_property
     def sampling(self) -> Sampling:
@@ -35,25 +45,6 @@ class OwnPort(Port):
 
     def with_sampler(self: P, sampler: SamplerConfig) -> P:
         return self._sharing_weights(self.policy.with_sampler(sampler))
-
-    @property
-    def sample_dim(self) -> int:
-        return int(self.policy.config.sample_dim)
-
-    @property
-    def inputs(self) -> Mapping[str, tuple[int, ...]]:
-        inputs: Mapping[str, tuple[int, ...]] = self.policy.config.inputs
-        return inputs
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        cameras: tuple[str, ...] = self.policy.cameras
-        return cameras
-
-    @property
-    def task(self) -> str | None:
-        task: str | None = self.policy.config.task
-        return task
 
     def prepare_observation(self, obs: Any) -> Any:
         if isinstance(obs, Mapping):

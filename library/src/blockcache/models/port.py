@@ -23,12 +23,19 @@ from blockcache.errors import BlockcacheError, PolicyError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
+from blockcache.models.modules import ModeCheck, check_entry_not_compiled, check_not_compiled
 from blockcache.models.noise import draw_all
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.models.sampling import Sampling
-from blockcache.models.train_mode import ModeCheck
-from blockcache.models.weight_checks import check_denoiser, check_program
-from blockcache.models.weights import checksum, memory, tensors_of, versions, weights_hash
+from blockcache.models.weights import (
+    check_denoiser,
+    check_program,
+    checksum,
+    memory,
+    tensors_of,
+    versions,
+    weights_hash,
+)
 from blockcache.samplers import SamplerConfig, table
 
 P = TypeVar("P", bound="Port")
@@ -55,9 +62,7 @@ class Port(ABC):
         self.module: nn.Module = policy if isinstance(policy, nn.Module) else adapter.denoiser
         """What holds the weights: the policy, or its denoiser where the policy is no module."""
         check_not_compiled(self.module, "policy" if self.module is policy else "denoiser")
-        if hasattr(getattr(policy, self.entry, None), "_torchdynamo_orig_callable"):
-            own = self.entry in getattr(policy, "__dict__", {})
-            raise _compiled(f"policy.{self.entry}", f"del policy.{self.entry}" if own else "without the decorator")
+        check_entry_not_compiled(policy, self.entry)
         self.mode = ModeCheck(self.module)
         self.mode.check()
         self._hashed: tuple[Any, str] | None = None  # what the weights were recognised by, and their hash
@@ -283,36 +288,6 @@ def _reopened(policy: Any, weights: str | None) -> Port:
     from blockcache.models.registry import port_of
 
     return port_of(policy)._with_weights_of(weights)
-
-
-def check_not_compiled(module: nn.Module, called: str) -> None:
-    """Refuse what torch.compile has been over: compiled code would go past what we put in a layer's place."""
-    for name, part in module.named_modules():
-        where = f"{called}.{name}" if name else called
-        if hasattr(part, "_orig_mod"):
-            way_out = f"{where} = {where}._orig_mod"
-        elif getattr(part, "_compiled_call_impl", None) is not None:
-            way_out = f"{where}._compiled_call_impl = None"
-        else:
-            continue
-        raise _compiled(where, way_out)
-
-
-def _compiled(where: str, way_out: str) -> PolicyError:
-    return PolicyError(
-        f"{where} was compiled by torch.compile, which hides its blocks; use the original ({way_out}), and compare "
-        "with torch.compile in 'blockcache bench'"
-    )
-
-
-def is_altered(module: nn.Module) -> bool:
-    """Whether somebody put a hook on one of the modules, or something in place of its forward."""
-    return any(map(has_hook, module.modules()))
-
-
-def has_hook(part: nn.Module) -> bool:
-    """Whether this very module, parts aside, runs something else than its class says."""
-    return bool("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks)
 
 
 def required(policy: Any, name: str) -> int:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from blockcache.compare.methods import method_named
+from blockcache.measure.action_error import ActionError
 from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
-from blockcache.report.methods import DIFFERENCE, SCORE, cells, chosen, estimate
-from blockcache.results.rollouts import PLAIN, Results
+from blockcache.report.methods import DIFFERENCE, SCORE, cells, estimate, pick_columns
+from blockcache.results.rollouts import PLAIN, MethodRun, Results
 from blockcache.results.stored import Stored
 from blockcache.results.summary import summarise
-
-if TYPE_CHECKING:
-    from blockcache.compare.tradeoff import Tradeoff
 
 _CLOSED = ("method", "n", SCORE, DIFFERENCE, "success", "won/lost (p)", "noise")
 _COST = ("method", "engine", "GFLOP", "chunk Hz", "action error", "first action P95", "jerk", "jump")
@@ -53,26 +50,36 @@ def evaluation_blocks(results: Results, speed: Mapping[str, Latency], repeats: i
             f"Chunk Hz: timed apart from the rollouts, batch 1, one torch thread, median of {repeats} interleaved rounds; "
             f"the plain policy makes {1 / speed[PLAIN].p50:.1f}."
         )
-    return chosen(_CLOSED, rows), chosen(_COST, rows, left=2), Bullets(tuple(notes))
+    return pick_columns(_CLOSED, rows), pick_columns(_COST, rows, left=2), Bullets(tuple(notes))
 
 
-def open_loop_blocks(found: Tradeoff, repeats: int, threads: int) -> tuple[Block, ...]:
-    """Speed and action errors of methods beside the plain policy, timed in so many rounds with so many torch threads."""
+def open_loop_blocks(
+    methods: Sequence[MethodRun], floor: ActionError, speed: Mapping[str, Latency], repeats: int, threads: int
+) -> tuple[Block, ...]:
+    """Speed and action errors of methods beside the plain policy.
+
+    Args:
+        methods: As they ran.
+        floor: The error between two runs of the full policy with different noise.
+        speed: Seconds per chunk by method, the plain policy among them.
+        repeats: How many rounds were timed.
+        threads: Of torch.
+    """
     rows = [
         [
-            row.name,
+            "full precision" if row.name == PLAIN else row.name,
             row.engine,
-            f"{row.latency.p50 * 1e3:.0f}",
-            f"{row.speedup:.1f}x",
+            f"{speed[row.name].p50 * 1e3:.0f}",
+            f"{speed[row.name].over(speed[PLAIN]):.1f}x",
             f"{row.flops / 1e9:.2f}",
             f"{row.reused:.0%}",
-            "" if row.error is None else f"{row.error.mean:.3f}",
+            "" if row.name == PLAIN else f"{row.error.mean:.3f}",
         ]
-        for row in found.rows
+        for row in methods
     ]
     note = (
         "Action error: mean absolute difference to the full policy with the same noise, executed slice, normalised units. "
-        f"Noise floor (two full runs, different noise): {found.noise_floor.mean:.3f}. Medians of {repeats} interleaved rounds, "
+        f"Noise floor (two full runs, different noise): {floor.mean:.3f}. Medians of {repeats} interleaved rounds, "
         f"batch 1, {threads} torch thread{'s' if threads > 1 else ''}."
     )
     columns = ["method", "engine", "ms", "speed-up", "GFLOP", "reused", "action error"]
@@ -130,7 +137,7 @@ def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: S
             "Stored: not measured now but kept with the package, from `blockcache paper suite` on this very policy, calibrated on "
             f"{stored.calibration['generations']} generations (docs/generated/frontier.md)."
         )
-    return chosen(columns, rows, left=2), *map(Paragraph, notes)
+    return pick_columns(columns, rows, left=2), *map(Paragraph, notes)
 
 
 def _counted(value: Estimate | None) -> str:

@@ -24,9 +24,10 @@ from blockcache.models.dit.adapter import find
 from blockcache.models.dit.clip import MASK, TOKENS
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.dit.program import CONDITIONING
+from blockcache.models.modules import check_not_compiled
 from blockcache.models.normalizer import ShiftedField
 from blockcache.models.own_port import OwnPort
-from blockcache.models.port import Port, check_not_compiled, required
+from blockcache.models.port import Port, required
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.models.sampling import Sampling, denoise
 from blockcache.observations.tensors import as_tensor

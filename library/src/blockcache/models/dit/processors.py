@@ -17,7 +17,7 @@ from torch import Tensor
 from blockcache.errors import FileError, PolicyError, short, shortened
 from blockcache.files import Fields, Format, Name, dict_of, list_of, read, read_tensors
 from blockcache.models.normalizer import field_name
-from blockcache.models.weight_checks import check_weight
+from blockcache.models.weights import check_weight
 
 ACTION = "action"
 _FEATURE = Fields({"type": Name}, others=True)

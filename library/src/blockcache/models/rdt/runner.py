@@ -16,7 +16,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from blockcache.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
+from blockcache.errors import ContentError, FileError, PolicyError, shortened
 from blockcache.files import PathLike, read_tensors
 from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import open_torch_file
@@ -25,8 +25,7 @@ from blockcache.models.policy_files import check_new
 from blockcache.models.rdt.adapter import norm_of, shaped
 from blockcache.models.rdt.denoiser import ADAPTORS, FRONT, RDTDenoiser
 from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
-from blockcache.models.stored import read_stored
-from blockcache.progress import progress_bar
+from blockcache.models.stored import naming, read_stored
 from blockcache.samplers.diffusers import from_diffusers
 
 WHAT = "RDT weights"
@@ -54,15 +53,11 @@ def read_weights(source: PathLike, **settings: Any) -> RDTPolicy:
         _, tensors = read_tensors(source, WHAT, "fetch it again", safetensors.torch.load)
     else:
         tensors = _torch_tensors(source)
-    try:
+    with naming(source, WHAT):
         sizes = sizes_of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
         config = RDTConfig(**{**sizes, "n_action_steps": sizes["horizon"], **settings})
         check_sizes(config, len(tensors), sum(tensor.numel() for tensor in tensors.values()))
         return policy_from(RDTPolicy, config, tensors)
-    except FileError:
-        raise
-    except BlockcacheError as error:
-        raise type(error)(f"{source}: {error}") from error
 
 
 def _torch_tensors(source: PathLike) -> dict[str, Tensor]:
@@ -77,9 +72,7 @@ def _torch_tensors(source: PathLike) -> dict[str, Tensor]:
                 f"the {WHAT} {source} cannot be converted: expected tensors by name, or those under {MODULE!r}, got {held} "
                 f"({error})"
             ) from error
-        total = sum(storage.bytes for storage in {tensor.storage for tensor in stored.values()})
-        with progress_bar(desc="reading", total=total, unit="B", unit_scale=True, leave=False, delay=2.0) as bar:
-            return read_stored(file, stored, bar.update)
+        return read_stored(file, stored)
 
 
 def sizes_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checkpoints of the public Diffusion Policy code, made into policy directories. Nothing of a checkpoint is run.
+"""Checkpoints of the public Diffusion Policy code, made into policies. Nothing of a checkpoint is run.
 
 A checkpoint is what its `BaseWorkspace.save_checkpoint` wrote: the config of the run, the tensors of the model, of its
 average and of the optimiser, and other pickles, which stay closed. Settings come from the config, since tensors do not tell
@@ -7,25 +7,24 @@ heads, sampler or clipping, and the tensors must be just those that the config c
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from blockcache.cache import Cache, digest, source_hash
-from blockcache.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
+from blockcache.errors import ContentError, PolicyError, shortened
 from blockcache.files import PathLike, opened
 from blockcache.foreign.configs import Config
 from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import StoredTensor, TorchFile, open_torch_file
 from blockcache.models.checkpoint import check_sizes, load, load_tensors, save
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
-from blockcache.models.dpt.public_settings import HYBRID, architecture, camera_config, low_dim_config, uses_ema
+from blockcache.models.dpt.public_config import HYBRID, architecture, camera_config, low_dim_config, uses_ema
 from blockcache.models.policy_files import check_new
-from blockcache.models.stored import read_stored
+from blockcache.models.stored import naming, read_stored
 from blockcache.progress import progress_bar
 
 WHAT = "checkpoint"
@@ -35,8 +34,9 @@ _CONVERTED = Cache("a converted checkpoint", "policy")
 def convert_checkpoint(source: PathLike, directory: PathLike) -> DiffusionTransformerPolicy:
     """Write the policy directory of a checkpoint, and return the policy.
 
-    source     a file that the public Diffusion Policy code wrote
-    directory  where the policy shall be; nothing may be there yet
+    Args:
+        source: a file that the public Diffusion Policy code wrote.
+        directory: where the policy shall be; nothing may be there yet.
     """
     check_new(directory)
     policy = read_checkpoint(source)
@@ -57,7 +57,7 @@ def load_checkpoint(source: PathLike) -> DiffusionTransformerPolicy:
 
 def read_checkpoint(source: PathLike, sha256: str | None = None) -> DiffusionTransformerPolicy:
     """The policy of a checkpoint, in eval mode; `sha256` is the file's, where it is known."""
-    with open_torch_file(source, WHAT) as file, _speaking_of(source):
+    with open_torch_file(source, WHAT) as file, naming(source, WHAT):
         content = as_mapping(file.content)
         if content is None or not {"cfg", "state_dicts"} <= content.keys():
             names = "" if content is None else shortened(", ".join(map(str, content)), 200)
@@ -74,23 +74,8 @@ def read_checkpoint(source: PathLike, sha256: str | None = None) -> DiffusionTra
         storages = {tensor.storage for tensor in tensors.values()}
         check_sizes(settings, len(tensors), sum(storage.count for storage in storages))
         policy = DiffusionTransformerPolicy(settings)
-        total = sum(storage.bytes for storage in storages)
-        with progress_bar(desc="converting", total=total, unit="B", unit_scale=True, leave=False, delay=2.0) as bar:
-            given = read_stored(file, tensors, bar.update)
-        load_tensors(policy, _repeated(given, policy))
+        load_tensors(policy, _repeated(read_stored(file, tensors), policy))
     return policy.eval()
-
-
-@contextlib.contextmanager
-def _speaking_of(source: PathLike) -> Iterator[None]:
-    try:
-        yield
-    except FileError:
-        raise  # names the file already
-    except ContentError as error:
-        raise FileError(f"the {WHAT} {source} cannot be converted: {error}") from error
-    except BlockcacheError as error:
-        raise type(error)(f"{source}: {error}") from error
 
 
 def _tensors(file: TorchFile, states: Any, ema: bool) -> dict[str, StoredTensor]:

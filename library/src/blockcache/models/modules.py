@@ -1,4 +1,7 @@
-"""Train mode: dropout would make every comparison between steps a lie. Looks only at modules whose mode does something."""
+"""Modules in a state in which no schedule can be followed: compiled, hooked, or in train mode.
+
+Dropout would make every comparison between steps a lie; asked are only modules whose mode does something.
+"""
 
 from __future__ import annotations
 
@@ -56,3 +59,40 @@ def _reads_mode(kind: Any) -> bool:
 
 def _function(member: Any) -> Any:
     return member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+
+
+def check_not_compiled(module: nn.Module, called: str) -> None:
+    """Refuse what torch.compile has been over: compiled code would go past what we put in a layer's place."""
+    for name, part in module.named_modules():
+        where = f"{called}.{name}" if name else called
+        if hasattr(part, "_orig_mod"):
+            way_out = f"{where} = {where}._orig_mod"
+        elif getattr(part, "_compiled_call_impl", None) is not None:
+            way_out = f"{where}._compiled_call_impl = None"
+        else:
+            continue
+        raise _compiled(where, way_out)
+
+
+def check_entry_not_compiled(policy: Any, entry: str) -> None:
+    """The same of the method that makes a generation."""
+    if hasattr(getattr(policy, entry, None), "_torchdynamo_orig_callable"):
+        own = entry in getattr(policy, "__dict__", {})
+        raise _compiled(f"policy.{entry}", f"del policy.{entry}" if own else "without the decorator")
+
+
+def _compiled(where: str, way_out: str) -> PolicyError:
+    return PolicyError(
+        f"{where} was compiled by torch.compile, which hides its blocks; use the original ({way_out}), and compare "
+        "with torch.compile in 'blockcache bench'"
+    )
+
+
+def is_altered(module: nn.Module) -> bool:
+    """Whether somebody put a hook on one of the modules, or something in place of its forward."""
+    return any(map(has_hook, module.modules()))
+
+
+def has_hook(part: nn.Module) -> bool:
+    """Whether this very module, parts aside, runs something else than its class says."""
+    return bool("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,7 +15,7 @@ from blockcache.attach.patching import handle_on, locks
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime, require_size
 from blockcache.engines.patched import follow
-from blockcache.engines.rehearsal import Runner, rehearsed_build
+from blockcache.engines.rehearsal import Runner, build_for_file, rehearsed_build
 from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import PreparedEngine, prepare_runner
 from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
@@ -282,6 +282,7 @@ def export_policy(
     check: str = "strict",
     trust: bool = False,
     rtc: bool = False,
+    fixed: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
     """Write a policy under a schedule as one ONNX file, atomically.
 
@@ -293,6 +294,8 @@ def export_policy(
         check: "strict", or "shape" to accept a schedule that was made for other weights of the same shape.
         trust: Whether to leave out the comparison with a foreign policy's own actions, see `accelerate`.
         rtc: Whether the file takes what is known of the chunk before (real-time chunking), as three more inputs.
+        fixed: Inputs that never change, by name, such as the token ids of the one task of a policy that is told its task:
+            they become constants of the file.
 
     Returns:
         Notes that a user should read.
@@ -304,18 +307,14 @@ def export_policy(
             f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
         )
     port = port_of(policy)
-    if port.begins_after_encoder:
-        raise EngineError(
-            f"the encoder of {type(port.policy).__name__} is not one that can be part of a file; accelerate the policy, "
-            'with engine="onnx" behind its encoder, or give it the encoder of the public hybrid image policies'
-        )
     port.check_weights()
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
-    built = rehearsed_build(port, schedule or _full(port), "onnx", output, trust)
+    built = build_for_file(port, schedule or _full(port), output, trust, fixed)
     built = built.told(port) if rtc else built
     require_size(built.program)
     export(built, port.fingerprint, path)
-    return notes
+    outside = tuple(f"the file takes {name!r}: {what}" for name, what in built.program.outside.items())
+    return (*notes, *outside)
 
 
 def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:

@@ -356,7 +356,8 @@ def test_a_tuning_goes_on_where_it_was_killed(policy, run, monkeypatch, tmp_path
         return seed_of(*place)
 
     monkeypatch.setattr(trials, "pass_seed", counted)
-    monkeypatch.setattr(tuner, "FINALISTS", 99)  # all: which ones are promising depends on times
+    monkeypatch.setattr(tuner, "FINALISTS", 99)  # all: which ones are promising depends on times, as do budgets
+    monkeypatch.setattr(trials.Trials, "_block_costs", lambda self: dict.fromkeys(BLOCKS, 1.0))
     killed_at = None
     whole = run(policy, state=tmp_path / "another").tuning
     total = len(drawn)

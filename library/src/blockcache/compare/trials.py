@@ -45,10 +45,11 @@ FIRST_SAMPLES, FINAL_SAMPLES, LEAST_SAMPLES = 12, 48, 4
 """Chunks drawn for each observation: to see what is promising, to choose among that, and at least."""
 LEAST_STATES = 8
 """Observations to draw chunks at, where time is short."""
-FIRST_CALLS, FINAL_CALLS, LEAST_CALLS = 8, 40, 5
-"""Timed calls: in a trial, and when the finalists are timed in turn; and at least."""
-REFERENCE, FIRST, FINAL, ALL = 0.25, 0.6, 0.8, 0.97
-"""Shares of the time: for the policy's own cloud of a first trial; until which first trials, final ones and timings end."""
+FIRST_CALLS, FINAL_CALLS, LEAST_CALLS, WARMUP = 8, 40, 5, 2
+"""Timed calls: in a trial, and when the finalists are timed in turn, and then at least; and calls before them."""
+REFERENCE, TIMING, FIRST, FINAL, ALL = 0.25, 0.02, 0.6, 0.8, 0.97
+"""Shares of the time: for the policy's own cloud of a first trial, and for timing one method there; until which first
+trials, final ones and timings end."""
 CALL_SECONDS, SAVE_SECONDS = 0.5, 5.0
 """What one call may take, since an interrupt waits for it; and after how long what was drawn is saved."""
 
@@ -160,9 +161,11 @@ class Trials:
                     self.notes.append(f"{method} was left out: {in_one_line(error)}")
         return points
 
-    def check_deadline(self, deadline_ms: float) -> None:
-        """Refuse a deadline that not even a single denoising step keeps."""
-        if not isinstance(self.port.sampler, Diffusion):
+    def begin(self, deadline_ms: float | None) -> None:
+        """Time the plain policy, of which a call takes longest, while there is time; and refuse a deadline that not even a
+        single denoising step keeps."""
+        self._times(Candidate())
+        if deadline_ms is None or not isinstance(self.port.sampler, Diffusion):
             return
         one = self._calibrations.candidate(Method(FewerSteps(self.port.sampler.type, 1)), self.engine)
         fastest = min(self._milliseconds({"one": (one, threads)}, 5)["one"][0] for threads in (1, cores()))
@@ -180,22 +183,23 @@ class Trials:
             points: The most wanted first: the last ones keep the times of their trials where time is short.
         """
         plain_ms: float = self._times(Candidate())["p50_ms"]
-        asked: dict[Any, tuple[Candidate, int]] = {PLAIN: (Candidate(), cores())}
-        turn = max(self.period, plain_ms / 1e3)  # seconds of one call each
-        room = self.box.left(ALL) - self._opening
+        room, turn = self.box.left(ALL), 0.0  # seconds: that are left, and of one call each
+        asked: dict[Any, tuple[Candidate, int]] = {}
+        if LEAST_CALLS * plain_ms / 1e3 < room / 3:
+            asked[PLAIN], turn = (Candidate(), cores()), max(self.period, plain_ms / 1e3)
         for point in points:
             ways = list(product(self._engines(point), sorted({1, cores()})))
             more = turn + len(ways) * max(self.period, point.p50_ms / 1e3)
-            if len(ways) * self._opening + LEAST_CALLS * more > room:
+            if len(ways) * self._opening + (WARMUP + LEAST_CALLS) * more > room:
                 break
             turn, room = more, room - len(ways) * self._opening
             for way in ways:
                 asked[(point.method, *way)] = replace(self.candidates[point.method], engine=way[0]), way[1]
-        if len(asked) == 1:
+        if not set(asked) - {PLAIN}:
             return plain_ms, list(points)
         try:
             with self.box.working("timing", 1.05):
-                times = self._milliseconds(asked, min(FINAL_CALLS, int(room / turn)))
+                times = self._milliseconds(asked, min(FINAL_CALLS, int(room / turn) - WARMUP))
         except TimeUpError:
             return plain_ms, list(points)
         found = []
@@ -207,7 +211,7 @@ class Trials:
                 found.append(replace(point, engine=engine, threads=threads, p50_ms=p50, p95_ms=p95))
             else:
                 found.append(point)
-        return times[PLAIN][0], found
+        return times.get(PLAIN, (plain_ms,))[0], found
 
     def _engines(self, point: Point) -> tuple[str, ...]:
         """Those that are worth timing: what onnx runs the loop engine runs too. The actions are the same in all of them."""
@@ -259,7 +263,13 @@ class Trials:
 
         def make() -> Outcome:
             with self._running(candidate) as fast:
-                timed = measure({"it": fast.timed(self._one)}, FIRST_CALLS, progress=False, period=self.period)["it"]
+                call = fast.timed(self._one)
+                first = measure({"it": call}, 1, warmup=0, progress=False)["it"]
+                calls = min(FIRST_CALLS, int(TIMING * self.box.seconds / max(first.p50, self.period)))
+                # a call that takes long is not worth another one
+                timed = (
+                    measure({"it": call}, calls, 1, progress=False, period=self.period)["it"] if calls > 1 else first
+                )
             p50, p95 = (1e3 * timed.percentile(percent) for percent in (50, 95))
             return {"p50_ms": p50, "p95_ms": p95, "engine": fast.engine}
 
@@ -336,5 +346,5 @@ class Trials:
                 torch.set_num_threads(threads)
                 calls_of[str(name)] = stack.enter_context(running(self.port, candidate)).timed(self._one)
             torch.set_num_threads(cores())
-            found = measure(calls_of, calls, progress=False, period=self.period)
+            found = measure(calls_of, calls, WARMUP, progress=False, period=self.period)
         return {name: (1e3 * found[str(name)].percentile(50), 1e3 * found[str(name)].percentile(95)) for name in asked}

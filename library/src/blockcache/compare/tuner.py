@@ -200,8 +200,7 @@ def late_note(trials: Trials) -> list[str]:
 def try_methods(trials: Trials, goal: Goal, keep_sampler: bool) -> list[Point]:
     """The points that are worth timing: the finalists, and besides them, as first tried, the front and what anybody would
     try without tuning. Plain fewer steps come first: they take the least time to try."""
-    if goal.deadline_ms is not None:
-        trials.check_deadline(goal.deadline_ms)
+    trials.begin(goal.deadline_ms)
     port, samples = trials.port, trials.first_samples
     free = not keep_sampler and port.sampler is not None
     simple = [FULL, *(fewer_steps(port) if free else ())]
@@ -252,9 +251,9 @@ def roll_out(
 
 
 def measured_most(points: list[Point]) -> list[Point]:
-    """Those of the longest trial: a first one is not enough to be chosen by."""
-    most = max(point.chunks for point in points)
-    return [point for point in points if point.chunks == most]
+    """Those of the longest trial: a first one is not enough to be chosen by, unless there was no time for another."""
+    most = max((point.chunks for point in points if point.method != BASELINE), default=0)
+    return [point for point in points if point.chunks >= most]
 
 
 def sizes(total: int) -> dict[str, int]:

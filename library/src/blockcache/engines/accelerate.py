@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,7 +16,7 @@ from blockcache.attach.patching import handle_on
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime, require_size
 from blockcache.engines.patched import attach_strategy
-from blockcache.engines.rehearsal import Runner, rehearsed_build
+from blockcache.engines.rehearsal import Runner, build_for_file, rehearsed_build
 from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import AttachedEngine, attach_runner
 from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
@@ -104,6 +105,7 @@ def accelerate(
     check: str = "strict",
     threads: int | None = None,
     trust: bool = False,
+    rtc: bool = False,
 ) -> Acceleration:
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
@@ -128,6 +130,8 @@ def accelerate(
         trust: Whether to leave out that loop and onnx compare a policy of other code than this package's with its own
             `predict_action`, at every start, in three generations; `rehearsal_seconds` says how long that took. For whoever
             knows that the policy, and all code that it runs, are those of an earlier start.
+        rtc: Whether `predict_action` takes `previous`, what is known of the chunk before (real-time chunking); see
+            `blockcache_runtime.chunks.Previous`.
 
     Returns:
         The handle: call it as the policy, ask it for `stats()`, and `disable()` it; it is a context manager as well.
@@ -163,7 +167,7 @@ def accelerate(
         notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
         notes += () if followed is None else (f"the schedule is {followed}",)
         strategy, counts, passed_over = schedule or _full(port), Counts(), tuple[str, ...]()
-        attach = functools.partial(_attach, port, strategy, output, threads, trust, counts)
+        attach = functools.partial(_attach, port, strategy, output, threads, trust, rtc, counts)
         if engine == "auto":
             engine, attached, passed_over = _attach_fastest(attach, strategy, output)
         else:
@@ -217,7 +221,14 @@ def _attach_fastest(
 
 
 def _attach(
-    port: Port, strategy: Strategy, output: str, threads: int | None, trust: bool, counts: Counts, engine: str
+    port: Port,
+    strategy: Strategy,
+    output: str,
+    threads: int | None,
+    trust: bool,
+    rtc: bool,
+    counts: Counts,
+    engine: str,
 ) -> AttachedEngine:
     if not strategy.static and (engine != "patched" or output != "chunk"):
         raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
@@ -226,12 +237,18 @@ def _attach(
             raise EngineError(
                 'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
             )
+        if rtc and "previous" not in inspect.signature(getattr(port.policy, port.entry)).parameters:
+            raise EngineError(
+                f"{type(port.policy).__name__}.{port.entry} takes no previous chunk, and the patched engine runs it as it "
+                'is; real-time chunking needs engine="loop" or "onnx"'
+            )
         return AttachedEngine(attach_strategy(port, strategy, counts))
     if engine == "onnx":
         require_onnxruntime()
         _require_cpu_float32(port)
     assert isinstance(strategy, Schedule)
     built = rehearsed_build(port, strategy, engine, output, trust)
+    built = built.told(port) if rtc else built
     runner: Runner
     if engine == "loop":
         runner = Loop(built.program, built.plan, built.sampler)
@@ -256,6 +273,8 @@ def export_policy(
     output: str = "chunk",
     check: str = "strict",
     trust: bool = False,
+    rtc: bool = False,
+    fixed: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
     """Write a policy under a schedule as one ONNX file, atomically.
 
@@ -266,6 +285,9 @@ def export_policy(
         output: "chunk", or "action" to leave out what the robot does not execute (causal policies).
         check: "strict", or "shape" to accept a schedule that was made for other weights of the same shape.
         trust: Whether to leave out the comparison with a foreign policy's own actions, see `accelerate`.
+        rtc: Whether the file takes what is known of the chunk before (real-time chunking), as three more inputs.
+        fixed: Inputs that never change, by name, such as the token ids of the one task of a policy that is told its task:
+            they become constants of the file.
 
     Returns:
         Notes that a user should read.
@@ -277,17 +299,14 @@ def export_policy(
             f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
         )
     port = port_of(policy)
-    if port.begins_after_encoder:
-        raise EngineError(
-            f"the encoder of {type(port.policy).__name__} is not one that can be part of a file; accelerate the policy, "
-            'with engine="onnx" behind its encoder, or give it the encoder of the public hybrid image policies'
-        )
     port.check_weights()
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
-    built = rehearsed_build(port, schedule or _full(port), "onnx", output, trust)
+    built = build_for_file(port, schedule or _full(port), output, trust, fixed)
+    built = built.told(port) if rtc else built
     require_size(built.program)
     export(built, port.fingerprint, path)
-    return notes
+    outside = tuple(f"the file takes {name!r}: {what}" for name, what in built.program.outside.items())
+    return (*notes, *outside)
 
 
 def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:

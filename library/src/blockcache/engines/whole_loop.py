@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from blockcache.engines.stats import Counts
 from blockcache.errors import EngineError, ObservationError, StaleError
 from blockcache.models.noise import check_noise, draw_all
 from blockcache.models.port import Port
+from blockcache_runtime.chunks import Previous
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,11 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> A
         name = next(iter(inspect.signature(original).parameters))  # the public code's is obs_dict
 
         def predict_action(
-            *given: Any, generator: torch.Generator | None = None, noise: Tensor | None = None, **named: Any
+            *given: Any,
+            generator: torch.Generator | None = None,
+            noise: Tensor | None = None,
+            previous: Previous | None = None,
+            **named: Any,
         ) -> Any:
             if len(given) + len(named) != 1 or set(named) - {name}:
                 raise TypeError(f"{port.entry} takes one observation ({name}), got {[*map(type, given), *named]}")
@@ -64,7 +70,8 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> A
                 drawn = check_noise(noise, sampler, chunk, like)
             else:
                 drawn = draw_all(sampler, chunk, like, generator, start if generator is None else None)
-            result = runner(observed, drawn)
+            told = {} if previous is None else built.told_inputs(previous, len(drawn[0]))
+            result = runner({**observed, **told}, drawn)
             counts.add(computed, reused)
             return port.entry_result(result)
 
@@ -114,7 +121,8 @@ class _ObservationReader:
                 f"the observation holds {', '.join(unread)} besides {', '.join(inputs)}, which this engine "
                 'does not read but the policy may; leave it out, or use engine="patched"'
             )
-        longer = [name for name, shape in inputs.items() if len(obs[name][0]) > shape[0]]
+        # a number for each sample, such as RDT's control frequency, may come without an axis of its own
+        longer = [name for name, shape in inputs.items() if np.shape(obs[name])[1:2] > (shape[0],)]
         if longer and not self._longer_history:
             raise ObservationError(
                 f"the observation {longer[0]!r} has {len(obs[longer[0]][0])} moments, of which this engine takes "

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,7 +16,7 @@ from blockcache.attach.patching import handle_on
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime, require_size
 from blockcache.engines.patched import attach_strategy
-from blockcache.engines.rehearsal import Runner, rehearsed_build
+from blockcache.engines.rehearsal import Runner, build_for_file, rehearsed_build
 from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.whole_loop import AttachedEngine, attach_runner
 from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
@@ -274,6 +274,7 @@ def export_policy(
     check: str = "strict",
     trust: bool = False,
     rtc: bool = False,
+    fixed: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
     """Write a policy under a schedule as one ONNX file, atomically.
 
@@ -285,6 +286,8 @@ def export_policy(
         check: "strict", or "shape" to accept a schedule that was made for other weights of the same shape.
         trust: Whether to leave out the comparison with a foreign policy's own actions, see `accelerate`.
         rtc: Whether the file takes what is known of the chunk before (real-time chunking), as three more inputs.
+        fixed: Inputs that never change, by name, such as the token ids of the one task of a policy that is told its task:
+            they become constants of the file.
 
     Returns:
         Notes that a user should read.
@@ -296,18 +299,14 @@ def export_policy(
             f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
         )
     port = port_of(policy)
-    if port.begins_after_encoder:
-        raise EngineError(
-            f"the encoder of {type(port.policy).__name__} is not one that can be part of a file; accelerate the policy, "
-            'with engine="onnx" behind its encoder, or give it the encoder of the public hybrid image policies'
-        )
     port.check_weights()
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
-    built = rehearsed_build(port, schedule or _full(port), "onnx", output, trust)
+    built = build_for_file(port, schedule or _full(port), output, trust, fixed)
     built = built.told(port) if rtc else built
     require_size(built.program)
     export(built, port.fingerprint, path)
-    return notes
+    outside = tuple(f"the file takes {name!r}: {what}" for name, what in built.program.outside.items())
+    return (*notes, *outside)
 
 
 def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:

@@ -26,8 +26,9 @@ from blockcache.engines.loop import Loop
 from blockcache.errors import BlockcacheError, EngineError, NonFiniteError, ObservationError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
-from blockcache.models.program import Program
+from blockcache.models.program import Program, UnsupportedError
 from blockcache.progress import progress_bar
+from blockcache.samplers import table
 from blockcache.schedule import Schedule, compile_plan
 
 _CONTAINERS = (dict, OrderedDict, list, set, deque)
@@ -89,6 +90,44 @@ def rehearsed_build(port: Port, schedule: Schedule, engine: str, output: str = "
             raise
         reason = in_one_line(error)  # a foreign policy may differ in more ways than can be listed
         raise EngineError(f'the {engine} engine cannot run this policy ({reason}); use engine="patched"') from error
+    return whole if output == "chunk" else whole.actions_only()
+
+
+def build_for_file(
+    port: Port, schedule: Schedule, output: str = "chunk", trust: bool = False, fixed: Mapping[str, Any] | None = None
+) -> Build:
+    """The same for a file, which has to hold a policy's encoders too.
+
+    Args:
+        port: The policy.
+        schedule: What the file follows.
+        output: "chunk", or "action" to leave out what the robot does not execute.
+        trust: Whether to leave the comparison with the policy's own actions out.
+        fixed: Inputs that never change, by name; they become constants.
+    """
+    if not port.begins_after_encoder and not fixed:
+        return rehearsed_build(port, schedule, "onnx", output, trust)
+    refuse_autocast(next(port.adapter.denoiser.parameters()))
+    try:
+        program = port.file_program(fixed or {})
+    except UnsupportedError as error:
+        raise EngineError(f'the onnx engine does not support {error}; use engine="patched"') from error
+    assert port.sampler is not None  # a program was made for it
+    whole = Build(program, schedule, table(port.sampler))
+    if not trust:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            made = port.synthetic_observations(2)
+        constant = {name: torch.as_tensor(value).expand_as(made[name]) for name, value in (fixed or {}).items()}
+
+        def read(obs: Any) -> tuple[dict[str, Tensor], None]:
+            given = port.file_inputs(obs)
+            return {name: given[name] for name in program.inputs}, None
+
+        trial = Trial(port.prepare_observation(made | constant), read)
+        found = compare(port, whole, getattr(port.policy, port.entry), [trial])
+        if found.reason is not None:
+            raise EngineError(f"a file cannot stand in for this policy's own {port.entry}, {found.reason}")
     return whole if output == "chunk" else whole.actions_only()
 
 

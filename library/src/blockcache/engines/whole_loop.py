@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,7 +121,8 @@ class _ObservationReader:
                 f"the observation holds {', '.join(unread)} besides {', '.join(inputs)}, which this engine "
                 'does not read but the policy may; leave it out, or use engine="patched"'
             )
-        longer = [name for name, shape in inputs.items() if len(obs[name][0]) > shape[0]]
+        # a number for each sample, such as RDT's control frequency, may come without an axis of its own
+        longer = [name for name, shape in inputs.items() if np.shape(obs[name])[1:2] > (shape[0],)]
         if longer and not self._longer_history:
             raise ObservationError(
                 f"the observation {longer[0]!r} has {len(obs[longer[0]][0])} moments, of which this engine takes "

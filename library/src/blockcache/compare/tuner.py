@@ -67,7 +67,7 @@ class Tuned:
 
     @property
     def sampler(self) -> SamplerConfig | None:
-        """For `policy.with_sampler`; None is the policy's own."""
+        """None is the policy's own. `accelerate(policy, tuned=...)` uses it with the schedule, once they are saved."""
         return None if self.chosen is None else self.chosen.sampler
 
 
@@ -87,6 +87,7 @@ def tune(
     rate_hz: float = 10.0,
     seed: int = 0,
     source: str = "",
+    command: str = "",
     backend: Backend = one_by_one,
     started: float | None = None,
     progress: bool = True,
@@ -109,6 +110,7 @@ def tune(
         rate_hz: How often a control loop asks for a chunk: calls are timed at that rate, not back to back.
         seed: Of all noise and of the split of the observations.
         source: Where the policy came from, for the record.
+        command: What somebody typed, for the record.
         backend: Runs the rollouts, see `jobs`.
         started: When the minutes began, by `time.monotonic`; with this call unless given.
         progress: Whether to show bars.
@@ -167,6 +169,7 @@ def tune(
             "rollouts": 0 if task is None else rollouts,
             "seconds": round(box.passed, 1),
             "rate_hz": rate_hz,
+            "command": command,
         },
         machine=describe(),
         plain_ms=plain_ms,

@@ -171,7 +171,10 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
         name=name,
         what=f"{method_named(chosen.method).label}, {chosen.engine} engine",
         why=f"{looked}, {met} {plain(tuning.goal.text())}.",
-        next=(f"blockcache export {directory} -o policy.onnx", f"blockcache bench {directory}"),
+        next=(
+            f"blockcache export {sources.typed} --tuned {directory} -o policy.onnx",
+            f"blockcache bench {sources.typed} --tuned {directory}",
+        ),
         ms=ms,
         plain=plain_ms,
         speed=speed,
@@ -210,7 +213,7 @@ def _best(sources: Sources) -> Answer:
         why=why,
         next=(f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}",)
         if tuned is None
-        else (f"blockcache export {tuned} -o policy.onnx",),
+        else (f"blockcache export {sources.typed} --tuned {shlex.quote(tuned)} -o policy.onnx",),
         ms=None if timed is None else timed.ms(name),
         plain=None if timed is None else timed.ms(PLAIN),
         speed=None if timed is None else timed.over(name, PLAIN),

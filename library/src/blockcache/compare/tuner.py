@@ -337,5 +337,5 @@ def save_tuned(policy: Any, tuned: Tuned, directory: PathLike) -> bool:
         tuned.chosen.save(place / SAMPLER)
     if tuned.schedule is not None:
         tuned.schedule.save(place / SCHEDULE)
-    tuned.tuning.save(place / TUNING)
+    replace(tuned.tuning, setting={**tuned.tuning.setting, "holds_policy": whole}).save(place / TUNING)
     return whole

@@ -35,6 +35,7 @@ from blockcache.results.tuning import Goal, Point, Tuning, TuningError, choose, 
 from blockcache.samplers import ChosenSampler, Diffusion, SamplerConfig
 from blockcache.schedule import Schedule
 from blockcache.tasks import task_spec
+from blockcache_runtime.session import RATE_HZ
 
 STATE = Format(
     "blockcache.tuning-state",
@@ -84,7 +85,7 @@ def tune(
     keep_sampler: bool = False,
     keep_spread: bool = False,
     engine: str = "auto",
-    rate_hz: float = 10.0,
+    rate_hz: float = RATE_HZ,
     seed: int = 0,
     source: str = "",
     command: str = "",

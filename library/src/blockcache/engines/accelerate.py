@@ -26,6 +26,7 @@ from blockcache.models.policy_files import SCHEDULE, place_of
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule, Strategy
+from blockcache_runtime.session import RATE_HZ
 
 BESIDE: Final = "beside"  # no schedule was named: the one beside the policy, if any
 ENGINES = ("auto", "onnx", "loop", "patched")
@@ -107,6 +108,7 @@ def accelerate(
     threads: int | None = None,
     trust: bool = False,
     rtc: bool = False,
+    rate_hz: float = RATE_HZ,
     tuned: PathLike | None = None,
 ) -> Acceleration:
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
@@ -128,12 +130,15 @@ def accelerate(
         engine: "onnx", "loop", "patched", or "auto": the fastest of these that supports the policy.
         output: "chunk", or "action" to leave out what the robot does not execute (loop and onnx, causal policies).
         check: "strict", or "shape" to accept a schedule that was made for other weights; `stats()` says so.
-        threads: Threads of the onnx engine; without it the faster of one thread and all cores is found out when it starts.
+        threads: Threads of the onnx engine. Without it one thread and all cores are tried when it first starts, for up to
+            two seconds and at `rate_hz`, and which is faster is kept on disk.
         trust: Whether to leave out that loop and onnx compare a policy of other code than this package's with its own
             `predict_action`, at every start, in three generations; `rehearsal_seconds` says how long that took. For whoever
             knows that the policy, and all code that it runs, are those of an earlier start.
         rtc: Whether `predict_action` takes `previous`, what is known of the chunk before (real-time chunking); see
             `blockcache_runtime.chunks.Previous`.
+        rate_hz: How many chunks a second a control loop is going to ask for. More threads may win back to back and lose at
+            such a rate, since between calls cores and threads fall asleep.
         tuned: A directory that `tune` wrote for this policy, in place of a schedule: its sampler and its schedule are used.
 
     Returns:
@@ -176,7 +181,7 @@ def accelerate(
             notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
             notes += () if followed is None else (f"the schedule is {followed}",)
             strategy, counts, passed_over = schedule or full_schedule(port), Counts(), tuple[str, ...]()
-            prepare = functools.partial(_prepare, port, strategy, output, threads, trust, rtc, counts)
+            prepare = functools.partial(_prepare, port, strategy, output, threads, rate_hz, trust, rtc, counts)
             if engine == "auto":
                 engine, prepared, passed_over = _prepare_fastest(prepare, strategy, output)
             else:
@@ -253,6 +258,7 @@ def _prepare(
     strategy: Strategy,
     output: str,
     threads: int | None,
+    rate_hz: float,
     trust: bool,
     rtc: bool,
     counts: Counts,
@@ -282,7 +288,7 @@ def _prepare(
         runner = Loop(built.program, built.plan, built.sampler)
     else:
         require_size(built.program)
-        runner = open_cached(built, port.fingerprint, threads)
+        runner = open_cached(built, port.fingerprint, threads, rate_hz)
     return prepare_runner(port, built, runner, counts)
 
 

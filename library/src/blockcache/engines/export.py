@@ -13,6 +13,7 @@ from blockcache.errors import ScheduleError
 from blockcache.files import PathLike
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule
+from blockcache_runtime.session import RATE_HZ
 
 
 def export_policy(
@@ -64,18 +65,19 @@ def export_policy(
     return (*notes, *outside)
 
 
-def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:
+def open_export(path: PathLike, policy: Any = None, threads: int | None = None, rate_hz: float = RATE_HZ) -> OnnxRunner:
     """Open an ONNX file that blockcache wrote, to run it on torch tensors (`blockcache_runtime` needs no torch).
 
     Args:
         path: The file.
         policy: If given, a file that was made for another policy is refused.
         threads: Threads to run it with; without it the faster of one thread and all cores is found out.
+        rate_hz: How many calls a second, see `accelerate`.
 
     Returns:
         A runner; its `predict_action(obs)` gives what the policy's would.
     """
-    runner = OnnxRunner(path, threads)
+    runner = OnnxRunner(path, threads, rate_hz=rate_hz)
     if policy is not None:
         port = port_of(policy)
         runner.check_policy(port.fingerprint, port.executed)

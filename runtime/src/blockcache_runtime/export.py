@@ -137,7 +137,9 @@ class ExportedPolicy:
         observed = {}
         for name in self._observed:
             if name not in obs:
-                raise ObservationError(f"the observation has no key {name!r}, got {sorted(map(str, obs))}")
+                what = self.header.get("outside", {}).get(name, "")
+                hint = f" ({what})" if what else ""
+                raise ObservationError(f"the observation has no key {name!r}{hint}, got {sorted(map(str, obs))}")
             what = "the observation" if alone else f"the observation {name!r}"
             inner = tuple(self.sizes[name][1:])
             if name in self.cameras:
@@ -158,6 +160,12 @@ class ExportedPolicy:
         if drawn.shape != expected:
             raise ObservationError(f"noise has shape {drawn.shape}, expected {expected}; draw_noise makes it")
         return self.run_checked({**observed, **self._told(previous, expected[1])}, drawn)
+
+    def due_actions(self, found: Mapping[str, Array]) -> Array:
+        """Of what `predict_action` returned, the actions from the first that is due on, (B, n, A): those that are to be
+        executed, and where the export gives whole chunks, what comes behind them."""
+        whole = found.get("action_pred")
+        return found["action"] if whole is None else whole[:, self.executed[0] :]
 
     def run_checked(self, observed: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         """The same for noise that was checked too."""

@@ -51,8 +51,9 @@ FORMAT = Format(
         "fingerprint": dict,
         "build": str,
         "encoder": Encoder,
+        "outside": Annotated[dict[Name, str], Limit(1, 100)],
     },
-    optional=("build", "encoder"),
+    optional=("build", "encoder", "outside"),
     version=3,  # 1 had no hash, 2 one norm a row
     again="export it again",
 )

@@ -78,6 +78,7 @@ def _content(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
         "origin": dict(build.schedule.origin),
         "fingerprint": fingerprint.to_dict(),
         **({"encoder": _encoder(build.program)} if build.program.cameras else {}),
+        **({"outside": dict(build.program.outside)} if build.program.outside else {}),
     }
 
 

@@ -59,10 +59,8 @@ class ExportedPolicy:
         """What the file says of itself: schedule, origin, output, executed, fingerprint, what made it."""
         self.fingerprint = loaded.fingerprint
         start, stop = loaded.header["executed"]
-        self.executed = (
-            start,
-            stop,
-        )  # of a whole chunk, the actions from the first to before the second are in `action`
+        self.executed = start, stop
+        """Of a whole chunk, the actions from the first to before the second are in `action`."""
         self._encoder = loaded.encoder
         self.cameras = () if loaded.encoder is None else loaded.encoder.cameras  # inputs that are frames
         self.sizes: dict[str, list[Any]] = _sizes(loaded.session.get_inputs(), loaded.encoder)
@@ -192,6 +190,11 @@ class ExportedPolicy:
         if self._memory is not None and features is not None:
             self._memory.store(frames, features)
         return found
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """What it observes: shapes by name, without the batch."""
+        return {name: tuple(self.sizes[name][1:]) for name in self._observed}
 
     @property
     def takes_previous(self) -> bool:

@@ -305,6 +305,8 @@ SAMPLES = {
             "LeRobot statistics",
             "tuning",
             "tuning state",
+            "reference",
+            "parity",
             "distances",
             "stored result",
             "benchmark",

@@ -115,11 +115,9 @@ def _denoiser(port: Port, batch: Any) -> tuple[Callable[[Tensor, Tensor], Tensor
     """The denoiser with the conditions of a batch of observations: (sample, timestep) -> output; and a sample to be like."""
 
     denoiser, entry, patches = port.adapter.denoiser, getattr(port.policy, port.entry), Patches()
-    try:
-        first_call = first_denoiser_call(port, lambda obs: generate(entry, obs, seed=0), patches)
+    first_call = first_denoiser_call(port, lambda obs: generate(entry, obs, seed=0), patches)
+    with patches:
         arguments = first_call(port.prepare_observation(batch))
-    finally:
-        patches.remove()
     if arguments is None:
         raise FitError(
             f"{type(port.policy).__name__}.{port.entry} made no use of its denoiser; there is nothing to fit"

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import blockcache as bc
-from blockcache.engines.accelerate import export_policy, open_export
+from blockcache.engines import export_policy, open_export
 from blockcache.errors import EngineError, ObservationError, PolicyError
 from blockcache.models.registry import port_of
 from blockcache.samplers import Fitted

@@ -209,7 +209,9 @@ def check(
     from blockcache.report.terminal import display
 
     torch.set_num_threads(threads)
-    found = run(policy.port, chosen, seen, moments=moments, source=str(policy), name=name, **settings)
+    found = run(
+        policy.port, chosen, seen, moments=moments, source=str(policy), name=name, command=arg.typed(), **settings
+    )
     display(*check_blocks(found))
     if output is not None:
         found.save(output)

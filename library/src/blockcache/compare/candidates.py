@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,16 +23,16 @@ from blockcache.compare.parts import FewerSteps, FittedSteps, MethodError, Part,
 from blockcache.compare.reuse_parts import ActionBudget
 from blockcache.compare.store import Store, digest
 from blockcache.engines import Stats, accelerate
-from blockcache.files import PathLike, exists
+from blockcache.engines.tuned import read_tuned
+from blockcache.files import PathLike
 from blockcache.fitting import Clouds, Effort, fit, place
 from blockcache.models.noise import generate, takes_generator
-from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.models.program import Program
 from blockcache.observations import batch_size, hash_observations, parts
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
-from blockcache.schedule import Schedule, Strategy, generation_flops
+from blockcache.schedule import Strategy, generation_flops
 from blockcache.solvers.recording import Recording
 
 RECORDED, COSTED = 4, 30
@@ -223,13 +222,7 @@ class Calibrations:
 
     def tuned(self, directory: str) -> Resolved:
         """What `tune` wrote into a directory, for this policy."""
-        place = Path(directory)
-        if not exists(place / TUNING):
-            raise MethodError(f"{place} has no {TUNING}; name a directory that 'blockcache tune' wrote")
-        return Resolved(
-            self.sampler_from(place / SAMPLER) if exists(place / SAMPLER) else None,
-            Schedule.load(place / SCHEDULE) if exists(place / SCHEDULE) else None,
-        )
+        return Resolved(*read_tuned(directory, self.port))
 
     def block_costs(self) -> Mapping[str, float] | None:
         """What one update of each block costs, by its name; None counts in FLOPs."""

@@ -34,6 +34,7 @@ from blockcache.results.rollouts import EAGER
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
 from blockcache.schedule import Strategy, generation_flops
 from blockcache.solvers.recording import Recording
+from blockcache_runtime.chunks import Previous
 
 RECORDED, COSTED = 4, 30
 """Recording a generation takes about so many of the fastest engine; with action costs."""
@@ -99,6 +100,13 @@ class Running:
         """The same with given noise, for policies that take it."""
         return self._array(self._entry(self.port.prepare_observation(obs), noise=noise))
 
+    def chunk(self, obs: Any, previous: Previous | None, noise: Tensor | None, seed: int) -> NDArray[np.float64]:
+        """Whole chunks (B, actions, A), their first actions due now, told of those before; drawn by `seed` without noise."""
+        entry: Callable[..., Any] = self._entry if previous is None else partial(self._entry, previous=previous)
+        given = self.port.prepare_observation(obs)
+        returned = generate(entry, given, seed) if noise is None else entry(given, noise=noise)
+        return np.asarray(self.port.chunk_of(returned).detach().cpu(), dtype=np.float64)
+
     def timed(self, obs: Any) -> Callable[[], Any]:
         """One generation and nothing else, to be timed: always the same noise, drawn within, where that can be."""
         entry, given = self._entry, self.port.prepare_observation(obs)
@@ -116,16 +124,21 @@ class Running:
 
 
 @contextmanager
-def running(port: Port, candidate: Candidate) -> Iterator[Running]:
+def running(port: Port, candidate: Candidate, rtc: bool = False) -> Iterator[Running]:
     """Set a candidate going on a copy of the policy, so that several can run side by side.
 
     Whatever the engine, it gets as many threads as torch has, so that figures can be compared.
+
+    Args:
+        port: The policy.
+        candidate: What it runs as.
+        rtc: Whether chunks may be told of those before.
     """
     own = candidate.on(port.copy())
     if candidate.engine is None:
         yield Running(own, EAGER, lambda: None)
         return
-    with accelerate(own, candidate.strategy, engine=candidate.engine, threads=torch.get_num_threads()) as fast:
+    with accelerate(own, candidate.strategy, engine=candidate.engine, threads=torch.get_num_threads(), rtc=rtc) as fast:
         yield Running(own, fast.engine, fast.stats)
 
 

@@ -9,9 +9,10 @@ import foreign_policy
 from blockcache.compare.candidates import Candidate, running
 from blockcache.compare.checker import check
 from blockcache.errors import FileError, ObservationError, PolicyError
-from blockcache.fitting.clouds import draw_chunks, flattened
+from blockcache.fitting.clouds import draw_chunks
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.distance import Distances
+from blockcache.measure.features import flattened
 from blockcache.measure.statistics import Estimate
 from blockcache.models.registry import port_of
 from blockcache.report.check import check_blocks

@@ -14,9 +14,10 @@ from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.dealing import CALIBRATION, DISTANCES, deal
 from blockcache.compare.methods import parse_method
 from blockcache.errors import ObservationError, PolicyError
-from blockcache.fitting.clouds import draw_chunks, flattened
+from blockcache.fitting.clouds import draw_chunks
 from blockcache.measure.action_error import Act, ActionError, action_error
 from blockcache.measure.distance import Distances, distances
+from blockcache.measure.features import flattened
 from blockcache.measure.statistics import mean_jerk
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick

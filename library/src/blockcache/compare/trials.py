@@ -27,8 +27,9 @@ from blockcache.compare.reuse_parts import ScheduleFile
 from blockcache.compare.store import Outcome, Store, digest
 from blockcache.errors import BlockcacheError, in_one_line
 from blockcache.files import read
-from blockcache.fitting.clouds import draw_chunks, flattened
+from blockcache.fitting.clouds import draw_chunks
 from blockcache.measure.distance import Cloud, Distances, distances
+from blockcache.measure.features import flattened
 from blockcache.measure.latency import measure
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, hash_observations, rows

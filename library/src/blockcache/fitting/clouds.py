@@ -153,11 +153,6 @@ def draw_chunks(
     return np.stack(drawn, axis=1)
 
 
-def flattened(chunks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(observations, samples, features), as distances take them."""
-    return chunks.reshape(*chunks.shape[:2], -1)
-
-
 @dataclass(frozen=True)
 class Closeness:
     """Of a cloud to the policy's own, over all observations.

@@ -82,6 +82,16 @@ def test_an_expert_that_never_succeeds_is_given_up(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_file_says_its_task_and_seeds_and_is_refused_elsewhere(tmp_path, monkeypatch, by_name):
+    monkeypatch.setattr(Reach, "success", property(lambda task: task.seed != 1 and task.steps > 3))
+    assert demonstrate("toy", tmp_path / "demos.npz", 3, progress=False) == 1
+    with np.load(tmp_path / "demos.npz") as arrays:
+        assert arrays["seeds"].tolist() == [0, 2, 3]
+        assert arrays["task"] == "toy"
+    with pytest.raises(TrainingError, match="are of task 'toy', not of 'other'"):
+        read_demonstrations(replace(by_name, name="other"), tmp_path / "demos.npz")
+
+
 def test_the_same_command_writes_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         demonstrate("toy", tmp_path / name, 3, noise=0.1, progress=False)

@@ -17,6 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import blockcache as bc
 from blockcache.errors import BlockcacheError, FileError, PolicyError, TaskError
 from blockcache.models.loading import load_policy
 from blockcache.tasks import task_spec
@@ -151,6 +152,31 @@ def test_it_learns_and_leaves_a_policy_with_its_record(data: Path, tmp_path: Pat
     action = policy.predict_action(torch.full((3, 2, 20), 250.0))["action"]
     assert action.shape == (3, 8, 2)
     assert ((action > -20) & (action < 520)).all()  # the sampler clips to the range of the demonstrations
+
+
+def test_dropout_is_recorded_and_changes_training_but_not_inference(data: Path, tmp_path: Path) -> None:
+    plain, dropped = fit(data, tmp_path / "plain"), fit(data, tmp_path / "dropped", replace(TINY, dropout=0.3))
+    assert json.loads((dropped / "config.json").read_text())["p_drop_attn"] == 0.3
+    assert json.loads((plain / "config.json").read_text())["p_drop_attn"] == 0.0
+    assert weights(plain) != weights(dropped)
+    policy = load_policy(dropped)
+    without = load_policy(plain)
+    without.load_state_dict(policy.state_dict())  # the same weights in a network that has no dropout
+    obs = torch.rand(2, 2, 20) * 500
+    actions = [p.predict_action(obs, generator=torch.Generator().manual_seed(1))["action"] for p in (policy, without)]
+    assert torch.equal(*actions)
+    with pytest.raises(TrainingError, match=r"another run: dropout 0\.3 \(now None\)"):
+        fit(data, tmp_path / "dropped")
+
+
+def test_dropout_changes_nothing_in_the_engines(data: Path, tmp_path: Path) -> None:
+    policy = load_policy(fit(data, tmp_path / "dropped", replace(TINY, dropout=0.3)))
+    obs = torch.rand(1, 2, 20) * 500
+    expected = policy.predict_action(obs, generator=torch.Generator().manual_seed(1))["action"]
+    for engine in ("patched", "loop", "onnx"):
+        with bc.accelerate(policy, engine=engine) as fast:
+            found = fast.predict_action(obs, generator=torch.Generator().manual_seed(1))["action"]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3)  # of some 500 pixels
 
 
 def test_seed_decides_the_weights(data: Path, tmp_path: Path) -> None:
@@ -351,6 +377,10 @@ def test_files_that_are_no_demonstrations(tmp_path: Path) -> None:
         (TrainingError, {"seed": -1}),
         (TrainingError, {"lr": 0.0}),
         (TrainingError, {"lr": float("nan")}),
+        (TrainingError, {"dropout": 1.0}),
+        (TrainingError, {"dropout": -0.1}),
+        (TrainingError, {"dropout": float("nan")}),
+        (TrainingError, {"dropout": 0.3, "family": "dit"}),
         (PolicyError, {"width": 15}),
         (PolicyError, {"horizon": 8}),
         (TaskError, {"task": "tennis"}),
@@ -379,6 +409,8 @@ def test_state_of_another_run(data: Path, tmp_path: Path) -> None:
     before = weights(out)
     with pytest.raises(TrainingError, match=r"another run: epochs 3 \(now 5\)"):
         fit(data, out, replace(TINY, epochs=5))
+    with pytest.raises(TrainingError, match=r"another run: dropout None \(now 0\.3\)"):
+        fit(data, out, replace(TINY, dropout=0.3))
     with pytest.raises(TrainingError, match="another run: data_sha256"):
         fit(write_demos(tmp_path / "other.npz", action=np.ones((96, 2), dtype=np.float32)), out)
     assert weights(out) == before

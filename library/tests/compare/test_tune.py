@@ -22,8 +22,7 @@ from blockcache.measure.statistics import Estimate
 from blockcache.models.registry import port_of
 from blockcache.observations import hash_observations, parts
 from blockcache.report.document import Table
-from blockcache.report.drawing import draw
-from blockcache.report.figures import save_figure
+from blockcache.report.drawing import draw, save_figure
 from blockcache.report.tuning import tuning_blocks, tuning_chart
 from blockcache.results.tuning import Goal, Point, Tuning, TuningError, choose, front, promising
 from blockcache.samplers import DDPM, ChosenSampler, Euler

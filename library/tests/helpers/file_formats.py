@@ -193,8 +193,8 @@ def write_check(directory: Path) -> Path:
     distances = Distances(**{item.name: Estimate(0.5, 0.4, 0.6, 9) for item in fields(Distances)})
     Check(
         policy={"source": "tiny", "fingerprint": FINGERPRINT.to_dict()},
-        method={"name": "uniform:S=3", "flops": 10},
-        setting={"features": 16, "seed": 0},
+        method={"name": "uniform:S=3", "engine": "loop", "shares_all_noise": True, "flops": 10, "full_flops": 40},
+        setting={"observations": 9, "samples": 4, "features": 16, "seams": 0, "seed": 0},
         error=ERROR,
         noise_floor=ERROR,
         distances=distances,

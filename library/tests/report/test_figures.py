@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 from matplotlib.text import Text
 
-from blockcache.report.figures import Label, new_figure, write_labels
+from blockcache.report.drawing import Label, new_figure, write_labels
 
 
 @pytest.fixture

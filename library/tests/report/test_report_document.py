@@ -34,7 +34,8 @@ SMALL = Document(
         Section(
             "Prices",
             (
-                table(["kind", "price"], [["apple", "1.0"], ["**a|b**", ""]], caption="In `EUR`."),
+                Paragraph("In `EUR`."),
+                table(["kind", "price"], [["apple", "1.0"], ["**a|b**", ""]]),
                 Section("More", (Bullets(("one", "[two](here.md)")), Figure("pie.png", "a pie", "Eaten."))),
                 Folded("a < b", (Paragraph("hidden"),)),
             ),

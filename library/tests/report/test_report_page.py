@@ -12,6 +12,8 @@ import pytest
 
 from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
+from blockcache.measure.distance import Distances
+from blockcache.measure.statistics import Estimate
 from blockcache.report import html
 from blockcache.report.chart import Axis, Bars, HeatMap, Marks, Panel, Series
 from blockcache.report.document import Chart, Document, Fact, Facts, Folded, Paragraph, Section, charts, table
@@ -22,8 +24,9 @@ from blockcache.report.overview.page import page
 from blockcache.report.overview.schedules import Shown, added_by_union, schedules_section
 from blockcache.report.overview.sources import Source, Sources, load_sources
 from blockcache.report.terminal import display
+from blockcache.results.check import Check
 from blockcache.results.rollouts import MethodRun, Record, Results
-from blockcache.results.tuning import Tuning
+from blockcache.results.tuning import Goal, Tuning
 from blockcache.schedule import Schedule
 from blockcache.solvers import solve
 from blockcache_lab.analysis.claims import claims
@@ -33,7 +36,10 @@ from pages import parse
 from repository import ROOT
 from toy_analysis import toy_analysis
 
-KINDS = ("schedule", "recording", "results", "timings", "tuning", "distances", "benchmark", "performance", "analysis")
+KINDS = (
+    *("schedule", "recording", "results", "timings", "tuning", "distances", "benchmark", "performance", "analysis"),
+    "check",
+)
 WRITE = {example.name: example.write for example in EXAMPLES}
 DOT = HeatMap(np.eye(2), "size", 0, 1)
 PANEL = Panel(Axis("x"), Axis("y"), (DOT,))
@@ -164,7 +170,7 @@ def test_every_kind_of_file_makes_a_page(kind, tmp_path, no_library):
     path = WRITE[kind](tmp_path)
     found = page(sources_of(path))
     text = html.render(found)
-    assert chart_data(text)["charts"] or kind in ("results", "distances")
+    assert chart_data(text)["charts"] or kind in ("results", "distances", "check")
     read = Reader(text)
     assert str(path) in read.words
     for chart in charts(found.blocks):
@@ -443,6 +449,73 @@ def test_a_tuning_is_the_answer_with_the_figure_of_most_rollouts(tmp_path):
     known = [found for found in (tuning.fresh, tuning.chosen.rollouts) if found is not None]
     assert answer.difference == max(known, key=lambda found: found.n)
     assert answer.next[0] == f"blockcache export {tmp_path} -o policy.onnx"
+
+
+def without_rollouts(tuning, **changes):
+    """A tuning where there is no simulator."""
+    point = replace(tuning.chosen, rollouts=None)
+    return replace(tuning, points=(point,), chosen=point, fresh=None, **changes)
+
+
+def test_predicted_loss_spread_and_what_was_not_tried_stand_at_the_top(tmp_path):
+    late = "not tried, as the time was up: fitted-3, placed-8"
+    tuning = without_rollouts(Tuning.load(WRITE["tuning"](tmp_path)), notes=(late,))
+    top = markdown(page(Sources(tunings=(Source("tuning.json", tuning),)))).split("\n## ")[0]
+    assert f"- **{tuning.chosen.loss:.3f}** predicted loss of the score: from how far the actions" in top
+    assert "not rolled out" in top
+    assert "- **50%** of the spread of the policy's actions is kept: 95 % interval 0.40 to 0.60" in top
+    assert "- Not tried, as the time was up: fitted-3, placed-8." in top
+    assert "What it costs in the task was not measured: the loss is a prediction." in top
+
+
+def test_a_check_makes_a_page_of_its_own(tmp_path, no_library, blockcache):
+    path, out = WRITE["check"](tmp_path), tmp_path / "out.html"
+    blockcache("report", path, "-o", out)
+    words = " ".join(" ".join(Reader(out.read_text()).words).split())
+    found = Check.load(path)
+    assert f"uniform:S=3: {found.verdict}" in words
+    assert "speed not timed blockcache bench times engines" in words
+    assert f"predicted loss of the score {found.loss:.3f} from how far" in words
+    assert "of the full policy's FLOPs 1/4" in words
+    assert "energy beyond spread" in words  # the table that `check` prints
+    assert "blockcache check tiny uniform:S=3 --count 9 --samples 4" in words
+    assert "blockcache eval tiny -m uniform:S=3" in words
+
+
+def test_of_several_checks_the_one_that_is_predicted_to_lose_least_is_the_answer(tmp_path):
+    found = Check.load(WRITE["check"](tmp_path))
+    still = Distances(*(Estimate(value, value, value, 9) for value in (0.0, 0.0, 1.0, 0.0)))
+    better = replace(found, method={**found.method, "name": "ddpm-10"}, distances=still)
+    both = Sources(checks=(Source("one.json", found), Source("two.json", better)))
+    assert find_answer(both).what == "ddpm-10: looks lossless"
+    text = markdown(page(both))
+    assert "which is the least of 2 that were checked" in text
+    assert text.index("### uniform:S=3") < text.index("### ddpm-10")
+
+
+def test_a_check_of_another_policy_is_refused(tmp_path):
+    found = Check.load(WRITE["check"](tmp_path))
+    with pytest.raises(FileError, match="other is of another policy than check"):
+        Sources(
+            checks=(Source("check", found),),
+            recordings=(Source("other", recording(weights="cd" * 32)),),
+        )
+
+
+def drawn_goal(tuning):
+    """Of the tuning's picture: milliseconds of its chosen point, the axis' title, and the rules."""
+    (chart,) = [one for one in charts(page(Sources(tunings=(Source("t", tuning),))).blocks) if one.name == "tuning-1"]
+    (panel,) = chart.panels
+    (star,) = [layer for layer in panel.layers if layer.name == "chosen"]
+    return star.x, panel.x.title, [(rule.axis, rule.at) for rule in panel.rules]
+
+
+def test_the_deadline_is_drawn_against_what_is_judged_and_no_goal_that_was_not_given(tmp_path):
+    tuning = Tuning.load(WRITE["tuning"](tmp_path))
+    assert tuning.goal == Goal(deadline_ms=3.0)
+    assert drawn_goal(tuning) == ((tuning.chosen.p95_ms,), "ms per chunk (p95)", [("x", 3.0)])
+    allowed = replace(tuning, goal=Goal(loss=0.02))
+    assert drawn_goal(allowed) == ((tuning.chosen.p50_ms,), "ms per chunk (p50)", [("y", 0.02)])
 
 
 def test_every_claim_stands_on_the_page_with_its_verdict():

@@ -1,4 +1,4 @@
-"""Verbs of the laboratory: `paper ...`, `analyse`, `policy train` and `policy demonstrate`."""
+"""Verbs of the laboratory: `paper ...`, `analyse`, `policy train`, `policy demonstrate` and `policy replay`."""
 
 from blockcache.cli.lazy import LazyGroup
 
@@ -31,6 +31,10 @@ VERBS = {
     "policy demonstrate": (
         "blockcache_lab.cli.training:demonstrate",
         "Let a simulator's own expert show a task, to train on.",
+    ),
+    "policy replay": (
+        "blockcache_lab.cli.training:replay",
+        "Play demonstrations again, and compare with what was recorded.",
     ),
     "policy train": ("blockcache_lab.cli.training:train", "Train a policy of any family from demonstrations."),
 }

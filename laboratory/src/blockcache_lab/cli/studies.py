@@ -34,8 +34,7 @@ def performance(output: Path, render_only: bool, repeats: int) -> None:
       blockcache paper performance -o docs/generated --render-only
     """
     from blockcache.report.bench import bench_chart
-    from blockcache.report.drawing import draw
-    from blockcache.report.figures import require_matplotlib, save_figure
+    from blockcache.report.drawing import draw, require_matplotlib, save_figure
     from blockcache.report.markdown import render
     from blockcache_lab.pages.performance import BENCH_PICTURE, FORMAT, GROWTH_PICTURE, page
     from blockcache_lab.pages.pictures import plot_growth

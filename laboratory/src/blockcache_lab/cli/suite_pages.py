@@ -49,7 +49,7 @@ def results(directory: str, others: tuple[str, ...], output: Path, stored: str |
       blockcache paper results out/suites out/assembly-seed0 out/assembly-seed1 -o docs/generated
       blockcache paper results out/suites -o docs/generated --stored library/src/blockcache/assets/stored_results.json
     """
-    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.drawing import require_matplotlib
     from blockcache_lab.pages.other_policies import load_other_policies
     from blockcache_lab.pages.pictures import plot_tradeoff
     from blockcache_lab.pages.results import PICTURE, page
@@ -81,7 +81,7 @@ def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> 
       blockcache paper frontier out/frontier out/frontier-assembly -o docs/generated
       blockcache paper frontier out/frontier -o docs/generated --stored library/src/blockcache/assets/stored_results.json
     """
-    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.drawing import require_matplotlib
     from blockcache_lab.pages.frontier import FrontierSuite, draw, page
     from blockcache_lab.studies.suite_results import summarise_suite
 
@@ -106,7 +106,7 @@ def rdt(directories: tuple[str, ...], output: Path) -> None:
     Example:
       blockcache paper rdt out/rdt-push-cube out/rdt-pick-cube -o docs/generated
     """
-    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.drawing import require_matplotlib
     from blockcache_lab.pages.pictures import plot_tradeoff
     from blockcache_lab.pages.rdt import page
     from blockcache_lab.pages.rdt_findings import RdtSuite

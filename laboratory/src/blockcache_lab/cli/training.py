@@ -1,4 +1,4 @@
-"""The verbs `policy demonstrate` and `policy train`."""
+"""The verbs `policy demonstrate`, `policy train` and `policy replay`."""
 
 from __future__ import annotations
 
@@ -75,9 +75,16 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed:
 @click.option("--width", type=arg.SIZE, default=256)
 @click.option("--layers", type=arg.LAYERS, default=8)
 @click.option("--horizon", type=arg.SIZE, help="Actions that are generated at once. Default: 10 of dpt, 16 of others.")
+@click.option("--obs-steps", "n_obs_steps", type=arg.SIZE, help="Observations that are seen. Default: 2, of rdt 1.")
 @click.option("--action-steps", "n_action_steps", type=arg.SIZE, default=8, help="Those of them that are executed.")
 @click.option("--epochs", type=arg.COUNT, default=60)
 @click.option("--lr", default=6e-4, help="Highest learning rate; a narrow policy bears a higher one.")
+@click.option(
+    "--dropout",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    help="Share of what attention and feed-forward layers say that a training step leaves out; of dpt only.",
+)
 @click.option("--batch", type=arg.COUNT, default=128, help="Windows in one step.")
 @click.option(
     "--trunk", type=arg.SIZE, help="Width of the cameras' networks, a multiple of 16. Default: 64, ResNet18's."
@@ -95,9 +102,38 @@ def train(task: str, data: str, output: str, threads: int | None, resume: bool, 
       blockcache policy train pusht-image --data pusht_cchi_v7_lowdim.npz -o camera_policy --trunk 32 --batch 64
       blockcache policy train maniskill-push-cube --family rdt --data push.npz -o push --width 128 --layers 4 --lr 1e-3
       blockcache policy train metaworld-assembly --family dit --objective flow --data assembly.npz -o flow --width 128
+      blockcache policy train block-pushing --data demos.npz -o p --horizon 5 --obs-steps 3 --action-steps 1 --dropout 0.3
       nice -n 19 blockcache policy train pusht --data demos.npz -o small --width 128 --epochs 80
     """
     from blockcache_lab.training import TrainConfig
     from blockcache_lab.training import train as run
 
     click.echo(run(TrainConfig(task, **settings), data, output, threads=threads, resume=resume))
+
+
+@click.command()
+@click.argument("task", type=arg.TASK)
+@click.option(
+    "--data", type=arg.Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
+)
+@click.option("--episodes", type=arg.COUNT, help="How many, from the first. Default: all.")
+@arg.first_seed_option
+def replay(task: str, data: str, episodes: int | None, first_seed: int) -> None:
+    """Play demonstrations again in the simulator of TASK: do they end as they were recorded, and is the same seen?
+
+    \b
+    Example:
+      blockcache policy replay block-pushing --data blockpush_multimodal_regenerated_seed0-999.npz
+    """
+    from blockcache_lab.training.replay import replay as run
+
+    found = run(task, data, first_seed=first_seed, episodes=episodes)
+    count, alike = len(found.as_recorded), sum(found.as_recorded)
+    exact = sum(residual == 0 for residual in found.residuals)
+    ordered = sorted(found.residuals)
+    click.echo(f"{alike} of {count} episodes end as recorded ({alike / count:.1%})")
+    click.echo(
+        f"observations: {exact} episodes are equal to the last bit; largest difference of an episode: ", nl=False
+    )
+    click.echo(f"median {ordered[count // 2]:.3g}, most {ordered[-1]:.3g}; ", nl=False)
+    click.echo(f"median over the steps of the worst: {max(found.medians):.3g}")

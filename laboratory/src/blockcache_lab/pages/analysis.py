@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from blockcache.report.document import Block, Bullets, Document, Folded, Paragraph, Section, plain, table
+from blockcache.report.document import Block, Bullets, Document, Folded, Paragraph, Section, missing, plain, table
 from blockcache.report.overview.sources import Sources
-from blockcache.report.overview.words import missing
 from blockcache.results.analysis import Analysis
 from blockcache.results.analysis_sections import SECTIONS, WeakerPolicy
 from blockcache_lab.analysis.claims import Claim, claims

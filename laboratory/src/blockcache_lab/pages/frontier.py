@@ -15,8 +15,7 @@ from blockcache.files import exists
 from blockcache.fingerprint import fingerprint_differences
 from blockcache.report.chart import Axis, Panel
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
-from blockcache.report.drawing import draw_panels
-from blockcache.report.figures import save_figure
+from blockcache.report.drawing import draw_panels, save_figure
 from blockcache.report.methods import DIFFERENCE, SCORE
 from blockcache.results.check import predicted_loss
 from blockcache.results.distances import FrontierDistances, MethodDistances

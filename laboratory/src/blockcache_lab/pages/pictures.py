@@ -12,8 +12,7 @@ from blockcache.compare.methods import Method, method_named
 from blockcache.files import PathLike
 from blockcache.measure.statistics import LOSSLESS, Estimate
 from blockcache.report.chart import Axis, Panel, Rule, Series
-from blockcache.report.drawing import draw_panels
-from blockcache.report.figures import save_figure
+from blockcache.report.drawing import draw_panels, save_figure
 from blockcache.results.rollouts import BASELINE
 from blockcache_lab.studies.suite_results import Collection
 

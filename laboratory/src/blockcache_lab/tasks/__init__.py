@@ -35,6 +35,19 @@ def _maniskill(name: str, max_steps: int) -> TaskEntry:
     return TaskEntry(spec, f"{module}:ManiSkill", f"{module}:expert", LABORATORY)
 
 
+BLOCK_PUSHING = TaskEntry(
+    TaskSpec(
+        "block-pushing",
+        obs_dim=16,
+        action_dim=2,
+        max_steps=350,
+        success="both blocks in zones of their own",
+        extra="block-pushing",
+    ),
+    "blockcache_lab.tasks.block_pushing:BlockPushing",
+    "blockcache_lab.tasks.block_pushing:expert",
+    LABORATORY,
+)
 PUSHT_IMAGE = TaskEntry(
     TaskSpec(
         "pusht-image",

@@ -24,6 +24,7 @@ class TrainConfig:
     trunk: width of the cameras' networks, for tasks with cameras: 64, ResNet18's, where nothing else is said.
     family: one of `RECIPES`.
     objective: what the denoiser learns, of families that have a choice; their first where nothing else is said.
+    dropout: share of the numbers behind attention and feed-forward layers that each training step leaves out.
     """
 
     task: str
@@ -41,6 +42,7 @@ class TrainConfig:
     trunk: int | None = None
     family: str = "dpt"
     objective: str | None = None
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         recipe = self.recipe
@@ -60,6 +62,8 @@ class TrainConfig:
                 )
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise TrainingError(f"training setting lr must be a positive number, got {self.lr!r}")
+        if not 0 <= self.dropout < 1:
+            raise TrainingError(f"training setting dropout must be from 0 to below 1, got {self.dropout!r}")
         recipe.check(self)
         self.policy_config()  # refuses widths and horizons that make no policy
 
@@ -80,5 +84,5 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """What tells runs apart. Settings that came later stand there only where they matter: older states go on."""
-        absent = {"trunk": None, "family": "dpt", "objective": None}
+        absent = {"trunk": None, "family": "dpt", "objective": None, "dropout": 0.0}
         return {name: value for name, value in asdict(self).items() if name not in absent or value != absent[name]}

@@ -48,6 +48,8 @@ def read_demonstrations(spec: TaskSpec, path: PathLike) -> Demonstrations:
     """Read a task's .npz file; one that does not fit the task is refused."""
     data = read_bytes(path, "demonstrations")
     arrays = parse_arrays(data, "demonstrations", path)
+    if "task" in arrays and str(arrays["task"]) != spec.name:
+        raise TrainingError(f"the demonstrations {path} are of task {str(arrays['task'])!r}, not of {spec.name!r}")
     with reading("demonstrations", path):
         try:
             obs = _observed(spec, arrays, path)

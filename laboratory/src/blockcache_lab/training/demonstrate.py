@@ -32,6 +32,7 @@ def demonstrate(
         )
     first_test = task_spec(task).first_test_seed
     kept: list[tuple[Any, Array]] = []
+    seeds: list[int] = []  # of the episodes that are kept
     in_vain = 0  # failures since the last success
     simulator, seed = make_task(task), first_seed
     try:
@@ -50,6 +51,7 @@ def demonstrate(
                     )
                 if found is not None:
                     kept.append(found)
+                    seeds.append(seed - 1)
                     bar.update()
                 bar.set_postfix(failed=seed - first_seed - len(kept), refresh=False)
     finally:
@@ -60,6 +62,8 @@ def demonstrate(
         **(seen if isinstance(seen, Mapping) else {"obs": seen}),
         action=np.concatenate([action for _, action in kept]),
         episode_ends=np.cumsum([len(action) for _, action in kept]),
+        seeds=np.array(seeds),
+        task=np.array(task),
     )
     return seed - first_seed - episodes
 

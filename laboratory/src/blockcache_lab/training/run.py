@@ -135,7 +135,7 @@ class TrainingRun:
             "loss": f"{self.objective.predicts} MSE",
             "training_loss": done.loss,
             "validation_loss": done.validation_loss,
-            "seconds": round(done.seconds, 1),
+            "seconds": round(done.seconds, 3),
         }
 
 

@@ -53,9 +53,9 @@ def read_state(path: Path, identity: Mapping[str, Any], tensors: Mapping[str, Te
     progress: Progress = content["progress"]
     before = content["run"]
     other = [
-        f"{name} {short(before.get(name))} (now {value!r})"
-        for name, value in identity.items()
-        if before.get(name) != value
+        f"{name} {short(before.get(name))} (now {identity.get(name)!r})"
+        for name in {**before, **identity}  # a setting that only one of them has tells runs apart too
+        if before.get(name) != identity.get(name)
     ]
     if other:
         raise TrainingError(

@@ -95,7 +95,7 @@ def bench(
       blockcache bench --cameras 1
       blockcache bench --width 768 --horizon 16 --threads 2 --json bench.json --plot bench.png
     """
-    from blockcache.report.figures import require_matplotlib
+    from blockcache.report.drawing import require_matplotlib
 
     if plot:
         require_matplotlib()
@@ -109,8 +109,7 @@ def bench(
     from blockcache.models.dpt.shape import FEATURES, Shape
     from blockcache.models.registry import port_of
     from blockcache.report.bench import bench_chart, bench_table, encoder_ceilings, not_available
-    from blockcache.report.drawing import draw
-    from blockcache.report.figures import save_figure
+    from blockcache.report.drawing import draw, save_figure
     from blockcache.report.terminal import display
     from blockcache.results.bench import FORMAT
     from blockcache.solvers.presets import stretched_schedule

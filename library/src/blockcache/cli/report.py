@@ -38,7 +38,7 @@ def report(files: tuple[str, ...], output: str, figures: Path | None) -> None:
 
     require_plotly()
     if figures is not None:
-        from blockcache.report.figures import require_matplotlib
+        from blockcache.report.drawing import require_matplotlib
 
         require_matplotlib()
     from blockcache.files import make_directory, write_bytes

@@ -64,7 +64,7 @@ def tune(
     if output.exists():
         raise click.UsageError(f"{output} is there already; name a new directory with -o")
     if plot is not None:
-        from blockcache.report.figures import require_matplotlib
+        from blockcache.report.drawing import require_matplotlib
 
         require_matplotlib()
     seen = policy.observations(observations)
@@ -90,8 +90,7 @@ def tune(
     for line in _written(policy, found, output):
         click.echo(line)
     if plot is not None:
-        from blockcache.report.drawing import draw
-        from blockcache.report.figures import save_figure
+        from blockcache.report.drawing import draw, save_figure
 
         save_figure(draw(tuning_chart(found.tuning, named=True)), plot)
         click.echo(f"drawn in {plot}")

@@ -6,8 +6,7 @@ Drawn by `drawing` for paper and by the page's own script on a screen, both with
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -145,50 +144,15 @@ class Panel:
             raise ValueError("a panel shows something, got no layer")
 
 
-def to_json(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """The panels in JSON types, for the page's script; six digits are more than anybody sees."""
-    return [
-        {
-            "title": panel.title,
-            "x": _axis(panel.x),
-            "y": _axis(panel.y),
-            "square": panel.square,
-            "rules": [{"axis": rule.axis, "at": rule.at, "name": rule.name} for rule in panel.rules],
-            "layers": [_layer(layer) for layer in panel.layers],
-        }
-        for panel in panels
-    ]
+_KINDS = {HeatMap: "heat", Series: "series", Bars: "bars"}
 
 
-def _axis(axis: Axis) -> dict[str, Any]:
-    return {"title": axis.title, "log": axis.log, "names": list(axis.names)}
-
-
-def _layer(layer: Layer) -> dict[str, Any]:
-    match layer:
-        case HeatMap():
-            return {
-                "kind": "heat",
-                "what": layer.what,
-                "rest": layer.rest,
-                "low": layer.low,
-                "high": layer.high,
-                "every": layer.every,
-                "values": [_numbers(row) for row in layer.values],
-                "marks": [
-                    {"name": mark.name, "cells": [list(cell) for cell in mark.cells], "colour": mark.colour, "marker": mark.marker}
-                    for mark in layer.marks
-                ],
-            }  # fmt: skip
-        case Series():
-            numbers = {name: _numbers(getattr(layer, name)) for name in ("x", "y", "low", "high")}
-            names = ("name", "colour", "marker", "line", "points", "notes", "labels", "hollow", "large")
-            return {"kind": "series", **numbers, **{name: getattr(layer, name) for name in names}}
-        case Bars():
-            same = {name: getattr(layer, name) for name in ("name", "colours", "notes", "shown")}
-            return {"kind": "bars", "values": _numbers(layer.values), **same}
-
-
-def _numbers(values: Sequence[float] | NDArray[np.float64]) -> list[float | None]:
-    """Six digits, and None for what is not a number: JSON has no NaN."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+def to_json(value: Any) -> Any:
+    """Panels and what they hold in JSON types, for the page's script: an object for each value, with its fields, and a
+    layer's `kind`. Six digits are more than anybody sees; None stands for NaN, which JSON does not have."""
+    if is_dataclass(value):
+        kind = {"kind": _KINDS[type(value)]} if isinstance(value, Layer) else {}
+        return kind | {item.name: to_json(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return [to_json(item) for item in value] if isinstance(value, tuple | np.ndarray) else value

@@ -38,7 +38,7 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
         f"{ENERGIES[0]} lost 0.02 or less, those above {high:.3f} or {ENERGIES[1]} lost 0.07 or more (shifts scaled to the "
         f"{setting['features']} values of a chunk here). Only rollouts show what a method costs: `blockcache eval`.",
     ]
-    name = plain(found.method["name"] or "the schedule")
+    name = plain(found.name)
     clear = "" if found.clear else " The intervals reach over a threshold: more observations would tell."
     return (
         Paragraph(

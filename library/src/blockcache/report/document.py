@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from blockcache.report.chart import Panel
 
@@ -41,6 +41,11 @@ class Span:
 def plain(words: str) -> str:
     """Text that shows `words` as they are, on one line: for names that were given by somebody else."""
     return re.sub(r"([\\`*_\[\]<&~])", r"\\\1", " ".join(words.split()))
+
+
+def code(text: str) -> str:
+    """A command or a file in a sentence."""
+    return plain(text) if "`" in text or not text.strip() else f"`{' '.join(text.split())}`"
 
 
 def spans(text: str) -> tuple[Span, ...]:
@@ -96,7 +101,6 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
-    caption: str = ""
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -108,17 +112,16 @@ class Table:
                 raise ValueError(f"a cell is one line, got {row}")
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, caption: str = "") -> Table:
+def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> Table:
     """A table of names and figures.
 
     Args:
         names: The columns' heads.
         rows: The cells, row by row.
         left: How many columns, from the first, hold names and so stand on the left; figures stand on the right.
-        caption: A sentence above the table, or nothing.
     """
     columns = tuple(Column(name, "left" if place < left else "right") for place, name in enumerate(names))
-    return Table(columns, tuple(tuple(row) for row in rows), caption)
+    return Table(columns, tuple(tuple(row) for row in rows))
 
 
 def table_of(columns: Mapping[str, tuple[str, str]], rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -191,36 +194,39 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Folded:
+class _Titled:
+    title: str
+    blocks: tuple[Block, ...]
+
+    called: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        _check_line(f"the title of {self.called}", self.title)
+
+
+class Folded(_Titled):
     """Blocks that most readers pass over, under a title that is always seen."""
 
-    title: str
-    blocks: tuple[Block, ...]
-
-    def __post_init__(self) -> None:
-        _check_line("the title of what is folded", self.title)
+    called = "what is folded"
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(_Titled):
     """Blocks under a title; sections inside sections are one level lower."""
 
-    title: str
-    blocks: tuple[Block, ...]
-
-    def __post_init__(self) -> None:
-        _check_line("the title of a section", self.title)
+    called = "a section"
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(_Titled):
     """A whole report."""
 
-    title: str
-    blocks: tuple[Block, ...]
+    called = "a document"
 
-    def __post_init__(self) -> None:
-        _check_line("the title of a document", self.title)
+
+def missing(what: str, command: str) -> Paragraph:
+    """In place of a figure for which there is no file: what would bring it."""
+    return Paragraph(
+        f"Not in these files: {what}. To have it here: {code(command)}, and give its file to `blockcache report`."
+    )
 
 
 Block: TypeAlias = Paragraph | Bullets | Facts | Table | Figure | Chart | Folded | Section
@@ -229,6 +235,15 @@ Block: TypeAlias = Paragraph | Bullets | Facts | Table | Figure | Chart | Folded
 def _check_line(what: str, text: str) -> None:
     if not text.strip() or "\n" in text:
         raise ValueError(f"{what} is one line of text, got {text!r}")
+
+
+def in_words(block: Facts | Chart) -> tuple[Paragraph | Bullets | Table, ...]:
+    """What is shown of it where nothing is drawn."""
+    if isinstance(block, Facts):
+        return (
+            Bullets(tuple(f"**{one.value}** {one.what}" + f": {one.note}" * bool(one.note) for one in block.items)),
+        )
+    return Paragraph(f"**{block.title}.** {block.caption}".rstrip()), block.table
 
 
 def charts(blocks: Iterable[Block]) -> tuple[Chart, ...]:

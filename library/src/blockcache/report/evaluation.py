@@ -9,7 +9,7 @@ from blockcache.measure.action_error import ActionError
 from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
-from blockcache.report.methods import DIFFERENCE, SCORE, cells, chosen, estimate
+from blockcache.report.methods import DIFFERENCE, SCORE, cells, estimate, pick_columns
 from blockcache.results.rollouts import PLAIN, MethodRun, Results
 from blockcache.results.stored import Stored
 from blockcache.results.summary import summarise
@@ -50,7 +50,7 @@ def evaluation_blocks(results: Results, speed: Mapping[str, Latency], repeats: i
             f"Chunk Hz: timed apart from the rollouts, batch 1, one torch thread, median of {repeats} interleaved rounds; "
             f"the plain policy makes {1 / speed[PLAIN].p50:.1f}."
         )
-    return chosen(_CLOSED, rows), chosen(_COST, rows, left=2), Bullets(tuple(notes))
+    return pick_columns(_CLOSED, rows), pick_columns(_COST, rows, left=2), Bullets(tuple(notes))
 
 
 def open_loop_blocks(
@@ -137,7 +137,7 @@ def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: S
             "Stored: not measured now but kept with the package, from `blockcache paper suite` on this very policy, calibrated on "
             f"{stored.calibration['generations']} generations (docs/generated/frontier.md)."
         )
-    return chosen(columns, rows, left=2), *map(Paragraph, notes)
+    return pick_columns(columns, rows, left=2), *map(Paragraph, notes)
 
 
 def _counted(value: Estimate | None) -> str:

@@ -35,7 +35,7 @@ def cells(row: MethodSummary) -> dict[str, str]:
     }
 
 
-def chosen(columns: Sequence[str], rows: Iterable[Mapping[str, str]], left: int = 1) -> Table:
+def pick_columns(columns: Sequence[str], rows: Iterable[Mapping[str, str]], left: int = 1) -> Table:
     """A table of some of the cells, in that order; the first `left` columns are names."""
     return table(columns, [[row[name] for name in columns] for row in rows], left=left)
 

@@ -13,21 +13,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from blockcache.report.document import (
-    Block,
-    Bullets,
-    Chart,
-    Document,
-    Facts,
-    Figure,
-    Folded,
-    Paragraph,
-    Section,
-    Table,
-    spans,
-)
+from blockcache.report import document as doc
 
-Part: TypeAlias = Document | Block
+Part: TypeAlias = doc.Document | doc.Block
 _STYLES = {"plain": "", "code": "", "strong": "bold", "emphasis": "italic", "link": ""}
 _UNLIMITED = 10_000  # columns
 
@@ -48,32 +36,27 @@ def display(*parts: Part) -> None:
 
 def _pieces(part: Part) -> Iterator[RenderableType]:
     match part:
-        case Paragraph(text):
+        case doc.Paragraph(text):
             if text:
                 yield _text(text)
-        case Bullets(items):
+        case doc.Bullets(items):
             yield Text("\n").join(Text("- ").append_text(_text(item)) for item in items)
-        case Table():
-            if part.caption:
-                yield _text(part.caption)
+        case doc.Table():
             yield _table(part)
-        case Figure(path, alt, caption):
+        case doc.Figure(path, alt, caption):
             yield Text(f"[{alt}: {path}]")
             if caption:
                 yield _text(caption)
-        case Facts(items):
-            lines = [f"- **{fact.value}** {fact.what}" + f": {fact.note}" * bool(fact.note) for fact in items]
-            yield Text("\n").join(map(_text, lines))
-        case Chart():  # its figures, and how to read them
-            yield _text(f"**{part.title}.** {part.caption}".rstrip())
-            yield _table(part.table)
-        case Document(title, blocks) | Section(title, blocks) | Folded(title, blocks):
+        case doc.Facts() | doc.Chart():
+            for plain in doc.in_words(part):
+                yield from _pieces(plain)
+        case doc.Document(title, blocks) | doc.Section(title, blocks) | doc.Folded(title, blocks):
             yield _text(title, "bold")
             for block in blocks:
                 yield from _pieces(block)
 
 
-def _table(table: Table) -> RichTable:
+def _table(table: doc.Table) -> RichTable:
     made = RichTable(box=None, header_style="bold", pad_edge=False)
     for column in table.columns:
         made.add_column(_text(column.name), justify=column.align, no_wrap=True)
@@ -85,7 +68,7 @@ def _table(table: Table) -> RichTable:
 def _text(text: str, style: str = "") -> Text:
     """Code keeps its marks: without colours nothing else would set it apart."""
     made = Text(style=style)
-    for span in spans(text.replace("\n", " ")):
+    for span in doc.spans(text.replace("\n", " ")):
         words = {"code": f"`{span.text}`", "link": f"{span.text} ({span.address})"}.get(span.kind, span.text)
         made.append(words, _STYLES[span.kind])
     return made

@@ -34,6 +34,10 @@ class Roughness:
     seam: float | None
 
 
+_METHOD = {"name": str, "engine": str, "shares_all_noise": bool, "flops": Count, "full_flops": Count}
+_SETTING = dict.fromkeys(("observations", "samples", "features", "seams"), Count)
+
+
 @dataclass(frozen=True)
 class Check(OfPolicy):
     """One method against the full policy, open loop.
@@ -48,14 +52,19 @@ class Check(OfPolicy):
     """
 
     policy: PolicyOrigin
-    method: Mapping[str, Any]
-    setting: Annotated[Mapping[str, Any], Fields({"features": Count}, others=True)]
+    method: Annotated[Mapping[str, Any], Fields(_METHOD, others=True)]
+    setting: Annotated[Mapping[str, Any], Fields(_SETTING, others=True)]
     error: ActionError
     noise_floor: ActionError
     distances: Distances
     floor: Distances
     roughness: Roughness
     full_roughness: Roughness
+
+    @property
+    def name(self) -> str:
+        """What is judged, for people."""
+        return self.method["name"] or "the schedule"
 
     @property
     def shift_limits(self) -> tuple[float, float]:

@@ -64,12 +64,14 @@ class Recipe(ABC):
     horizon, n_obs_steps: of a policy, where nothing else is asked for.
     objectives: what the denoiser may learn, by name, the default first; None where a family has no choice.
     row: the policy's name for an observation that is one row of numbers.
+    has_dropout: whether the family's denoiser has layers of it.
     """
 
     horizon: int
     n_obs_steps: int
     objectives: tuple[str | None, ...] = (None,)
     row = "obs"
+    has_dropout = False
 
     def check(self, settings: TrainConfig) -> None:
         """Refuse settings that the family does not have, and tasks whose observations it cannot take."""
@@ -82,6 +84,10 @@ class Recipe(ABC):
         if settings.trunk is not None and not spec.cameras:
             raise TrainingError(
                 f"task {spec.name!r} has no cameras, so there is no trunk to set; got {settings.trunk!r}"
+            )
+        if settings.dropout and not self.has_dropout:
+            raise TrainingError(
+                f"family {settings.family} has no dropout: it must be 0, got {settings.dropout!r}; dpt has it"
             )
         self.check_task(spec)
 

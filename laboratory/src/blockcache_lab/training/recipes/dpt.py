@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class DPTRecipe(Recipe):
     horizon = 10
     n_obs_steps = 2
+    has_dropout = True
 
     def check_task(self, spec: TaskSpec) -> None:
         odd = [name for name, shape in spec.shapes.items() if len(shape) != (3 if name in spec.cameras else 1)]
@@ -40,6 +41,7 @@ class DPTRecipe(Recipe):
             n_layer=settings.layers,
             n_head=settings.heads,
             n_emb=settings.width,
+            p_drop_attn=settings.dropout,
             sampler=DDPM(),
             encoder=encoder,
             task=settings.task,

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS, Estimate
-from blockcache.report.document import Block, Fact, Facts, Paragraph, plain
+from blockcache.report.document import Block, Bullets, Fact, Facts, Paragraph, code, plain
 from blockcache.report.overview.sources import Source, Sources
-from blockcache.report.overview.words import code
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.tuning import Tuning
 
@@ -21,32 +20,39 @@ class Answer:
 
     name        the method as results call it, or nothing where it is none of theirs
     what        it in words
+    why         how it came to be the best
+    next        commands
     ms, plain   milliseconds a chunk, its own and the plain policy's, where they were timed
     speed       how many times faster that is, in the same rounds where these are known
     share       of the full policy's FLOPs, where that is known
     difference  of the score to the full policy, where there were rollouts
-    why         how it came to be the best
-    next        commands
+    loss        of the score as it is predicted from the distance of the actions, where that was measured
+    spread      of the actions, as a share of the policy's own, where that was measured
+    notes       sentences on what was not tried
     """
 
     name: str
     what: str
-    ms: float | None
-    plain: float | None
-    speed: float | None
-    share: float | None
-    difference: Estimate | None
     why: str
     next: tuple[str, ...]
+    ms: float | None = None
+    plain: float | None = None
+    speed: float | None = None
+    share: float | None = None
+    difference: Estimate | None = None
+    loss: float | None = None
+    spread: Estimate | None = None
+    notes: tuple[str, ...] = ()
 
 
 def find_answer(sources: Sources) -> Answer | None:
-    """What was tuned, if that is known; else the fastest of the lossless methods, or what comes nearest to one."""
+    """What was tuned, if that is known; else the fastest of the lossless methods, or what comes nearest to one; else what
+    was checked, the method that is predicted to lose least."""
     if sources.tunings:
         return _tuned(sources, sources.tunings[0])
     if sources.rows:
         return _best(sources)
-    return None
+    return _checked(sources) if sources.checks else None
 
 
 def answer_blocks(sources: Sources) -> tuple[Block, ...]:
@@ -54,7 +60,15 @@ def answer_blocks(sources: Sources) -> tuple[Block, ...]:
     found = find_answer(sources)
     if found is None:
         return _without_results(sources)
-    facts = [_speed(found), _loss(found)]
+    facts = [_speed(found), *_losses(found)]
+    if found.spread is not None:
+        facts.append(
+            Fact(
+                f"{found.spread.mean:.0%}",
+                "of the spread of the policy's actions is kept",
+                _interval(found.spread, "{:.2f}"),
+            )
+        )
     if found.share is not None:
         facts.append(
             Fact(f"1/{1 / found.share:.0f}", "of the full policy's FLOPs", "by formula, over all denoising steps")
@@ -62,6 +76,11 @@ def answer_blocks(sources: Sources) -> tuple[Block, ...]:
     return (
         Facts(tuple(facts)),
         Paragraph(f"**{plain(found.what)}.** {found.why} {_verdict(found)}"),
+        *(
+            [Bullets(tuple(f"{plain(note[0].upper() + note[1:])}." for note in found.notes if note.strip()))]
+            if found.notes
+            else []
+        ),
         Paragraph(f"What was run: {_run(sources)}"),
         Paragraph("What to type next: " + ", or ".join(map(code, found.next)) + "."),
     )
@@ -69,7 +88,12 @@ def answer_blocks(sources: Sources) -> tuple[Block, ...]:
 
 def _speed(found: Answer) -> Fact:
     if found.ms is None:
-        return Fact("not timed", "speed", "`blockcache paper timing` times all methods of a suite")
+        command = (
+            "`blockcache paper timing` times all methods of a suite"
+            if found.name
+            else "`blockcache bench` times engines"
+        )
+        return Fact("not timed", "speed", command)
     if found.speed is None or found.plain is None:
         return Fact(f"{found.ms:.1f} ms", "for one chunk of actions")
     note = f"{found.ms:.1f} ms for one chunk of actions instead of {found.plain:.0f} ms in plain torch"
@@ -78,45 +102,55 @@ def _speed(found: Answer) -> Fact:
     )
 
 
-def _loss(found: Answer) -> Fact:
+def _losses(found: Answer) -> list[Fact]:
+    """As it was rolled out; where it was not, as it is predicted."""
     difference = found.difference
+    if difference is None and found.loss is None:
+        return [Fact("not rolled out", "difference of the score", "`blockcache eval` runs pairs of rollouts")]
     if difference is None:
-        return Fact("not rolled out", "difference of the score", "`blockcache eval` runs pairs of rollouts")
-    interval = (
-        f"95 % interval {difference.low:+.3f} to {difference.high:+.3f}, " if math.isfinite(difference.low) else ""
-    )
-    note = f"{interval}{difference.n} pair{'s' * (difference.n > 1)} of rollouts"
-    return Fact(
-        Estimate(difference.mean, -math.inf, math.inf, 1).text("{:+.3f}"),
-        "difference of the score to the full policy",
-        note,
-    )
+        note = "from how far the actions are from the policy's own as distributions; not rolled out"
+        return [Fact(f"{found.loss:.3f}", "predicted loss of the score", note)]
+    interval = _interval(difference, "{:+.3f}")
+    note = f"{interval}{', ' * bool(interval)}{difference.n} pair{'s' * (difference.n > 1)} of rollouts"
+    if found.loss is not None:
+        note += f"; a loss of {found.loss:.3f} was predicted"
+    mean = Estimate(difference.mean, -math.inf, math.inf, 1).text("{:+.3f}")
+    return [Fact(mean, "difference of the score to the full policy", note)]
+
+
+def _interval(value: Estimate, form: str) -> str:
+    if not math.isfinite(value.low):
+        return ""
+    return f"95 % interval {form.format(value.low)} to {form.format(value.high)}"
 
 
 def _verdict(found: Answer) -> str:
     if found.difference is None:
-        return "What it costs in the task was not measured."
+        return "What it costs in the task was not measured" + (
+            ": the loss is a prediction." if found.loss is not None else "."
+        )
     ruled = found.difference.lossless
     return f"A loss of {-LOSSLESS:g} of the score is {'' if ruled else '**not** '}ruled out{', which is what we call lossless' if ruled else ''}."
 
 
 def _run(sources: Sources) -> str:
-    parts = []
-    for source in sources.results:
-        results = source.value
-        parts.append(
-            f"{len(results.records)} rollouts of {len(results.methods)} methods on {plain(results.task['name'])}, the same episodes for "
-            f"all, from seed {results.setting['first_seed']} ({code(source.path)})"
-        )
-    for timed in sources.timings:
-        machine = timed.value.machine
-        parts.append(
-            f"times on {plain(machine['processor'])} with {machine['cores']} cores: {plain(timed.value.setting)} ({code(timed.path)})"
-        )
+    parts = [
+        f"{len(one.value.records)} rollouts of {len(one.value.methods)} methods on {plain(one.value.task['name'])}, the same episodes for "
+        f"all, from seed {one.value.setting['first_seed']} ({code(one.path)})"
+        for one in sources.results
+    ]
+    parts += [
+        f"times on {plain(one.value.machine['processor'])} with {one.value.machine['cores']} cores: {plain(one.value.setting)} ({code(one.path)})"
+        for one in sources.timings
+    ]
     for tuned in sources.tunings:
         looked = tuned.value.setting.get("seconds")
         spent = f" in {looked / 60:.0f} minutes" if isinstance(looked, int | float) else ""
         parts.append(f"a tuning {plain(tuned.value.goal.text())}{spent} ({code(tuned.path)})")
+    parts += [
+        f"a check of {plain(one.value.name)} at {one.value.setting['observations']} observations, {one.value.setting['samples']} chunks each ({code(one.path)})"
+        for one in sources.checks
+    ]
     return "; ".join(parts) + "."
 
 
@@ -132,18 +166,20 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
     looked = f"Of {len(tuning.points)} points that tuning looked at"
     met = "this is the best" if tuning.met else "this comes nearest to what was asked for, which was missed,"
     directory = shlex.quote(source.path.removesuffix("tuning.json").rstrip("/") or ".")
+    differences = [d for d in (known, tuning.fresh, chosen.rollouts) if d is not None]
     return Answer(
         name=name,
         what=f"{method_named(chosen.method).label}, {chosen.engine} engine",
+        why=f"{looked}, {met} {plain(tuning.goal.text())}.",
+        next=(f"blockcache export {directory} -o policy.onnx", f"blockcache bench {directory}"),
         ms=ms,
         plain=plain_ms,
         speed=speed,
         share=_share(chosen.flops, full),
-        difference=max(
-            (d for d in (known, tuning.fresh, chosen.rollouts) if d is not None), key=lambda d: d.n, default=None
-        ),
-        why=f"{looked}, {met} {plain(tuning.goal.text())}.",
-        next=(f"blockcache export {directory} -o policy.onnx", f"blockcache bench {directory}"),
+        difference=max(differences, key=lambda d: d.n, default=None),
+        loss=chosen.loss,
+        spread=chosen.distances.spread,
+        notes=tuning.notes,
     )
 
 
@@ -154,7 +190,6 @@ def _share(flops: int, full: int | None) -> float | None:
 
 def _best(sources: Sources) -> Answer:
     rows, timed = sources.rows, sources.timed()
-    full = rows[BASELINE].method.flops
     compared = {name: row.difference for name, row in rows.items() if row.difference is not None}
 
     def cost(name: str) -> float:
@@ -172,33 +207,44 @@ def _best(sources: Sources) -> Answer:
     return Answer(
         name=name,
         what=method_named(name).label,
-        ms=None if timed is None else timed.ms(name),
-        plain=None if timed is None else timed.ms(PLAIN),
-        speed=None if timed is None else timed.over(name, PLAIN),
-        share=_share(rows[name].method.flops, full),
-        difference=rows[name].difference,
         why=why,
         next=(f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}",)
         if tuned is None
         else (f"blockcache export {tuned} -o policy.onnx",),
+        ms=None if timed is None else timed.ms(name),
+        plain=None if timed is None else timed.ms(PLAIN),
+        speed=None if timed is None else timed.over(name, PLAIN),
+        share=_share(rows[name].method.flops, rows[BASELINE].method.flops),
+        difference=rows[name].difference,
+    )
+
+
+def _checked(sources: Sources) -> Answer:
+    checks = [source.value for source in sources.checks]
+    found = min(checks, key=lambda check: check.loss)
+    among = f", which is the least of {len(checks)} that were checked" if len(checks) > 1 else ""
+    clear = "" if found.clear else " The intervals reach over a threshold: more observations would tell."
+    method = f" -m {shlex.quote(found.method['name'])}" if found.method["name"] else ""
+    return Answer(
+        name="",
+        what=f"{found.name}: {found.verdict}",
+        why=f"Open loop, the {found.method['engine']} engine{among}.{clear}",
+        next=(f"blockcache eval {sources.typed}{method}", f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}"),
+        share=_share(found.method["flops"], found.method["full_flops"]),
+        loss=found.loss,
+        spread=found.distances.spread,
     )
 
 
 def _without_results(sources: Sources) -> tuple[Block, ...]:
-    facts = []
-    for source in sources.schedules[:1]:
-        facts.append(
-            Fact(f"{source.value.reused_share:.0%}", "of block computations reused", f"by {code(source.path)}")
-        )
+    facts = [
+        Fact(f"{one.value.reused_share:.0%}", "of block computations reused", f"by {code(one.path)}")
+        for one in sources.schedules[:1]
+    ]
     for bench in sources.benches[:1]:
         best = max(bench.value["rows"], key=lambda row: row["speedup"])
-        facts.append(
-            Fact(
-                f"{best['speedup']:.1f}x",
-                f"as fast as {plain(bench.value['eager'])}",
-                f"{plain(best['name'])}, {best['p50_ms']:.1f} ms a chunk",
-            )
-        )
+        note = f"{plain(best['name'])}, {best['p50_ms']:.1f} ms a chunk"
+        facts.append(Fact(f"{best['speedup']:.1f}x", f"as fast as {plain(bench.value['eager'])}", note))
     text = (
         f"These files do not say what the policy gains or loses: no rollouts and no tuning. {code(f'blockcache tune {sources.typed} --loss {-LOSSLESS:g}')} looks "
         f"for the fastest without a loss, {code(f'blockcache eval {sources.typed}')} compares methods in the simulator."

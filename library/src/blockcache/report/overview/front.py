@@ -1,18 +1,23 @@
-"""The front: what every method loses against the milliseconds that it takes, and how far its actions are off. No torch."""
+"""What every method loses against the milliseconds that it takes, how far its actions are off, and the milliseconds alone.
+
+Knows nothing of torch.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS
-from blockcache.report.chart import Axis, Panel, Rule, Series
-from blockcache.report.document import Block, Chart, Section, plain, table
-from blockcache.report.methods import estimate, lossless
+from blockcache.palette import Colour, Marker
+from blockcache.report.bench import bar_chart, bench_chart
+from blockcache.report.chart import Axis, Bars, Panel, Rule, Series
+from blockcache.report.document import Block, Chart, Section, code, missing, plain, table
+from blockcache.report.methods import DIFFERENCE, SCORE, cells, pick_columns
 from blockcache.report.overview.answer import Answer
-from blockcache.report.overview.sources import Sources
-from blockcache.report.overview.words import code, missing
+from blockcache.report.overview.sources import Source, Sources
 from blockcache.report.tuning import MS, tuning_chart
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.timings import Timings
@@ -25,13 +30,10 @@ def front_section(sources: Sources, answer: Answer | None) -> Section:
     """Rollouts against time, and every tuning's points."""
     blocks: list[Block] = []
     timed = sources.timed()
-    if sources.rows and timed is not None:
+    if sources.rows:
         blocks.append(_methods(sources, timed, answer))
-    elif sources.rows:
-        blocks += [
-            _by_flops(sources, answer),
-            missing("milliseconds", f"blockcache paper timing {sources.typed} -o DIRECTORY"),
-        ]
+        if timed is None:
+            blocks.append(missing("milliseconds", f"blockcache paper timing {sources.typed} -o DIRECTORY"))
     blocks += [
         tuning_chart(one.value, f"tuning-{number}", source=f"From {code(one.path)}.")
         for number, one in enumerate(sources.tunings, 1)
@@ -43,54 +45,52 @@ def front_section(sources: Sources, answer: Answer | None) -> Section:
     return Section("The front", tuple(blocks))
 
 
-def _methods(sources: Sources, timed: Timings, answer: Answer | None) -> Chart:
-    costs = {name: ms for name in sources.rows if (ms := timed.ms(name)) is not None}
-    loss = Panel(MS, Axis("score - full"), _losses(sources, costs, answer), "Score", _ZERO)
-    panels, shifts = [loss], _shifts(sources)
-    known = {name: ms for name, ms in costs.items() if name in shifts}
+def _methods(sources: Sources, timed: Timings | None, answer: Answer | None) -> Chart:
+    """Against milliseconds, or against FLOPs where nothing was timed."""
+    rows, shifts = sources.rows, _shifts(sources)
+    if timed is None:
+        costs = {name: row.method.flops / 1e9 for name, row in rows.items()}
+        axis = Axis("GFLOP per chunk", log=min(costs.values()) > 0)  # where FLOPs are not known they are 0
+        unit, form, what = "GFLOP", "{:.3f}", "Loss against FLOPs"
+    else:
+        costs = {name: ms for name in rows if (ms := timed.ms(name)) is not None}
+        axis, unit, form, what = MS, "ms", "{:.2f}", "Loss and distance against time"
+    panels = [Panel(axis, Axis("score - full"), _losses(sources, costs, answer), "Score", _ZERO)]
+    known = {name: cost for name, cost in costs.items() if name in shifts}
     if known:
+        distance = Axis("energy beyond spread", log=min(shifts.values()) > 0)
         series = _grouped(known, {name: shifts[name] for name in known}, answer, {})
-        panels.append(Panel(MS, Axis("energy beyond spread", log=_positive(shifts)), series, "Distance of the actions"))
-    rows = [
-        [
-            plain(method_named(name).label),
-            f"{costs[name]:.2f}" if name in costs else "",
-            f"{over:.1f}x" if (over := timed.over(name, PLAIN)) is not None else "",
-            str(row.score.n) if row.score else "",
-            estimate(row.score, "{:.3f}"),
-            estimate(row.difference, "{:+.3f}"),
-            lossless(row.difference),
-            f"{shifts[name]:.4f}" if name in shifts else "",
-        ]
-        for name, row in sources.rows.items()
+        panels.append(Panel(axis, distance, series, "Distance of the actions"))
+    over = {} if timed is None else {name: timed.over(name, PLAIN) for name in rows}
+    figures = [
+        {
+            **cells(row),
+            "method": plain(method_named(name).label),
+            unit: form.format(costs[name]) if name in costs else "",
+            "over plain": f"{over[name]:.1f}x" if over.get(name) is not None else "",
+            "n": str(row.count or ""),
+            "energy beyond spread": f"{shifts[name]:.4f}" if name in shifts else "",
+        }
+        for name, row in rows.items()
     ]
-    columns = [
-        "method",
-        "ms",
-        "over plain",
-        "n",
-        "score, 95 %",
-        "difference to full, 95 %",
-        "lossless",
-        "energy beyond spread",
-    ]
+    columns = ["method", unit, *(["over plain"] if timed else []), "n", SCORE, DIFFERENCE, "lossless"]
     return Chart(
         "front",
-        "Loss and distance against time",
-        f"{len(costs)} methods. {_seen(sources, costs, answer)}",
+        what,
+        f"{len(costs)} methods. {_seen(sources, costs, answer, unit)}",
         tuple(panels),
-        table(columns, rows),
-        "Left is faster. *Score*: paired difference to the full policy with its 95 % interval, higher is better; what loses more than "
-        f"{-LOWEST:g} stands at the edge."
+        pick_columns([*columns, *(["energy beyond spread"] if known else [])], figures),
+        f"Left is {'faster' if timed else 'cheaper'}. *Score*: paired difference to the full policy with its 95 % interval, higher is better; "
+        f"what loses more than {-LOWEST:g} stands at the edge."
         + (" *Distance*: how far the actions are from the policy's own as distributions, lower is better." if known else ""),
-        columns=2,
+        columns=2 if timed else 1,
     )  # fmt: skip
 
 
 _ZERO = (Rule("y", 0.0, ""), Rule("y", LOSSLESS, f"lossless above {LOSSLESS:g}"))
 
 
-def _seen(sources: Sources, costs: Mapping[str, float], answer: Answer | None, unit: str = "ms") -> str:
+def _seen(sources: Sources, costs: Mapping[str, float], answer: Answer | None, unit: str) -> str:
     fastest = min(costs, key=lambda name: costs[name], default=None)
     said = "" if fastest is None else f"The least has {method_named(fastest).label} with {costs[fastest]:.3g} {unit}."
     if answer is not None and answer.name in costs and (d := sources.rows[answer.name].difference):
@@ -98,23 +98,6 @@ def _seen(sources: Sources, costs: Mapping[str, float], answer: Answer | None, u
             f" Chosen: {method_named(answer.name).label} with {costs[answer.name]:.3g} {unit} and {d.text('{:+.3f}')}."
         )
     return said
-
-
-def _by_flops(sources: Sources, answer: Answer | None) -> Chart:
-    costs = {name: row.method.flops / 1e9 for name, row in sources.rows.items()}
-    axis = Axis("GFLOP per chunk", log=min(costs.values()) > 0)  # where FLOPs are not known they are 0
-    rows = [
-        [plain(method_named(name).label), f"{costs[name]:.3f}", estimate(row.score, "{:.3f}"), estimate(row.difference, "{:+.3f}"), lossless(row.difference)]
-        for name, row in sources.rows.items()
-    ]  # fmt: skip
-    return Chart(
-        "front",
-        "Loss against FLOPs",
-        f"{len(costs)} methods by GFLOP. {_seen(sources, costs, answer, 'GFLOP')}",
-        (Panel(axis, Axis("score - full"), _losses(sources, costs, answer), "", _ZERO),),
-        table(["method", "GFLOP", "score, 95 %", "difference to full, 95 %", "lossless"], rows),
-        "Paired difference of the score to the full policy with its 95 % interval. Left is cheaper, higher is better.",
-    )
 
 
 def _losses(sources: Sources, costs: Mapping[str, float], answer: Answer | None) -> tuple[Series, ...]:
@@ -136,30 +119,23 @@ def _grouped(
     intervals: Mapping[str, tuple[float, float]] | None = None,
 ) -> tuple[Series, ...]:
     """One series for each kind of method, the chosen one once more on top."""
-    made = []
+
+    def series(title: str, names: list[str], colour: Colour, marker: Marker, **style: Any) -> Series:
+        said = tuple("; ".join(filter(None, (method_named(name).label, notes.get(name)))) for name in names)
+        x, y = tuple(costs[name] for name in names), tuple(values[name] for name in names)
+        return Series(title, x, y, colour, marker, notes=said, **style)
+
     kinds: dict[str, list[str]] = {}
     for name in sorted((name for name in values if name in costs), key=lambda name: costs[name]):
         kinds.setdefault(method_named(name).kind, []).append(name)
-    for kind in sorted(kinds, key=lambda kind: method_named(kinds[kind][0]).rank):
-        colour, marker = method_named(kinds[kind][0]).look
-        names, ends = kinds[kind], intervals or {}
-        spans = [ends.get(name, (values[name], values[name])) for name in names]
-        made.append(
-            Series(
-                kind,
-                tuple(costs[name] for name in names),
-                tuple(values[name] for name in names),
-                colour,
-                marker,
-                low=tuple(low for low, _ in spans) if ends else (),
-                high=tuple(high for _, high in spans) if ends else (),
-                notes=tuple("; ".join(filter(None, (method_named(name).label, notes.get(name)))) for name in names),
-            )
-        )
+    made = []
+    for kind, names in sorted(kinds.items(), key=lambda item: method_named(item[1][0]).rank):
+        low, high = (), ()
+        if intervals:
+            low, high = zip(*(intervals.get(name, (values[name], values[name])) for name in names), strict=True)
+        made.append(series(kind, names, *method_named(names[0]).look, low=low, high=high))
     if answer is not None and answer.name in costs and answer.name in values:
-        x, y = costs[answer.name], values[answer.name]
-        note = "; ".join(filter(None, (method_named(answer.name).label, notes.get(answer.name))))
-        made.append(Series("chosen", (x,), (y,), "orange", "star", notes=(note,), labels=("chosen",), large=True))
+        made.append(series("chosen", [answer.name], "orange", "star", labels=("chosen",), large=True))
     return tuple(made)
 
 
@@ -170,5 +146,36 @@ def _shifts(sources: Sources) -> dict[str, float]:
     return {name: found.distances.beyond_spread.mean for name, found in sources.distances[0].value.methods.items()}
 
 
-def _positive(values: Mapping[str, float]) -> bool:
-    return min(values.values(), default=0.0) > 0
+def latency_section(sources: Sources) -> Section:
+    blocks: list[Block] = [_timings(number, one) for number, one in enumerate(sources.timings, 1)]
+    blocks += [
+        bench_chart(one.value, f"bench-{number}", f"From {code(one.path)}.")
+        for number, one in enumerate(sources.benches, 1)
+    ]
+    if not sources.benches:
+        blocks.append(missing("engines beside plain torch", f"blockcache bench {sources.typed} --json bench.json"))
+    return Section("Milliseconds", tuple(blocks))
+
+
+def _timings(number: int, source: Source[Timings]) -> Chart:
+    timed = source.value
+    ms = {name: latency.p50 * 1e3 for name, latency in timed.seconds.items()}
+    names = sorted(ms, key=lambda name: ms[name])
+    times = {name: "" if (over := timed.over(name, PLAIN)) is None else f"{over:.1f}x" for name in names}
+    colours = tuple(method_named(name).look[0] if name != PLAIN else "grey" for name in names)
+    words = tuple(PLAIN if name == PLAIN else method_named(name).label for name in names)
+    notes = tuple(
+        f"{ms[name]:.2f} ms (p50)" + f", {times[name]} the plain policy" * bool(times[name]) for name in names
+    )
+    rows = [
+        [plain(word), f"{ms[name]:.2f}", f"{1e3 * timed.seconds[name].percentile(95):.2f}", times[name]]
+        for word, name in zip(words, names, strict=True)
+    ]
+    return bar_chart(
+        f"timings-{number}",
+        "One chunk by method",
+        words,
+        Bars("ms", tuple(ms[name] for name in names), colours, notes),
+        table(["method", "p50 ms", "p95 ms", "over the plain policy"], rows),
+        f"{plain(timed.setting).capitalize()}; {plain(timed.machine['processor'])}. Colours as in the front. From {code(source.path)}.",
+    )

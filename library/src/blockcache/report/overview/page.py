@@ -6,13 +6,13 @@ import shlex
 from importlib.metadata import entry_points
 
 from blockcache.errors import BlockcacheError, entry_failure
-from blockcache.report.document import Document, Paragraph, Section, plain, table
+from blockcache.report.check import check_blocks
+from blockcache.report.document import Document, Paragraph, Section, code, plain, table
 from blockcache.report.overview.answer import answer_blocks, find_answer
-from blockcache.report.overview.front import front_section
-from blockcache.report.overview.latency import latency_section
+from blockcache.report.overview.front import front_section, latency_section
 from blockcache.report.overview.schedules import schedules_section
 from blockcache.report.overview.sources import Sources
-from blockcache.report.overview.words import code
+from blockcache.results.check import Check
 from blockcache.results.rollouts import BASELINE, Results
 from blockcache.results.tuning import Goal
 
@@ -27,12 +27,22 @@ def page(sources: Sources) -> Document:
         (
             *answer_blocks(sources),
             schedules_section(sources),
+            *_checks(sources),
             front_section(sources, find_answer(sources)),
             latency_section(sources),
             *_brought(sources),
             _origins(sources),
         ),
     )
+
+
+def _checks(sources: Sources) -> list[Section]:
+    """How far the actions of each method that was checked are from the policy's own, without a simulator."""
+    found = [
+        Section(plain(one.value.name), (*check_blocks(one.value), Paragraph(f"From {code(one.path)}.")))
+        for one in sources.checks
+    ]
+    return [Section("Without a simulator: how far the actions are off", tuple(found))] if found else []
 
 
 def _brought(sources: Sources) -> list[Section]:
@@ -63,6 +73,7 @@ def _origins(sources: Sources) -> Section:
     rows += [
         ["tuning", code(one.path), code(f"blockcache tune {policy} {_goal(one.value.goal)}")] for one in sources.tunings
     ]
+    rows += [["check", code(one.path), code(_check(one.value))] for one in sources.checks]
     rows += [["recording", code(one.path), code(f"blockcache calibrate {policy}")] for one in sources.recordings]
     rows += [["schedule", code(one.path), "`blockcache solve`"] for one in sources.schedules]
     rows += [["analysis", code(one.path), code(one.value.setting["command"])] for one in sources.analyses]
@@ -76,6 +87,14 @@ def _evaluation(results: Results) -> str:
         return f"blockcache paper suite {suite['name']} {policy}"
     methods = " ".join(f"-m {shlex.quote(item.name)}" for item in results.methods if item.name != BASELINE)
     return f"blockcache eval {policy} {methods} --rollouts {results.setting['rollouts']}"
+
+
+def _check(found: Check) -> str:
+    count, samples = found.setting["observations"], found.setting["samples"]
+    what = shlex.quote(found.method["name"] or "SCHEDULE")
+    return (
+        f"blockcache check {shlex.quote(found.policy['source'] or 'POLICY')} {what} --count {count} --samples {samples}"
+    )
 
 
 def _goal(goal: Goal) -> str:

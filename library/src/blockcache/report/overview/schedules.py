@@ -16,9 +16,8 @@ from blockcache.block import FEED_FORWARD, kind_from_name
 from blockcache.compare.methods import method_named
 from blockcache.errors import BlockcacheError
 from blockcache.report.chart import Axis, HeatMap, Marks, Panel
-from blockcache.report.document import Block, Chart, Paragraph, Section, plain, table
+from blockcache.report.document import Block, Chart, Paragraph, Section, code, missing, plain, table
 from blockcache.report.overview.sources import Sources
-from blockcache.report.overview.words import code, missing
 from blockcache.results.analysis_sections import Caching
 from blockcache.schedule.schedule import Schedule
 from blockcache.solvers import solve

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -21,6 +21,7 @@ from blockcache.results.analysis import FORMAT as ANALYSIS
 from blockcache.results.analysis import Analysis
 from blockcache.results.bench import FORMAT as BENCH
 from blockcache.results.bench import PERFORMANCE
+from blockcache.results.check import Check
 from blockcache.results.distances import FrontierDistances
 from blockcache.results.rollouts import Results
 from blockcache.results.summary import MethodSummary, most_rollouts, summarise
@@ -56,6 +57,7 @@ class Sources:
     timings: tuple[Source[Timings], ...] = ()
     distances: tuple[Source[FrontierDistances], ...] = ()
     tunings: tuple[Source[Tuning], ...] = ()
+    checks: tuple[Source[Check], ...] = ()
     analyses: tuple[Source[Analysis], ...] = ()
     benches: tuple[Source[Mapping[str, Any]], ...] = ()  # of no policy but of a shape
     policies: tuple[Source[Mapping[str, Any]], ...] = ()  # configs
@@ -69,16 +71,15 @@ class Sources:
                     "leave out one of them"
                 )
 
+    @property
+    def runs(self) -> tuple[Source[Any], ...]:
+        """What ran the policy, and says where it came from."""
+        return (*self.results, *self.tunings, *self.checks)
+
     @cached_property
     def fingerprints(self) -> list[tuple[str, Fingerprint]]:
         """What each file is bound to; benchmarks and configs say nothing of weights."""
-        bound: tuple[Source[Any], ...] = (
-            *self.results,
-            *self.tunings,
-            *self.recordings,
-            *self.schedules,
-            *self.analyses,
-        )
+        bound = (*self.runs, *self.recordings, *self.schedules, *self.analyses)
         timed: tuple[Source[Any], ...] = (*self.timings, *self.distances)
         return [(one.path, one.value.fingerprint) for one in bound] + [(one.path, one.value.policy) for one in timed]
 
@@ -90,8 +91,7 @@ class Sources:
     @property
     def name(self) -> str:
         """The policy as somebody called it."""
-        named = [one.value.policy["source"] for one in self.results]
-        named += [one.value.policy["source"] for one in self.tunings]
+        named = [one.value.policy["source"] for one in self.runs]
         named += [one.value.source for one in self.analyses]
         named += [one.value.get("task") or Path(one.path).parent.name for one in self.policies]
         return next((name for name in named if name), NAMELESS)
@@ -111,13 +111,6 @@ class Sources:
         return self.timings[0].value if self.timings else None
 
 
-_KINDS = tuple(item.name for item in fields(Sources) if item.name != "command")
-
-
-def _performance(path: str) -> Any:
-    return PERFORMANCE.load(path)["bench"]
-
-
 def _policy(path: str) -> Any:
     """Only which task it was trained for: what else is in a config is its family's business."""
     task = _header(path).get("task")
@@ -131,13 +124,14 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     Timings.FORMAT.name: ("timings", Timings.load),
     FrontierDistances.FORMAT.name: ("distances", FrontierDistances.load),
     Tuning.FORMAT.name: ("tunings", Tuning.load),
+    Check.FORMAT.name: ("checks", Check.load),
     ANALYSIS.name: ("analyses", Analysis.load),
     BENCH.name: ("benches", BENCH.load),
-    PERFORMANCE.name: ("benches", _performance),
+    PERFORMANCE.name: ("benches", lambda path: PERFORMANCE.load(path)["bench"]),
     POLICY: ("policies", _policy),
 }
 _SUFFIXES = (".json", ".json.gz", ".safetensors")
-_EXPECTED = "a policy's directory, a recording, schedule, results, timings, tuning, analysis or benchmark"
+_EXPECTED = "a policy's directory, a recording, schedule, results, timings, tuning, check, analysis or benchmark"
 
 
 def load_sources(places: Mapping[str, PathLike], command: str = "blockcache report") -> Sources:
@@ -147,42 +141,35 @@ def load_sources(places: Mapping[str, PathLike], command: str = "blockcache repo
         places: For each name as somebody gave it, where that is.
         command: What was typed.
     """
-    found: dict[str, list[Source[Any]]] = {name: [] for name in _KINDS}
+    found: dict[str, tuple[Source[Any], ...]] = {}
     for given, place in places.items():
-        if os.path.isdir(place):
-            files = {str(Path(given) / inner): str(Path(place) / inner) for inner in _inside(Path(place))}
-            kinds = {shown: (file, _format(file)) for shown, file in files.items()}
-            known = {shown: found_kind for shown, found_kind in kinds.items() if found_kind[1] in _READERS}
-            if not known:
-                raise FileError(f"nothing in the directory {given} can be reported on; expected {_EXPECTED}")
-        else:
-            known = {given: (os.fspath(place), _format(place))}
-        for shown, (file, kind) in known.items():
-            if kind is None or kind not in _READERS:
-                raise FileError(f"{shown} cannot be reported on: its format is {short(kind)}, expected {_EXPECTED}")
-            name, load = _READERS[kind]
-            found[name].append(Source(shown, load(file)))
-    return Sources(**{name: tuple(sources) for name, sources in found.items()}, command=command)
+        is_directory = os.path.isdir(place)
+        files = _inside(given, Path(place)) if is_directory else {given: os.fspath(place)}
+        kinds = {shown: _header(file).get("format") for shown, file in files.items()}
+        known = [shown for shown, kind in kinds.items() if isinstance(kind, str) and kind in _READERS]
+        if not known and is_directory:
+            raise FileError(f"nothing in the directory {given} can be reported on; expected {_EXPECTED}")
+        if not known:
+            raise FileError(f"{given} cannot be reported on: its format is {short(kinds[given])}, expected {_EXPECTED}")
+        for shown in known:
+            name, load = _READERS[str(kinds[shown])]
+            found[name] = (*found.get(name, ()), Source(shown, load(files[shown])))
+    return Sources(**found, command=command)
 
 
-def _inside(directory: Path) -> list[str]:
-    """The names of files in it that may be of a known kind, and in its `tuned`."""
-    places = [place for place in (directory, directory / "tuned") if place.is_dir()]
-    files = [file for place in places for file in sorted(place.iterdir()) if file.name.endswith(_SUFFIXES)]
-    plain = [
-        file for file in files if file.suffix != ".gz" or not file.with_suffix("").exists()
-    ]  # NAME.json is the newer one
-    return [str(file.relative_to(directory)) for file in plain]
-
-
-def _format(path: PathLike) -> str | None:
-    """What a file's header says it is; None where it has none."""
-    kind = _header(path).get("format")
-    return kind if isinstance(kind, str) else None
+def _inside(given: str, directory: Path) -> dict[str, str]:
+    """The files in it and in its `tuned` that may be of a known kind, by the name of the directory as it was given."""
+    files = [file for place in (directory, directory / "tuned") if place.is_dir() for file in sorted(place.iterdir())]
+    return {
+        str(Path(given) / file.relative_to(directory)): str(file)
+        for file in files
+        if file.name.endswith(_SUFFIXES)
+        and not (file.suffix == ".gz" and file.with_suffix("").exists())  # NAME.json is the newer one
+    }
 
 
 def _header(path: PathLike) -> dict[str, Any]:
-    """A JSON file, or the header of ours in a safetensors file; none of its tensors is read."""
+    """A JSON file, or the header in a safetensors file of this package; none of its tensors is read."""
     if not os.fspath(path).endswith(".safetensors"):
         return read_json(path, "file")
     text = read_metadata(path, "file").get("blockcache", "{}")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import blockcache as bc
 from blockcache.errors import EngineError, FileError, ObservationError
-from blockcache.models.dpt.shape import Shape
+from blockcache.models.dpt.policy import Shape
 from blockcache_lab.studies.scaling import calibration, footprint
 from blockcache_runtime import History, open_export
 from engine_comparison import BLOCKS, SAMPLERS

@@ -138,7 +138,7 @@ def test_an_observation_that_only_the_policy_finds_too_large(monkeypatch):
 def test_an_action_that_is_not_finite_is_refused_whatever_the_way(monkeypatch, tmp_path):
     """Behind everything that is watched stands what makes robot units of the sample."""
     monkeypatch.setattr("blockcache.models.weights.check_action_scale", lambda scale: None)
-    monkeypatch.setattr("blockcache.models.public.check_action_scale", lambda scale: None)
+    monkeypatch.setattr("blockcache.models.dpt.port.check_action_scale", lambda scale: None)
     policy, obs = own()
     policy.normalizer.action.scale[1] = 1e-17
     policy.normalizer.action.offset[1] = 100.0

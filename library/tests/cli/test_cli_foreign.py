@@ -112,7 +112,7 @@ def test_what_cannot_be_timed_is_named_with_the_reason(blockcache, monkeypatch):
 def test_observations_by_several_names_fit_the_policy_or_are_refused(refused, blockcache, seen, monkeypatch):
     """A camera policy tells what it looks at; the file has an array for each."""
     inputs = {"obs": (SEEN, OBS), "image": (SEEN, 3, 2, 2)}
-    monkeypatch.setattr("blockcache.models.public.PublicPort.inputs", inputs)
+    monkeypatch.setattr("blockcache.models.dpt.port.PublicPort.inputs", inputs)
     taken = []
 
     def record(port, batches, seed, action_costs):

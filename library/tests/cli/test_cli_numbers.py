@@ -71,7 +71,7 @@ def test_too_little_memory_is_said_as_such(refused, monkeypatch, error):
     def raise_it(*_):
         raise error
 
-    monkeypatch.setattr("blockcache.models.dpt.shape.Shape.policy", raise_it)
+    monkeypatch.setattr("blockcache.models.dpt.policy.Shape.policy", raise_it)
     assert refused("bench", *SMALL) == "this machine has not enough memory for that; ask for less"
     with pytest.raises(type(error)):
         cli.main(["bench", *SMALL, "--debug"])

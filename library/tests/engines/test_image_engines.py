@@ -9,7 +9,7 @@ from torch import nn
 import blockcache as bc
 from blockcache.engines.build import build
 from blockcache.errors import EngineError, ObservationError, StaleError, StaleWeightsError
-from blockcache.models.dpt.encoder_parts import parts_of
+from blockcache.models.dpt.cameras import parts_of
 from blockcache.models.program import UnsupportedError
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 import blockcache as bc
 from blockcache.errors import EngineError, FileError, ObservationError, ScheduleError
-from blockcache.models.dpt.shape import Shape
+from blockcache.models.dpt.policy import Shape
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, SAMPLERS
 from blockcache.solvers.presets import stretched_schedule

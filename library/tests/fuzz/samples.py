@@ -23,7 +23,7 @@ from blockcache.cli.arguments import PolicySource
 from blockcache.cli.schedules import schedule_picture
 from blockcache.engines.accelerate import check_fit
 from blockcache.errors import NonFiniteError
-from blockcache.models.dpt.convert import read_checkpoint
+from blockcache.models.dpt.public import read_checkpoint
 from blockcache.models.loading import load_policy, save_policy
 from blockcache.observations.tensors import check_observation
 from blockcache.samplers import DDPM, ChosenSampler, DPMSolver, Fitted, SamplerConfig, table

@@ -18,7 +18,7 @@ import blockcache as bc
 import public_policy as public
 from blockcache import cache as kept
 from blockcache.errors import BlockcacheError, FileError, PolicyError
-from blockcache.models.dpt.convert import convert_checkpoint, load_checkpoint, read_checkpoint
+from blockcache.models.dpt.public import convert_checkpoint, load_checkpoint, read_checkpoint
 from blockcache.models.loading import load_policy
 from blockcache.samplers import DDIM, DDPM
 from public_policy import config, write_checkpoint
@@ -158,7 +158,7 @@ def test_a_checkpoint_is_converted_once(monkeypatch):
     reference = write_checkpoint("a.ckpt", config(steps=5))
     assert gap(reference, bc.load_policy("a.ckpt")) < 1e-5
     (made,) = Path("cache").glob("*.policy")
-    monkeypatch.setattr("blockcache.models.dpt.convert.read_checkpoint", None)
+    monkeypatch.setattr("blockcache.models.dpt.public.read_checkpoint", None)
     Path("b.ckpt").write_bytes(Path("a.ckpt").read_bytes())
     assert gap(reference, bc.load_policy("b.ckpt")) < 1e-5  # known by its content, not by its name
     assert [*Path("cache").glob("*.policy")] == [made]
@@ -171,7 +171,7 @@ def test_what_is_kept_is_made_again_if_it_is_damaged_or_by_other_code(monkeypatc
     (made / "model.safetensors").write_bytes(b"x")
     assert gap(reference, load_checkpoint("a.ckpt")) < 1e-5
     assert gap(reference, load_policy(made)) < 1e-5
-    monkeypatch.setattr("blockcache.models.dpt.convert.source_hash", lambda file: "older")
+    monkeypatch.setattr("blockcache.models.dpt.public.source_hash", lambda file: "older")
     load_checkpoint("a.ckpt")
     assert len([*Path("cache").glob("*.policy")]) == 2
 
@@ -200,7 +200,7 @@ def test_a_cache_that_cannot_be_written_costs_the_conversion_only(monkeypatch, c
     def full(policy, directory):
         raise FileError(f"cannot write {directory}: No space left on device")
 
-    monkeypatch.setattr("blockcache.models.dpt.convert.save", full)
+    monkeypatch.setattr("blockcache.models.dpt.public.save", full)
     assert gap(reference, load_checkpoint("a.ckpt")) < 1e-5
     assert "cannot be kept for the next time" in caplog.text
 
@@ -457,7 +457,7 @@ def test_reading_looks_at_nothing_but_the_file():
 import sys
 from pathlib import Path
 from blockcache.errors import BlockcacheError
-from blockcache.models.dpt.convert import read_checkpoint
+from blockcache.models.dpt.public import read_checkpoint
 
 read_checkpoint("sound.ckpt")
 told, watching = [], []
@@ -481,7 +481,7 @@ def test_a_file_without_the_public_libraries():
     write_checkpoint("a.ckpt", config(n_layer=1))
     code = """
 import pickle, sys
-from blockcache.models.dpt.convert import read_checkpoint
+from blockcache.models.dpt.public import read_checkpoint
 read_checkpoint("a.ckpt")  # some libraries need it while they are imported
 pickle.load = pickle.loads = pickle.Unpickler = pickle._Unpickler = None
 read_checkpoint("a.ckpt")

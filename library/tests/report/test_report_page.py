@@ -514,6 +514,9 @@ def test_the_deadline_is_drawn_against_what_is_judged_and_no_goal_that_was_not_g
     tuning = Tuning.load(WRITE["tuning"](tmp_path))
     assert tuning.goal == Goal(deadline_ms=3.0)
     assert drawn_goal(tuning) == ((tuning.chosen.p95_ms,), "ms per chunk (p95)", [("x", 3.0)])
+    steady = replace(tuning.chosen, method="ddpm-5", p50_ms=1.1, p95_ms=1.15, rollouts=None, loss=0.05)
+    with_steady = replace(tuning, points=(tuning.chosen, steady))
+    assert [point.method for point in with_steady.front] == ["ddpm-5", tuning.chosen.method]  # by p95, as it is judged
     allowed = replace(tuning, goal=Goal(loss=0.02))
     assert drawn_goal(allowed) == ((tuning.chosen.p50_ms,), "ms per chunk (p50)", [("y", 0.02)])
 

@@ -58,7 +58,7 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
     from dataclasses import asdict
 
     from blockcache.compare.bench import run_bench
-    from blockcache.models.dpt.shape import Shape
+    from blockcache.models.dpt.policy import Shape
     from blockcache.models.registry import port_of
     from blockcache_lab.studies.limits import measure_limits
     from blockcache_lab.studies.scaling import calibration, compare_shapes, exported, footprint, growth, printed_for
@@ -170,7 +170,7 @@ def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: in
         arg.refuse_sizes_beside_a_policy({"steps", *sizes})
     loaded = {name: arg.load_schedule(name) for name in schedules}
 
-    from blockcache.models.dpt.flops import DPTShape
+    from blockcache.models.dpt.denoiser import DPTShape
     from blockcache.report.terminal import display
     from blockcache.schedule import generation_flops
     from blockcache_lab.pages.performance import flops_table

@@ -12,8 +12,7 @@ from typing import Any
 from blockcache.engines import accelerate
 from blockcache.errors import EngineError
 from blockcache.models.dit.policy import DiTConfig, DiTPolicy
-from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
-from blockcache.models.dpt.shape import Shape
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig, Shape
 from blockcache.models.rdt.policy import RDTConfig, RDTPolicy, public_sampler
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, Euler

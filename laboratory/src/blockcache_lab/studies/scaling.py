@@ -22,8 +22,7 @@ from torch import Tensor
 
 from blockcache.engines import accelerate, export_policy
 from blockcache.measure.latency import measure
-from blockcache.models.dpt.policy import DiffusionTransformerPolicy
-from blockcache.models.dpt.shape import Shape
+from blockcache.models.dpt.policy import DiffusionTransformerPolicy, Shape
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
 from blockcache.schedule import Schedule
@@ -177,7 +176,7 @@ asked = json.loads(sys.argv[1])
 
 _CALIBRATION = """
 from blockcache import calibrate, solve
-from blockcache.models.dpt.shape import Shape
+from blockcache.models.dpt.policy import Shape
 from blockcache.models.registry import port_of
 
 shape, observations, with_costs = asked

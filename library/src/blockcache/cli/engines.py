@@ -106,7 +106,7 @@ def bench(
     import torch
 
     from blockcache.compare.bench import run_bench
-    from blockcache.models.dpt.shape import FEATURES, Shape
+    from blockcache.models.dpt.policy import CAMERA_FEATURES, Shape
     from blockcache.models.registry import port_of
     from blockcache.report.bench import bench_chart, bench_table, encoder_ceilings, not_available
     from blockcache.report.drawing import draw, save_figure
@@ -114,7 +114,7 @@ def bench(
     from blockcache.results.bench import FORMAT
     from blockcache.solvers.presets import stretched_schedule
 
-    shape = Shape(**sizes, obs_dim=max(Shape.obs_dim, FEATURES * sizes["cameras"] + 2))
+    shape = Shape(**sizes, obs_dim=max(Shape.obs_dim, CAMERA_FEATURES * sizes["cameras"] + 2))
     port = policy.port if policy else port_of(shape.policy())
     if followed is None:
         followed = stretched_schedule("square_ph", port.adapter.blocks, len(port.timesteps))

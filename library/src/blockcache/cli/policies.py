@@ -72,7 +72,7 @@ def convert(source: str, output: str, steps: int, updates: int | None, metric: s
         _convert_rdt(source, output)
         return
 
-    from blockcache.models.dpt.convert import convert_checkpoint
+    from blockcache.models.dpt.public import convert_checkpoint
 
     config = convert_checkpoint(source, output).config
     cameras = f", cameras {', '.join(config.cameras)}" if config.cameras else ""

@@ -11,7 +11,7 @@ from blockcache.files import PathLike, no_writer
 from blockcache.models import checkpoint
 from blockcache.models.dit import lerobot
 from blockcache.models.dit.policy import DiTPolicy
-from blockcache.models.dpt import convert
+from blockcache.models.dpt import public
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.own_policy import OwnPolicy
 from blockcache.models.policy_files import (
@@ -46,7 +46,7 @@ def load_policy(source: PathLike | Any) -> Any:
     if is_entry(source):
         return _called(str(source))
     if is_checkpoint(source):
-        return convert.load_checkpoint(source)
+        return public.load_checkpoint(source)
     with no_writer(policy_directory(source)):  # a save may be putting the files in order
         config = read_config(source)
     if lerobot.is_lerobot(config):

@@ -23,12 +23,21 @@ P = TypeVar("P", bound="OwnPort")
 _OWN_CODE = ("predict_action", "check", "encode", "denoiser_output", "constrain", "actions")
 
 
+def _setting(name: str) -> Any:
+    """A member of the port that is one of the config's."""
+    return property(lambda port: getattr(port.policy.config, name))
+
+
 class OwnPort(Port):
     """A family adds `action_scale` and, where there is more to it, what its observations look like."""
 
     reentrant = True
     takes_noise = True
     policy: Any
+    sample_dim = _setting("sample_dim")
+    inputs = _setting("inputs")
+    cameras = _setting("cameras")
+    task = _setting("task")
 
     @cached_property
     def sampling(self) -> Sampling:
@@ -36,25 +45,6 @@ class OwnPort(Port):
 
     def with_sampler(self: P, sampler: SamplerConfig) -> P:
         return self._sharing_weights(self.policy.with_sampler(sampler))
-
-    @property
-    def sample_dim(self) -> int:
-        return int(self.policy.config.sample_dim)
-
-    @property
-    def inputs(self) -> Mapping[str, tuple[int, ...]]:
-        inputs: Mapping[str, tuple[int, ...]] = self.policy.config.inputs
-        return inputs
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        cameras: tuple[str, ...] = self.policy.cameras
-        return cameras
-
-    @property
-    def task(self) -> str | None:
-        task: str | None = self.policy.config.task
-        return task
 
     def prepare_observation(self, obs: Any) -> Any:
         if isinstance(obs, Mapping):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 from blockcache.compare.methods import method_named
@@ -101,7 +100,7 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
     """
     goal, chosen = tuning.goal, tuning.chosen
     judged = "p50" if goal.deadline_ms is None else "p95"
-    ms = attrgetter(f"{judged}_ms")
+    ms = goal.judged_ms
     points = sorted(tuning.points, key=ms)
     top = max(4 * (goal.loss or -LOSSLESS), 1.2 * chosen.expected_loss)
 
@@ -122,7 +121,7 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
     rolled = [p for p in points if p.rollouts is not None]
     predicted = [p for p in points if p.rollouts is None]
     layers = [
-        *series("front", sorted(tuning.front, key=ms), colour="blue", line=True, points=False),
+        *series("front", tuning.front, colour="blue", line=True, points=False),
         *series("loss as rolled out", rolled, colour="blue", marker="circle"),
         *series("loss as predicted", predicted, colour="blue", marker="circle", hollow=True),
         *series("chosen", [chosen], colour="orange", marker="star", large=True, labels=("chosen",)),

@@ -24,6 +24,10 @@ Counts: TypeAlias = NDArray[np.int64]
 _TYPES = {Array: np.dtype(np.float32), Marks: np.dtype(np.bool_), Counts: np.dtype(np.int64)}
 
 
+REGISTERED: dict[str, type[AnalysisSection]] = {}
+"""Every kind of section by name, in the order in which they are made."""
+
+
 class AnalysisError(BlockcacheError):
     """An analysis that cannot be made as asked, or that is not what it should be."""
 
@@ -37,9 +41,13 @@ class Axes:
 
 @dataclass(frozen=True, eq=False)
 class AnalysisSection:
-    """One analysis. `name` is what it is called in files and on the command line."""
+    """One analysis. `name` is what it is called in files and on the command line; making the class registers it."""
 
     name: ClassVar[str]
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.name = name
+        REGISTERED[name] = cls
 
     def __post_init__(self) -> None:
         sizes: dict[str, int] = {}

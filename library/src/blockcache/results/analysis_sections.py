@@ -9,22 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 
 from blockcache.files import Count, Name
-from blockcache.results.analysis_section import AnalysisError, AnalysisSection, Array, Axes, Counts, Marks, one_of
+from blockcache.results.analysis_section import (
+    REGISTERED,
+    AnalysisError,
+    AnalysisSection,
+    Array,
+    Axes,
+    Counts,
+    Marks,
+    one_of,
+)
 
 LAGS = (1, 5, 10, 15, 20)
 STAGES = ("input", "norm", "W1", "activation", "W2")
 
 
 @dataclass(frozen=True, eq=False)
-class Similarity(AnalysisSection):
+class Similarity(AnalysisSection, name="similarity"):
     """`cosine[b, s, t]`: of block b's residuals at steps s and t, a mean over generations. `lags` of the curves."""
-
-    name: ClassVar[str] = "similarity"
 
     lags: tuple[Count, ...]
     cosine: Annotated[Array, Axes("blocks", "steps", "steps")]
@@ -39,10 +46,8 @@ class Similarity(AnalysisSection):
 
 
 @dataclass(frozen=True, eq=False)
-class Caching(AnalysisSection):
+class Caching(AnalysisSection, name="caching"):
     """`errors[m, b, t]`: caching error `|b^ - b| / |b|` under schedule m; `updates` marks where b is computed."""
-
-    name: ClassVar[str] = "caching"
 
     schedules: tuple[Name, ...]
     errors: Annotated[Array, Axes("schedules", "blocks", "steps")]
@@ -69,10 +74,8 @@ class Caching(AnalysisSection):
 
 
 @dataclass(frozen=True, eq=False)
-class SubLayers(AnalysisSection):
+class SubLayers(AnalysisSection, name="sublayers"):
     """`errors[i, j]`: relative error behind stage j of one FFN at step `at[i]`, one of its updates under `schedule`."""
-
-    name: ClassVar[str] = "sublayers"
 
     block: Name
     schedule: Name
@@ -82,13 +85,11 @@ class SubLayers(AnalysisSection):
 
 
 @dataclass(frozen=True, eq=False)
-class Correlation(AnalysisSection):
+class Correlation(AnalysisSection, name="correlation"):
     """`upstream` reuses its first output at all steps, everything else is computed: errors of both by step, 0 left out.
 
     At `step` alone, the upstream error is scaled by each of `betas`, everything before it as in the full run.
     """
-
-    name: ClassVar[str] = "correlation"
 
     upstream: Name
     downstream: Name
@@ -111,14 +112,12 @@ class Correlation(AnalysisSection):
 
 
 @dataclass(frozen=True, eq=False)
-class Response(AnalysisSection):
+class Response(AnalysisSection, name="response"):
     """The proposition's linear operator against the true difference of an FFN, for input errors of shrinking size.
 
     `scales` are |delta| / |X|; `differences` |FFN(X + delta) - FFN(X)|, `remainders` what the operator leaves of that, both
     as shares of |FFN(X)|, means over samples.
     """
-
-    name: ClassVar[str] = "response"
 
     block: Name
     step: Count
@@ -142,10 +141,8 @@ class Response(AnalysisSection):
 
 
 @dataclass(frozen=True, eq=False)
-class WeightNorms(AnalysisSection):
+class WeightNorms(AnalysisSection, name="weights"):
     """Frobenius norms of W1, W2 and the W_V of each kind of attention, by layer, and how many numbers each has."""
-
-    name: ClassVar[str] = "weights"
 
     layers: tuple[Name, ...]
     matrices: tuple[Name, ...]
@@ -159,10 +156,8 @@ class WeightNorms(AnalysisSection):
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureMaps(AnalysisSection):
+class FeatureMaps(AnalysisSection, name="features"):
     """Of one sample and some blocks, the mean over tokens of what the block adds: in the full run, and under `schedule`."""
-
-    name: ClassVar[str] = "features"
 
     schedule: Name
     maps: tuple[Name, ...]
@@ -178,7 +173,7 @@ class FeatureMaps(AnalysisSection):
 
 
 @dataclass(frozen=True, eq=False)
-class Homogeneity(AnalysisSection):
+class Homogeneity(AnalysisSection, name="homogeneity"):
     """Cosine between the features of different episodes, each with noise of its own: all pairs, by block and step.
 
     separate    whether the samples are known to be of different episodes
@@ -187,8 +182,6 @@ class Homogeneity(AnalysisSection):
     one_noise   the same with one noise for all episodes, so that they differ by what was observed alone
     block, step where `between` holds the cosine of every pair; `two` are two episodes' own similarity matrices of that block
     """
-
-    name: ClassVar[str] = "homogeneity"
 
     separate: bool
     at: tuple[Count, ...]
@@ -243,15 +236,13 @@ class Homogeneity(AnalysisSection):
 
 
 @dataclass(frozen=True, eq=False)
-class Stability(AnalysisSection):
+class Stability(AnalysisSection, name="stability"):
     """Schedules of few generations beside that of all `generations`, for several draws of each of `counts`.
 
     `shared`: the share of block updates that both have, of those that either has, step 0 left out; `excess`: by how much
     the dissimilarity (one minus the cosine, of what is reused to what would be computed) over all generations is above the
     least that can be reached, as a share of that.
     """
-
-    name: ClassVar[str] = "stability"
 
     generations: Count
     updates: Count
@@ -261,11 +252,9 @@ class Stability(AnalysisSection):
 
 
 @dataclass(frozen=True, eq=False)
-class ActionCosts(AnalysisSection):
+class ActionCosts(AnalysisSection, name="action-costs"):
     """What the executed action feels: `costs[i, b, s]` is its root mean square error, to first order and in normalised
     units, if block b is computed at step s and reused for `lags[i]` steps (or to the end); `cosine` is beside it."""
-
-    name: ClassVar[str] = "action-costs"
 
     lags: tuple[Count, ...]
     costs: Annotated[Array, Axes("lags", "blocks", "steps")]
@@ -273,10 +262,8 @@ class ActionCosts(AnalysisSection):
 
 
 @dataclass(frozen=True, eq=False)
-class WeakerPolicy(AnalysisSection):
+class WeakerPolicy(AnalysisSection, name="weaker"):
     """The same method on two policies: action error to the own full run, and the noise floor, by policy; the good first."""
-
-    name: ClassVar[str] = "weaker"
 
     method: Name
     policies: tuple[Name, Name]
@@ -289,24 +276,7 @@ class WeakerPolicy(AnalysisSection):
         return np.asarray(self.errors / np.maximum(self.floors, np.finfo(np.float32).tiny), dtype=np.float32)
 
 
-SECTIONS: Mapping[str, type[AnalysisSection]] = MappingProxyType(
-    {
-        kind.name: kind
-        for kind in (
-            Similarity,
-            Caching,
-            SubLayers,
-            Correlation,
-            Response,
-            WeightNorms,
-            FeatureMaps,
-            Homogeneity,
-            Stability,
-            ActionCosts,
-            WeakerPolicy,
-        )
-    }
-)
+SECTIONS: Mapping[str, type[AnalysisSection]] = MappingProxyType(REGISTERED)
 """By name, in the order in which a reader meets them."""
 
 

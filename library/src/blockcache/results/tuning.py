@@ -6,8 +6,9 @@ Frozen values with a JSON file format. Knows nothing of torch or of how points a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from blockcache.errors import BlockcacheError
@@ -46,6 +47,10 @@ class Goal:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise TuningError(f"the {name} must be a number above 0, got {value}")
 
+    def judged_ms(self, point: Point) -> float:
+        """The milliseconds of a point that count: what 95 of 100 chunks keep for a deadline, else the median."""
+        return point.p50_ms if self.deadline_ms is None else point.p95_ms
+
     def text(self) -> str:
         return (
             f"within {self.deadline_ms:g} ms"
@@ -66,7 +71,7 @@ class Goal:
         if self.spread is not None and not self.spread[0] <= point.distances.spread.mean <= self.spread[1]:
             return math.inf
         if self.deadline_ms is not None:
-            return max(0.0, point.p95_ms - self.deadline_ms)
+            return max(0.0, self.judged_ms(point) - self.deadline_ms)
         assert self.loss is not None
         if point.rollouts is not None:
             return max(0.0, -point.rollouts.low - self.loss)
@@ -104,10 +109,15 @@ class Point:
         return self.loss if self.rollouts is None else -self.rollouts.mean
 
 
-def front(points: Iterable[Point]) -> tuple[Point, ...]:
-    """The points that no other beats in both time and loss, the fastest first."""
+def front(points: Iterable[Point], ms: Callable[[Point], float] = attrgetter("p50_ms")) -> tuple[Point, ...]:
+    """The points that no other beats in both time and loss, the fastest first.
+
+    Args:
+        points: Any of them.
+        ms: Which of a point's times counts.
+    """
     kept: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.p50_ms, point.expected_loss)):
+    for point in sorted(points, key=lambda point: (ms(point), point.expected_loss)):
         if not kept or point.expected_loss < kept[-1].expected_loss:
             kept.append(point)
     return tuple(kept)
@@ -161,7 +171,8 @@ class Tuning(OfPolicy):
 
     @property
     def front(self) -> tuple[Point, ...]:
-        return front(self.points)
+        """By the time that the goal judges."""
+        return front(self.points, self.goal.judged_ms)
 
     def content(self) -> dict[str, Any]:
         return {**super().content(), "chosen": _label(self.chosen)}

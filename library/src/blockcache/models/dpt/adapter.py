@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from blockcache.block import Block
 from blockcache.errors import PolicyError
-from blockcache.models.adapter import Adapter, FeedForward, Layer, Route
-from blockcache.models.dpt.flops import DPTShape
+from blockcache.models.adapter import Adapter, FeedForward, Layer, Route, check_unpatched, names_by_layer
+from blockcache.models.dpt.denoiser import DPTShape
 from blockcache.models.dpt.fold import fold
 from blockcache.models.weights import check_mask
 
 FAMILY = "dp-t"
+_METHODS = ("forward", "_sa_block", "_mha_block", "_ff_block")
 
 
 def find(denoiser: nn.Module) -> Adapter | str:
@@ -32,8 +33,6 @@ def find(denoiser: nn.Module) -> Adapter | str:
         check_mask(f"the denoiser's {name}", getattr(denoiser, name, None))
     decoder = isinstance(layers[0], nn.TransformerDecoderLayer)
     shape, widths = _sizes(denoiser, layers, decoder)
-    per_layer = len(shape.blocks) // len(layers)
-    names = [tuple(b.name for b in shape.blocks[i * per_layer : (i + 1) * per_layer]) for i in range(len(layers))]
     counted = "tokens" in widths and (not decoder or "cond_tokens" in widths)
     return Adapter(
         family=FAMILY,
@@ -41,11 +40,10 @@ def find(denoiser: nn.Module) -> Adapter | str:
         blocks=shape.blocks if counted else tuple(Block(b.name, b.kind, b.order, 0) for b in shape.blocks),
         layers=tuple(
             _decoder_layer(layer, blocks) if decoder else _encoder_layer(layer, blocks)
-            for layer, blocks in zip(layers, names, strict=True)
+            for layer, blocks in zip(layers, names_by_layer(shape.blocks, len(layers)), strict=True)
         ),
         widths=widths,
         every_step=shape.every_step if counted else 0,
-        timestep=_timestep,
         fold=fold,
     )
 
@@ -71,19 +69,10 @@ def _check(index: int, layer: Any) -> None:
     if not layer.self_attn.batch_first:
         raise PolicyError(f"{where} is not batch_first; build the denoiser with batch_first=True")
     base = nn.TransformerDecoderLayer if isinstance(layer, nn.TransformerDecoderLayer) else nn.TransformerEncoderLayer
-    for name in ("forward", "_sa_block", "_mha_block", "_ff_block"):
+    for name in _METHODS:
         if getattr(type(layer), name, None) is not getattr(base, name, None):
             raise PolicyError(f"{where} is a {type(layer).__name__} with its own {name}; only torch's is known")
-    for module_name, module in layer.named_modules():
-        patched = [
-            name for name in vars(module) if name in ("forward", "_sa_block", "_mha_block", "_ff_block", "__call__")
-        ]
-        if patched:
-            place = f"{where}.{module_name}" if module_name else where
-            raise PolicyError(
-                f"{place}.{patched[0]} is already patched by something else; remove that patch first (an acceleration with "
-                "disable(); blockcache.handle_of(policy) gives back a handle that was lost)"
-            )
+    check_unpatched(layer, where, (*_METHODS, "__call__"))
 
 
 def _sizes(denoiser: Any, layers: Sequence[Any], decoder: bool) -> tuple[DPTShape, dict[str, int]]:
@@ -200,7 +189,3 @@ def _cross_attention(
 def _feed_forward(layer: Any, h: Tensor, dropout: nn.Module) -> Tensor:
     residual: Tensor = dropout(layer.linear2(layer.dropout(layer.activation(layer.linear1(h)))))
     return residual
-
-
-def _timestep(sample: Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
-    return timestep

@@ -3,27 +3,32 @@
 Folded in, so that nothing is left to do in the loop: the observation normaliser into the observation embedding, every
 LayerNorm's gain and bias into the matrix behind it, the attention scale into the query matrix, position embeddings into
 biases, cross-attention's queries into its keys and its output projection into its values. The time token depends on the
-step alone, so its share of keys and values is tabulated for all K steps.
+step alone, so its share of keys and values is tabulated for all K steps. Of cameras whose encoder is known, frames come in;
+else the features that the policy's own encoder makes of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_step, folded_once
+from blockcache.models.dpt.cameras import CameraNetwork, EncoderParts, parts_of
+from blockcache.models.dpt.denoiser import DPTShape, folded_blocks, folded_every_step, folded_once
 from blockcache.models.dpt.program import DPTProgram
-from blockcache.models.dpt.program_inputs import fold_inputs
 from blockcache.models.folding import cast, double, named, refuse, scaled_queries, signature, step_times
 from blockcache.models.port import Port
 from blockcache.models.program import Table, UnsupportedError
 
+FEATURES = "features"
 Double = Callable[..., Tensor]
+Field = Callable[[str, int], list[Tensor]]
+"""(name of an input, its numbers) -> its normaliser's scale and offset."""
 
 
 def fold(port: Port) -> DPTProgram:
@@ -31,7 +36,6 @@ def fold(port: Port) -> DPTProgram:
     require_supported(port)
     assert port.sampler is not None
     policy, modules, state = port.policy, port.adapter.denoiser, port.policy.state_dict()
-
     double = doubles_of(state)
 
     def field(name: str, size: int) -> list[Tensor]:
@@ -274,3 +278,65 @@ def _layer(double: Double, index: int, width: int, heads: int) -> dict[str, Tens
         **named("up", _after_norm(double, f"{prefix}.norm3", *linear_of(double, f"{prefix}.linear1")), index),
         **named("down", linear_of(double, f"{prefix}.linear2"), index),
     }
+
+
+# -- how an observation enters: numbers by one matrix, in which their normaliser is; frames as features
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramInputs:
+    """`entries` names the matrix of what each part is multiplied by, `bias` (d,) is what all of them have in common."""
+
+    inputs: Mapping[str, tuple[int, ...]]
+    entries: Mapping[str, str]
+    weights: Mapping[str, Tensor]
+    bias: Tensor
+    networks: tuple[CameraNetwork, ...] = ()
+
+
+def fold_inputs(policy: Any, normalizer: Field, w: Tensor, b: Tensor) -> ProgramInputs:
+    """Fold what stands before the observation tokens: w (inputs, d) and b (d,) are the observation embedding."""
+    moments, encoder = int(policy.n_obs_steps), getattr(policy, "obs_encoder", None)
+    if encoder is None:
+        scale, offset = normalizer("obs", len(w))
+        inputs = {"obs": (moments, int(policy.obs_dim))}
+        return ProgramInputs(inputs, {"obs": "obs_w"}, {"obs_w": scale[:, None] * w}, b + offset @ w)
+    parts = known_parts(encoder)
+    if parts is None:
+        return ProgramInputs({FEATURES: (moments, len(w))}, {FEATURES: "obs_w"}, {"obs_w": w}, b)
+    return _with_cameras(parts, moments, normalizer, w, b)
+
+
+def known_parts(encoder: Any) -> EncoderParts | None:
+    """The parts of an encoder that can be part of a program; None for another one."""
+    try:
+        parts = parts_of(encoder)
+        parts.networks()
+    except UnsupportedError:
+        return None
+    return parts
+
+
+def _with_cameras(parts: EncoderParts, moments: int, normalizer: Field, w: Tensor, b: Tensor) -> ProgramInputs:
+    networks, constants = parts.networks()
+    sizes = {network.camera: network.features for network in networks}
+    weights = {name: tensor.to(torch.float64) for name, tensor in constants.items()}
+    entries, rows = {FEATURES: "obs_w"}, list[Tensor]()
+    at = 0
+    for item in parts.inputs:
+        size = sizes.get(item.name, item.shape[0])
+        share, at = w[at : at + size], at + size
+        if item.is_camera:
+            scale, offset = normalizer(item.name, 1)
+            weights |= {f"obs.{item.name}_scale": scale, f"obs.{item.name}_offset": offset}
+            rows.append(share)
+        else:
+            scale, offset = normalizer(item.name, size)
+            entries[item.name] = f"obs.{item.name}_w"
+            weights[entries[item.name]] = scale[:, None] * share
+            b = b + offset @ share
+    if at != len(w):
+        raise UnsupportedError(f"an obs_encoder that makes {at} numbers where the denoiser takes {len(w)}")
+    weights["obs_w"] = torch.cat(rows)
+    inputs = {item.name: (moments, *item.shape) for item in parts.inputs}
+    return ProgramInputs(inputs, entries, weights, b, networks)

@@ -1,11 +1,15 @@
 """Which policies are DP-T, and their ports: this package's own, and foreign ones, which are known by their shape.
 
-Of foreign policies with cameras there are two kinds: an encoder of the public code's shape becomes part of the program; any
-other one runs as it is, and engines stand behind it.
+A foreign policy has the interface of the public Diffusion Policy code: `model`, `noise_scheduler` (of diffusers),
+`num_inference_steps` and `predict_action(dict) -> dict`. Sizes are looked up where that code keeps them: `n_obs_steps`,
+`n_action_steps`, `horizon`, `obs_dim`, and the normaliser's tensors. Nothing of it is imported. Of those with cameras there
+are two kinds: an encoder of the public code's shape becomes part of the program; any other one runs as it is, and engines
+begin behind it.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -17,15 +21,20 @@ from torch import Tensor, nn
 
 from blockcache.errors import BlockcacheError, EngineError, ObservationError, PolicyError, in_one_line
 from blockcache.models.dpt.adapter import find
+from blockcache.models.dpt.cameras import EncoderParts, inputs_of, parts_of
 from blockcache.models.dpt.encoder import Input
-from blockcache.models.dpt.encoder_parts import EncoderParts, inputs_of, parts_of
+from blockcache.models.dpt.fold import FEATURES, known_parts
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
-from blockcache.models.dpt.program_inputs import FEATURES, known_parts
+from blockcache.models.modules import check_not_compiled
 from blockcache.models.own_port import OwnPort
-from blockcache.models.port import Port
-from blockcache.models.public import PublicPort, denoiser_of
-from blockcache.observations.tensors import as_tensor, reach
+from blockcache.models.port import Port, required
+from blockcache.models.sampling import Sampling, make_scheduler
+from blockcache.models.weights import check_action_scale
+from blockcache.observations.tensors import as_tensor, check_finite, reach
+from blockcache.samplers import SamplerConfig
 from blockcache_runtime.checks import BYTE, check_frames, shape_text
+
+NEEDED = ("model", "noise_scheduler", "num_inference_steps", "predict_action")
 
 
 def claim(policy: Any) -> Port | str:
@@ -42,6 +51,134 @@ def claim(policy: Any) -> Port | str:
     if encoder is None:
         return PublicPort(policy, adapter)
     return (OtherCameraPort if known_parts(encoder) is None else KnownCameraPort)(policy, adapter)
+
+
+def denoiser_of(policy: Any) -> nn.Module | str:
+    """The denoiser of a policy with the public interface, or what the policy lacks of it."""
+    missing = [name for name in NEEDED if getattr(policy, name, None) is None]
+    if missing:
+        return f"it lacks {', '.join(missing)}; expected {', '.join(NEEDED[:-1])} and {NEEDED[-1]}"
+    if not isinstance(policy.model, nn.Module):
+        return f"its model must be a torch module, got {type(policy.model).__name__}"
+    check_not_compiled(policy.model, "policy.model")
+    return policy.model
+
+
+class PublicPort(Port):
+    """A foreign policy, see above."""
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        policy = self.policy
+        return Sampling.of_scheduler(policy.noise_scheduler, policy.num_inference_steps, self._step_arguments)
+
+    @property
+    def _step_arguments(self) -> dict[str, Any]:
+        """The public code hands these to the scheduler's step, DDIM's eta for one."""
+        given = getattr(self.policy, "kwargs", None)
+        return dict(given) if isinstance(given, Mapping) else {}
+
+    def with_sampler(self, sampler: SamplerConfig) -> PublicPort:
+        other = copy.copy(self.policy)
+        other.noise_scheduler = make_scheduler(sampler)
+        other.num_inference_steps = sampler.num_inference_steps
+        other.kwargs = {"eta": getattr(sampler, "eta")} if hasattr(sampler, "eta") else {}  # noqa: B009
+        return self._sharing_weights(other)
+
+    @property
+    def inputs(self) -> Mapping[str, tuple[int, ...]]:
+        return {"obs": (self.n_obs_steps, required(self.policy, "obs_dim"))}
+
+    @property
+    def action_scale(self) -> NDArray[np.float64]:
+        return self._field("action", "scale", required(self.policy, "action_dim"), 1.0).numpy()
+
+    @property
+    def action_offset(self) -> NDArray[np.float64]:
+        return self._field("action", "offset", required(self.policy, "action_dim"), 0.0).numpy()
+
+    def _field(self, name: str, part: str, size: int, default: float) -> Tensor:
+        return self._tensor(name, part, default).expand(size).clone()
+
+    def _tensor(self, name: str, part: str, default: float) -> Tensor:
+        """A tensor of the normaliser; an identity has one number for all, a policy without a normaliser none."""
+        normalizer = getattr(self.policy, "normalizer", None)
+        state = normalizer.state_dict() if isinstance(normalizer, nn.Module) else {}
+        found: Tensor = state.get(f"params_dict.{name}.{part}", torch.tensor([default]))
+        return found.detach().to("cpu", torch.float64)
+
+    def check_weights(self) -> None:
+        super().check_weights()
+        check_action_scale(self._tensor("action", "scale", 1.0))
+
+    def synthetic_observations(self, count: int) -> dict[str, Tensor]:
+        """What lies beyond the normaliser's range may be clipped, and nobody would mind."""
+        made = super().synthetic_observations(count)
+        for name, shape in self.inputs.items():
+            scale, offset = (self._field(name, part, shape[-1], float(part == "scale")) for part in ("scale", "offset"))
+            made[name] = ((made[name].double() - offset) / scale).to(made[name])
+        return made
+
+    @property
+    def task(self) -> str | None:
+        named = getattr(self.policy, "task", None)
+        return named if isinstance(named, str) else None
+
+    def prepare_observation(self, obs: Any) -> Any:
+        if isinstance(obs, Mapping):
+            return {name: as_tensor(value) for name, value in obs.items()}
+        return {"obs": as_tensor(obs)}
+
+    def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+        """Of a longer history the public code looks at the first `n_obs_steps`."""
+        found = {}
+        for name, shape in self.inputs.items():
+            if not isinstance(obs, Mapping) or isinstance(obs.get(name, {}), Mapping):  # none, or nested
+                raise self._misgiven(obs, "")
+            tensor = as_tensor(obs[name])
+            steps, *rest = shape
+            sizes = tensor.shape
+            if len(sizes) != 1 + len(shape) or sizes[0] < 1 or sizes[1] < steps or list(sizes[2:]) != rest:
+                expected = ", ".join(map(str, shape))
+                raise ObservationError(
+                    f"the observation {name!r} has shape {tuple(sizes)}, expected (batch, {expected})"
+                )
+            tensor = tensor[:, :steps].to(device=like.device, dtype=like.dtype)
+            check_finite(tensor)
+            found[name] = tensor
+        return found
+
+    def explain(self, error: Exception, obs: Any) -> BlockcacheError | None:
+        if isinstance(error, BlockcacheError):
+            return None
+        if isinstance(obs, Mapping) and all(isinstance(value, Tensor) for value in obs.values()):
+            needed = [
+                *(["obs"] if hasattr(self.policy, "obs_dim") else ()),
+                *(error.args if type(error) is KeyError else ()),
+            ]
+            if all(name in obs for name in needed):
+                return None
+        return self._misgiven(obs, f" ({in_one_line(error)})")
+
+    def _misgiven(self, obs: Any, reason: str) -> ObservationError:
+        such = self._wanted()
+        held = {str(name): type(value).__name__ for name, value in obs.items()} if isinstance(obs, Mapping) else ""
+        got = f"{type(obs).__name__} {held}".rstrip()
+        return ObservationError(f"{type(self.policy).__name__} takes a mapping of tensors{such}, got {got}{reason}")
+
+    def _wanted(self) -> str:
+        return " such as {'obs': (batch, n_obs_steps, obs_dim)}" if hasattr(self.policy, "obs_dim") else " by name"
+
+    def settings(self) -> list[Any]:
+        names = ("num_inference_steps", "horizon", "n_obs_steps", "n_action_steps", "pred_action_steps_only")
+        scheduler = self.policy.noise_scheduler
+        return [
+            *(getattr(self.policy, name, None) for name in names),
+            type(scheduler),
+            # without diffusers' own notes, whose order is another one in every process
+            {name: value for name, value in scheduler.config.items() if not name.startswith("_")},
+            self._step_arguments,
+        ]
 
 
 class DPTPort(OwnPort):

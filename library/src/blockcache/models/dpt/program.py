@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blockcache.models.dpt.camera_network import CameraNetwork
-from blockcache.models.dpt.flops import DPTShape, folded_blocks, folded_every_step
+from blockcache.models.dpt.cameras import CameraNetwork
+from blockcache.models.dpt.denoiser import DPTShape, folded_blocks, folded_every_step
 from blockcache.models.program import Ops, Program, Value
 
 SA, CA, FFN = range(3)

@@ -1,4 +1,4 @@
-"""Checkpoints of the public Diffusion Policy code, made into policy directories. Nothing of a checkpoint is run.
+"""Checkpoints of the public Diffusion Policy code, made into policies. Nothing of a checkpoint is run.
 
 A checkpoint is what its `BaseWorkspace.save_checkpoint` wrote: the config of the run, the tensors of the model, of its
 average and of the optimiser, and other pickles, which stay closed. Settings come from the config, since tensors do not tell
@@ -22,7 +22,7 @@ from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import StoredTensor, TorchFile, open_torch_file
 from blockcache.models.checkpoint import check_sizes, load, load_tensors, save
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
-from blockcache.models.dpt.public_settings import HYBRID, architecture, camera_config, low_dim_config, uses_ema
+from blockcache.models.dpt.public_config import HYBRID, architecture, camera_config, low_dim_config, uses_ema
 from blockcache.models.policy_files import check_new
 from blockcache.models.stored import naming, read_stored
 from blockcache.progress import progress_bar
@@ -34,8 +34,9 @@ _CONVERTED = Cache("a converted checkpoint", "policy")
 def convert_checkpoint(source: PathLike, directory: PathLike) -> DiffusionTransformerPolicy:
     """Write the policy directory of a checkpoint, and return the policy.
 
-    source     a file that the public Diffusion Policy code wrote
-    directory  where the policy shall be; nothing may be there yet
+    Args:
+        source: a file that the public Diffusion Policy code wrote.
+        directory: where the policy shall be; nothing may be there yet.
     """
     check_new(directory)
     policy = read_checkpoint(source)

@@ -1,12 +1,13 @@
-"""The encoder of a hybrid image policy, this package's or the public code's: what it looks at, and its networks taken
-apart into constants and operations.
+"""The cameras of a hybrid image policy, this package's or the public code's: its encoder taken apart into constants and
+operations (a crop, ResNet18's convolutions, a spatial softmax, a linear layer for each camera).
 
-Found by the shape of its modules, never by importing the code they came from. Knows nothing of denoisers.
+An encoder is found by the shape of its modules, never by importing the code they came from. Constants are named in the
+program's weights. Knows nothing of backends and of denoisers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,102 @@ import torch
 from torch import Tensor, nn
 
 from blockcache.errors import PolicyError
-from blockcache.models.dpt.camera_network import CameraNetwork, Convolution, Pool, Residual
 from blockcache.models.dpt.encoder import Input, ObservationEncoder, corner
-from blockcache.models.program import UnsupportedError
+from blockcache.models.folding import double
+from blockcache.models.program import Ops, UnsupportedError, Value
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """With the group norm behind it. `name`_w, `name`_gain and `name`_bias are its weights; `sides` those of its output."""
+
+    name: str
+    inputs: int
+    outputs: int
+    size: int
+    stride: int
+    padding: int
+    groups: int
+    eps: float
+    sides: tuple[int, int]
+
+    def run(self, ops: Ops, x: Value) -> Value:
+        found = ops.conv(x, ops.weight(f"{self.name}_w"), self.stride, self.padding)
+        return ops.group_norm(found, f"{self.name}_gain", f"{self.name}_bias", self.groups, self.eps, self.sides)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.inputs * self.outputs * self.size**2 * self.sides[0] * self.sides[1]
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Two convolutions beside a short cut, which may have one of its own."""
+
+    first: Convolution
+    second: Convolution
+    shortcut: Convolution | None
+
+    def run(self, ops: Ops, x: Value) -> Value:
+        inner = self.second.run(ops, ops.activation(self.first.run(ops, x), "relu"))
+        return ops.activation(ops.add([inner, x if self.shortcut is None else self.shortcut.run(ops, x)]), "relu")
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        return (self.first, self.second) + (() if self.shortcut is None else (self.shortcut,))
+
+
+@dataclass(frozen=True)
+class CameraNetwork:
+    """A camera and its network; several cameras may have the same `name`, which is that of the network's weights.
+
+    corner     top and left of what is looked at
+    sides      its height and width
+    whole      height and width of a frame
+    pool       size, stride and padding of the windows whose largest number is taken
+    places     behind the last block: height times width
+    """
+
+    camera: str
+    name: str
+    corner: tuple[int, int]
+    sides: tuple[int, int]
+    whole: tuple[int, int]
+    stem: Convolution
+    pool: tuple[int, int, int]
+    blocks: tuple[Residual, ...]
+    places: int
+    keypoints: int
+    features: int
+
+    def see(self, ops: Ops, frames: Value) -> Value:
+        """Frames from 0 to 1, (n, channels, height, width) -> (n, features)."""
+        x = frames
+        for axis, start, side, whole in zip((2, 3), self.corner, self.sides, self.whole, strict=True):
+            x = x if side == whole else ops.slice(x, axis, start, start + side)
+        # at the borders a convolution sees zeros, which are none of these numbers: so nothing is folded into it here
+        x = ops.add([ops.mul(x, ops.weight(f"obs.{self.camera}_scale")), ops.weight(f"obs.{self.camera}_offset")])
+        x = ops.activation(self.stem.run(ops, x), "relu")
+        x = ops.max_pool(x, *self.pool)
+        for block in self.blocks:
+            x = block.run(ops, x)
+        maps = ops.conv(x, ops.weight(f"{self.name}_points_w"), 1, 0)
+        shares = ops.softmax(ops.reshape(maps, (-1, self.places)))  # (n * keypoints, places)
+        points = ops.reshape(ops.matmul(shares, ops.weight(f"{self.name}_places")), (-1, 2 * self.keypoints))
+        found = ops.linear(points, ops.weight(f"{self.name}_features_w"), ops.weight(f"{self.name}_features_b"))
+        return ops.activation(found, "relu")
+
+    @property
+    def flops(self) -> int:
+        """Of one frame."""
+        trunk = sum(convolution.flops for convolution in self._convolutions())
+        points = 2 * self.blocks[-1].second.outputs * self.keypoints * self.places
+        return trunk + points + 4 * self.keypoints * self.places + 4 * self.keypoints * self.features
+
+    def _convolutions(self) -> Iterator[Convolution]:
+        yield self.stem
+        for block in self.blocks:
+            yield from block.convolutions
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,9 +225,9 @@ def _taken_apart(camera: Input, name: str, net: Any, seen: tuple[int, int]) -> t
     )
     _need(type(activation) is nn.ReLU and type(largest) is nn.MaxPool2d, "ReLU and MaxPool2d behind its first norm")
     first = _convolution(f"{name}_stem", stem, norm, camera.shape[0], seen, weights)
-    squares = Pool(*(_one(getattr(largest, part)) for part in ("kernel_size", "stride", "padding")))
+    squares = _windows(largest)
     _need(_one(largest.dilation) == 1 and not largest.ceil_mode, "a plain MaxPool2d")
-    sides = squares.side(first.sides[0]), squares.side(first.sides[1])
+    sides = _sides_behind(first.sides, *squares)
     channels, found = first.outputs, list[Residual]()
     for block in (block for stage in blocks for block in stage):
         found.append(_residual(f"{name}_{len(found)}", block, channels, sides, weights))
@@ -148,11 +242,11 @@ def _taken_apart(camera: Input, name: str, net: Any, seen: tuple[int, int]) -> t
     _need(not getattr(pool, "output_variance", False) and pool.temperature.numel() == 1, "plain keypoints")
     _need(type(linear) is nn.Linear and linear.in_features == 2 * keypoints, "a linear layer behind its keypoints")
     # a bias is the same at all places of a map, so that no softmax sees it
-    weights[f"{name}_points_w"] = _double(points.weight) / _double(pool.temperature)
-    weights[f"{name}_places"] = torch.stack([_double(pool.pos_x).flatten(), _double(pool.pos_y).flatten()], dim=1)
-    weights[f"{name}_features_w"] = _double(linear.weight).T
+    weights[f"{name}_points_w"] = double(points.weight) / double(pool.temperature)
+    weights[f"{name}_places"] = torch.stack([double(pool.pos_x).flatten(), double(pool.pos_y).flatten()], dim=1)
+    weights[f"{name}_features_w"] = double(linear.weight).T
     bias = linear.bias if linear.bias is not None else torch.zeros(linear.out_features)
-    weights[f"{name}_features_b"] = _double(bias)
+    weights[f"{name}_features_b"] = double(bias)
     whole = camera.shape[1], camera.shape[2]
     network = CameraNetwork(
         camera=camera.name,
@@ -192,12 +286,21 @@ def _convolution(
     plain = type(conv) is nn.Conv2d and conv.bias is None and conv.groups == 1 and conv.padding_mode == "zeros"
     _need(plain and _one(conv.dilation) == 1 and conv.in_channels == inputs, "plain convolutions")
     _need(type(norm) is nn.GroupNorm and norm.affine and norm.num_channels == conv.out_channels, "group norms")
-    size, stride, padding = (_one(getattr(conv, part)) for part in ("kernel_size", "stride", "padding"))
+    size, stride, padding = _windows(conv)
     weights[f"{name}_w"] = conv.weight.detach()
     weights[f"{name}_gain"], weights[f"{name}_bias"] = norm.weight.detach(), norm.bias.detach()
-    height, width = ((side + 2 * padding - size) // stride + 1 for side in before)
-    sides = height, width
+    sides = _sides_behind(before, size, stride, padding)
     return Convolution(name, inputs, conv.out_channels, size, stride, padding, norm.num_groups, float(norm.eps), sides)
+
+
+def _windows(module: Any) -> tuple[int, int, int]:
+    """Size, stride and padding of a convolution or a pooling."""
+    return _one(module.kernel_size), _one(module.stride), _one(module.padding)
+
+
+def _sides_behind(before: tuple[int, int], size: int, stride: int, padding: int) -> tuple[int, int]:
+    height, width = ((side + 2 * padding - size) // stride + 1 for side in before)
+    return height, width
 
 
 def _one(size: Any) -> int:
@@ -206,7 +309,3 @@ def _one(size: Any) -> int:
     _need(len(sizes) == 1 and all(type(item) is int for item in sizes), "square windows")
     (one,) = sizes
     return int(one)
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.float64)

@@ -1,6 +1,6 @@
-"""What the config of a Diffusion Policy run says of its policy, in our words: sizes, heads, sampler, which weights.
+"""What the config of a Diffusion Policy run says of its policy: sizes, heads, sampler, which weights.
 
-Names and defaults are those of the public code, and what stands there that we do not know is refused, since it could move
+Names and defaults are those of the public code, and what stands there that is not known is refused, since it could move
 actions. Knows nothing of files.
 """
 
@@ -24,7 +24,7 @@ _POLICY = frozenset({
     "horizon", "obs_dim", "action_dim", "n_action_steps", "n_obs_steps", "num_inference_steps", "obs_as_cond",
     "pred_action_steps_only", "model", "noise_scheduler",
 })  # fmt: skip
-NETWORK: dict[str, Any] = {
+_NETWORK: dict[str, Any] = {
     "n_layer": 12,
     "n_head": 12,
     "n_emb": 768,
@@ -39,6 +39,21 @@ _MODEL_SIZES = frozenset({
     "input_dim", "output_dim", "horizon", "n_obs_steps", "cond_dim", "obs_as_cond",
 })  # fmt: skip
 _STEP_ARGUMENTS = frozenset({"eta"})
+_CAMERA_NETWORK = {
+    **_NETWORK,
+    "n_layer": 8,
+    "n_head": 4,
+    "n_emb": 256,
+    "causal_attn": True,
+    "p_drop_emb": 0.0,
+    "p_drop_attn": 0.3,
+}
+_CAMERA_POLICY = frozenset({
+    "shape_meta", "horizon", "n_action_steps", "n_obs_steps", "num_inference_steps", "noise_scheduler", "crop_shape",
+    "obs_encoder_group_norm", "eval_fixed_crop", "obs_as_cond", "pred_action_steps_only", *_CAMERA_NETWORK,
+})  # fmt: skip
+_TOLD = {"width": "backbone.nets.0.weight", "keypoints": "pool.nets.weight", "features": "nets.3.weight"}
+"""Sizes of a camera's network, and the tensor of it that has so many rows."""
 
 
 def architecture(config: Config) -> str:
@@ -66,53 +81,81 @@ def uses_ema(config: Config) -> bool:
 
 def low_dim_config(config: Config, record: Mapping[str, Any]) -> DPTConfig:
     """The config of a low-dimensional policy; `record` is what shall be kept of where it came from."""
-    policy = branch_of(config, "policy")
-    model = branch_of(config, "policy.model")
-    refuse_unknown("policy.model", model, {*NETWORK, *_MODEL_SIZES})
-    check_predicts_all(policy)
-    obs_as_cond, horizon = policy.get("obs_as_cond", False), needed(policy, "horizon")
-    sizes = {name: needed(policy, name) for name in ("obs_dim", "action_dim", "n_obs_steps", "n_action_steps")}
+    policy, model = branch_of(config, "policy"), branch_of(config, "policy.model")
+    refuse_unknown("policy.model", model, {*_NETWORK, *_MODEL_SIZES})
+    obs_as_cond = policy.get("obs_as_cond", False)
+    sizes = {
+        name: needed(policy, name) for name in ("horizon", "obs_dim", "action_dim", "n_obs_steps", "n_action_steps")
+    }
     obs, action = (value if type(value) is int else 0 for value in (sizes["obs_dim"], sizes["action_dim"]))
     expected = {
         "input_dim": action if obs_as_cond else action + obs,
         "output_dim": action if obs_as_cond else action + obs,
         "cond_dim": obs if obs_as_cond else 0,
-        "horizon": horizon,
+        "horizon": sizes["horizon"],
         "n_obs_steps": sizes["n_obs_steps"],
     }
     for name, value in expected.items():
         given = model.get(name, 0 if name == "cond_dim" else None)
         if given != value and not (name == "n_obs_steps" and not obs_as_cond):
             raise PolicyError(f"policy.model.{name} is {short(given)}, the rest of the config needs {short(value)}")
-    return DPTConfig(
-        horizon=horizon,
-        obs_as_cond=obs_as_cond,
-        sampler=read_sampler(policy, _POLICY),
-        **sizes,
-        **network(model, NETWORK),
-        **origin(config, record),
-    )
+    common = common_settings(config, record, policy, _POLICY, {**_NETWORK, **model})
+    return DPTConfig(obs_as_cond=obs_as_cond, **sizes, **common)
 
 
-def check_predicts_all(policy: Mapping[str, Any]) -> None:
-    """Refuse a policy that predicts no more than the executed actions."""
+def camera_config(config: Config, record: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> DPTConfig:
+    """The config of a camera policy.
+
+    The public code leaves the sizes of the cameras' networks to a library's defaults: those are told by the tensors.
+
+    Args:
+        config: of the run.
+        record: what shall be kept of where it came from.
+        shapes: of the tensors, by name.
+    """
+    policy = branch_of(config, "policy")
+    if policy.get("obs_encoder_group_norm", False) is not True:
+        raise PolicyError("policy.obs_encoder_group_norm is not true: camera policies are known with group norms only")
+    if policy.get("obs_as_cond", True) is not True:
+        raise PolicyError("policy.obs_as_cond is not true: what cameras see cannot be in-painted here")
+    meta = needed(policy, "shape_meta")
+    described = meta.get("obs") if isinstance(meta, dict) else None
+    if not isinstance(described, dict):
+        raise PolicyError(f"policy.shape_meta in the config must have obs and action, got {short(meta)}")
+    # the public code joins inputs in the order of the config, as is done here
+    inputs = tuple(Input(name, _shape(name, about, ("low_dim", "rgb"))) for name, about in described.items())
+    encoder = _encoder(policy, inputs, shapes)
+    (action_dim,) = _shape("action", meta.get("action"), ("low_dim",))
+    sizes = {name: needed(policy, name) for name in ("horizon", "n_obs_steps", "n_action_steps")}
+    common = common_settings(config, record, policy, _CAMERA_POLICY, {**_CAMERA_NETWORK, **policy})
+    return DPTConfig(obs_dim=encoder.size, action_dim=action_dim, encoder=encoder, **sizes, **common)
+
+
+def common_settings(
+    config: Config,
+    record: Mapping[str, Any],
+    policy: Mapping[str, Any],
+    known: Collection[str],
+    network: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What both kinds of policy have in common: transformer, sampler, and what is kept of where a policy came from.
+
+    Args:
+        config: of the run.
+        record: what shall be kept besides the task's name.
+        policy: its branch of the policy.
+        known: what may stand there; all else is handed to the scheduler's step.
+        network: the settings of the transformer, among others.
+    """
     if policy.get("pred_action_steps_only", False) is not False:
         raise PolicyError("pred_action_steps_only: a policy that predicts executed actions alone is not known here")
-
-
-def network(branch: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The transformer's settings, as DPTConfig names them."""
-    found = {name: branch.get(name, default) for name, default in defaults.items()}
+    found = {name: network[name] for name in _NETWORK}
     if found["time_as_cond"] is False:
         found["n_cond_layers"] = 0  # there is nothing that they would encode
-    return found
-
-
-def origin(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of where a policy came from."""
     named = config.get("task.name", None)
     called = shortened(named, 200) if isinstance(named, str) else None
-    return {
+    return found | {
+        "sampler": read_sampler(policy, known),
         "task": TASKS.get(str(called)),
         "weights": "ema" if uses_ema(config) else "model",
         "training": {**record, "task": called},
@@ -168,64 +211,6 @@ def _class(target: Any) -> str:
 
 def _found(names: Mapping[str, str]) -> str:
     return ", ".join(f"{place} is {name}" for place, name in names.items() if name) or "the config names no policy"
-
-
-# -- camera policies (hybrid image policies)
-
-_CAMERA_NETWORK = {
-    **NETWORK,
-    "n_layer": 8,
-    "n_head": 4,
-    "n_emb": 256,
-    "causal_attn": True,
-    "p_drop_emb": 0.0,
-    "p_drop_attn": 0.3,
-}
-_CAMERA_POLICY = frozenset({
-    "shape_meta", "horizon", "n_action_steps", "n_obs_steps", "num_inference_steps", "noise_scheduler", "crop_shape",
-    "obs_encoder_group_norm", "eval_fixed_crop", "obs_as_cond", "pred_action_steps_only", *_CAMERA_NETWORK,
-})  # fmt: skip
-_TOLD = {"width": "backbone.nets.0.weight", "keypoints": "pool.nets.weight", "features": "nets.3.weight"}
-"""Sizes of a camera's network, and the tensor of it that has so many rows."""
-
-
-def camera_config(config: Config, record: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> DPTConfig:
-    """The config of a camera policy.
-
-    The public code leaves the sizes of the cameras' networks to a library's defaults: those are told by the tensors.
-
-    Args:
-        config: of the run.
-        record: what shall be kept of where it came from.
-        shapes: of the tensors, by name.
-    """
-    policy = branch_of(config, "policy")
-    check_predicts_all(policy)
-    if policy.get("obs_encoder_group_norm", False) is not True:
-        raise PolicyError("policy.obs_encoder_group_norm is not true: camera policies are known with group norms only")
-    if policy.get("obs_as_cond", True) is not True:
-        raise PolicyError("policy.obs_as_cond is not true: what cameras see cannot be in-painted here")
-    meta = needed(policy, "shape_meta")
-    described = meta.get("obs") if isinstance(meta, dict) else None
-    if not isinstance(described, dict):
-        raise PolicyError(f"policy.shape_meta in the config must have obs and action, got {short(meta)}")
-    encoder = _encoder(policy, tuple(_input(name, about) for name, about in described.items()), shapes)
-    (action_dim,) = _shape("action", meta.get("action"), ("low_dim",))
-    sizes = {name: needed(policy, name) for name in ("horizon", "n_obs_steps", "n_action_steps")}
-    return DPTConfig(
-        obs_dim=encoder.size,
-        action_dim=action_dim,
-        encoder=encoder,
-        sampler=read_sampler(policy, _CAMERA_POLICY),
-        **sizes,
-        **network(policy, _CAMERA_NETWORK),
-        **origin(config, record),
-    )
-
-
-def _input(name: str, about: Any) -> Input:
-    """A camera or numbers; the public code joins them in the order of the config, as we do."""
-    return Input(name, _shape(name, about, ("low_dim", "rgb")))
 
 
 def _shape(name: str, about: Any, kinds: tuple[str, ...]) -> tuple[int, ...]:

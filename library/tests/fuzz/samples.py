@@ -305,6 +305,7 @@ SAMPLES = {
             "LeRobot statistics",
             "tuning",
             "tuning state",
+            "losses",
             "distances",
             "stored result",
             "benchmark",

@@ -28,7 +28,7 @@ def losses_document(data: LossData) -> Document:
         ]
         for row in sorted(data.rows, key=lambda row: (row.task, -row.difference.mean))
     ]
-    beyond, rough = model.weights
+    beyond, root, rough = model.weights
     return Document(
         "How losses are predicted",
         (
@@ -37,7 +37,8 @@ def losses_document(data: LossData) -> Document:
                 f"observations, {data.samples} chunks each. Made by `blockcache paper losses docs/generated/records/*`."
             ),
             Paragraph(
-                f"Predicted loss: {beyond:.3f} x energy beyond spread + {rough:.3f} x root of the added roughness; "
+                f"Predicted loss: {beyond:.3f} x energy beyond spread + {root:.3f} x its root + {rough:.3f} x root of the added "
+                "roughness; "
                 f"bound ({CERTAINTY:.0%}): {model.factor:.2f} x (prediction + {FLOOR})."
             ),
             Paragraph(

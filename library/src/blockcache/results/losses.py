@@ -26,6 +26,8 @@ from blockcache.measure.statistics import Estimate
 
 LEAST_TASKS = 3
 """Tasks that tell methods apart: with fewer, nothing can be left out and still leave something to learn from."""
+LEAST_LOST = 3
+"""Methods whose whole interval lies below 0, so that a task is known to tell: one of twenty does so by chance."""
 CERTAINTY = 0.9
 FLOOR = 0.015
 """Added to a prediction before it is multiplied: what no feature sees costs a little, too."""
@@ -70,11 +72,19 @@ class LossData(JsonFile):
 
     @cached_property
     def told(self) -> dict[str, list[LossRow]]:
-        """The rows of the tasks that tell methods apart: at least one method's interval lies below 0 as a whole."""
+        """The rows of the tasks that tell methods apart; data with too few such tasks are refused."""
         tasks: dict[str, list[LossRow]] = {}
         for row in self.rows:
             tasks.setdefault(row.task, []).append(row)
-        return {task: rows for task, rows in tasks.items() if any(row.difference.high < 0 for row in rows)}
+        told = {
+            task: rows for task, rows in tasks.items() if sum(row.difference.high < 0 for row in rows) >= LEAST_LOST
+        }
+        if len(told) < LEAST_TASKS:
+            raise LossDataError(
+                f"a prediction of losses needs {LEAST_TASKS} tasks that tell methods apart, got {len(told)}"
+                f" ({', '.join(told) or 'none'}); roll out more methods, or tasks that forgive less"
+            )
+        return told
 
     @cached_property
     def model(self) -> LossModel:
@@ -128,11 +138,6 @@ class LossModel:
     """
 
     def __init__(self, data: LossData, tasks: Sequence[str]) -> None:
-        if len(tasks) < LEAST_TASKS:
-            raise LossDataError(
-                f"a prediction of losses needs {LEAST_TASKS} tasks that tell methods apart, got {len(tasks)}"
-                f" ({', '.join(tasks) or 'none'}); roll out more methods, or tasks that forgive less"
-            )
         self.rows = {task: data.told[task] for task in tasks}
         self.weights = _fitted(self.rows)
         # each task by the weights of the others: what is left over is as for a task that nobody has seen
@@ -206,8 +211,9 @@ def predict_loss(features: ActionFeatures, family: str, actions: int) -> Predict
 
 
 def _term(features: ActionFeatures) -> NDArray[np.float64]:
-    """What a loss is a weighted sum of. Roughness costs most where it begins, so its root counts."""
-    return np.array([max(0.0, features.beyond_spread), math.sqrt(max(0.0, features.rougher))])
+    """What a loss is a weighted sum of. Both cost most where they begin, so their roots count."""
+    beyond, rougher = max(0.0, features.beyond_spread), max(0.0, features.rougher)
+    return np.array([beyond, math.sqrt(beyond), math.sqrt(rougher)])
 
 
 def _terms(rows: Sequence[LossRow]) -> NDArray[np.float64]:

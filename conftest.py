@@ -1,8 +1,10 @@
 """Small random policies, so that a whole generation takes milliseconds; verbs and the toy task within this process."""
 
 import json
+import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -263,3 +265,12 @@ def reference(make_policy, tmp_path_factory):
 def results(reference, tmp_path):
     (tmp_path / "reference.json").write_bytes(reference)
     return Results.load(tmp_path / "reference.json")
+
+
+@pytest.fixture
+def clip(monkeypatch):
+    """CLIP's encoders: those of transformers where it is installed, else ones that give the same."""
+    if find_spec("transformers") is None:
+        import small_clip
+
+        monkeypatch.setitem(sys.modules, "transformers", small_clip.stand_in())

@@ -17,6 +17,8 @@ HOUSES = {"runtime": "blockcache_runtime", "library": "blockcache", "laboratory"
 """Folder and package, in the order in which they may import one another."""
 PACKAGES = tuple(HOUSES.values())
 RUNTIME_NEEDS = {"numpy", "onnxruntime"}
+RUNTIME_EXTRAS = {"serve": {"websockets", "msgpack", "PIL"}}
+"""By room: what only that room may import, of an extra, or if it happens to be there."""
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 HEADER = ["room", "holds", "knows nothing of"]
 LAZY = ("cli", "__init__")
@@ -155,7 +157,12 @@ def _complaint(one, package, room, rank, unknown):
         return f"; write {package}... in full"
     if top in PACKAGES and PACKAGES.index(top) > PACKAGES.index(package):
         return f", which is of a house behind {package}"
-    if package == PACKAGES[0] and top not in {package, *RUNTIME_NEEDS, *sys.stdlib_module_names}:
+    if package == PACKAGES[0] and top not in {
+        package,
+        *RUNTIME_NEEDS,
+        *RUNTIME_EXTRAS.get(room, ()),
+        *sys.stdlib_module_names,
+    }:
         return ", which a robot does not have"
     if room in LAZY and not one.at_import:
         return ""

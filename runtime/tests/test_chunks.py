@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 
-from blockcache_runtime.chunks import ChunkTimeline, Counters, Previous, check_horizon, prefix_weights
-from blockcache_runtime.errors import EngineError
+from blockcache_runtime.chunks import (
+    EXECUTION_HORIZON,
+    LATENCY,
+    PREVIOUS_CHUNK,
+    ChunkTimeline,
+    Counters,
+    Previous,
+    check_horizon,
+    prefix_weights,
+)
+from blockcache_runtime.errors import EngineError, ObservationError
 
 
 def chunk_of(tick, length=9):
@@ -114,6 +123,11 @@ def test_one_chunk_is_asked_for_at_a_time():
         ChunkTimeline(0)
 
 
+def weights(previous, batch, count=5):
+    told = previous.inputs(batch, count, 1)
+    return prefix_weights(told[LATENCY], told[EXECUTION_HORIZON], count)
+
+
 @pytest.mark.parametrize(
     ("delay", "overlap", "expected"),
     [
@@ -126,14 +140,14 @@ def test_one_chunk_is_asked_for_at_a_time():
     ],
 )
 def test_weights_are_one_for_what_is_committed_and_fall_over_the_overlap(delay, overlap, expected):
-    found = Previous(np.zeros((3, 1)) if delay == 9 else np.zeros((5, 1)), delay, overlap).weights(5)
+    found = weights(Previous(np.zeros((3, 1)) if delay == 9 else np.zeros((5, 1)), delay, overlap), 1)[0]
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_each_of_a_batch_has_its_own_delay():
-    found = Previous(np.zeros((2, 4, 1)), np.array([0, 3]), 0).weights(4)
-    assert found.tolist() == [[0, 0, 0, 0], [1, 1, 1, 0]]
+    found = weights(Previous(np.zeros((2, 4, 1)), np.array([0, 3]), 0), 2)
+    assert found.tolist() == [[0, 0, 0, 0, 0], [1, 1, 1, 0, 0]]
     assert prefix_weights(np.array([1.0, 2.0]), np.array([1.0, 2.0]), 2).tolist() == [[1, 0], [1, 1]]
 
 
@@ -159,3 +173,28 @@ def test_an_overlap_too_short_for_the_delay_is_refused_with_the_horizon_that_wou
     timeline = ChunkTimeline(replan)
     play(timeline, [delay], 60)
     assert timeline.counters.held > 0 or replan > 9
+
+
+def test_what_is_known_of_the_chunk_before_fills_the_new_one():
+    told = Previous(np.array([[1.0, 2], [3, 4]]), 1).inputs(2, 4, 2)
+    assert told[PREVIOUS_CHUNK].tolist() == [[[1, 2], [3, 4], [3, 4], [3, 4]]] * 2
+    assert told[LATENCY].tolist() == told[EXECUTION_HORIZON].tolist() == [1, 1]
+    assert {array.dtype for array in told.values()} == {np.dtype(np.float32)}
+    assert Previous(np.zeros((9, 1)), 9, 9).inputs(1, 3, 1)[LATENCY].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("previous", "said"),
+    [
+        (Previous(np.zeros((3, 2)), 1), r"have shape \(3, 2\), expected \(n, 1\) or \(2, n, 1\)"),
+        (Previous(np.zeros((3, 4, 1)), 1), "expected"),
+        (Previous(np.zeros((0, 1)), 1), "n >= 1"),
+        (Previous(np.full((3, 1), np.nan), 1), "NaN"),
+        (Previous(np.zeros((3, 1)), -1), "0 or more, got -1"),
+        (Previous(np.zeros((3, 1)), np.array([1, 2, 3])), "one for each of 2 chunks"),
+        (Previous(np.zeros((3, 1)), 1, np.inf), "got 1 and inf"),
+    ],
+)
+def test_a_chunk_before_that_means_nothing_is_refused(previous, said):
+    with pytest.raises(ObservationError, match=said):
+        previous.inputs(2, 5, 1)

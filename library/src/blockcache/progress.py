@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
 from tqdm import tqdm
 
 T = TypeVar("T")
+_watcher: ContextVar[Callable[[], object] | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watched(watcher: Callable[[], object]) -> Iterator[None]:
+    """Inside, every step of every bar, drawn or not, calls the watcher: it can tell people of long work, or end it.
+
+    Args:
+        watcher: Called before each step; what it raises ends the work.
+    """
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            _step()
+            yield item
+
+    def update(self, n: float | None = 1) -> bool | None:
+        _step()
+        return super().update(n)
+
+
+def _step() -> None:
+    if (watcher := _watcher.get()) is not None:
+        watcher()
 
 
 @overload
@@ -23,4 +56,4 @@ def progress_bar(
     desc     the words before it
     disable  no bar at all
     """
-    return tqdm(items, desc, disable=disable or None, **settings)
+    return _Bar(items, desc, disable=disable or None, **settings)

@@ -74,11 +74,8 @@ class Nudged(Generation):
 def finite_difference(port, obs, step, block, direction, size=1e-5):
     found = []
     for sign in (1, -1):
-        patches = attach(port, lambda sign=sign: Nudged(step, block, sign * size * direction))
-        try:
+        with attach(port, lambda sign=sign: Nudged(step, block, sign * size * direction)):
             found.append(act(port, obs))
-        finally:
-            patches.remove()
     return (found[0] - found[1]) / (2 * size)
 
 

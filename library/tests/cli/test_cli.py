@@ -66,10 +66,11 @@ def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
         "check",
         "eval",
         "report",
+        "serve",
     ]
     assert verbs.cli.list_commands(TOP) == [*verbs.cli.verbs, "policy", "analyse", "paper"]
     assert list(verbs.policy.verbs) == ["convert", "observe", "place", "fit"]
-    assert verbs.policy.list_commands(CONTEXTS["policy"]) == [*verbs.policy.verbs, "demonstrate", "train"]
+    assert verbs.policy.list_commands(CONTEXTS["policy"]) == [*verbs.policy.verbs, "demonstrate", "replay", "train"]
     assert list(paper.verbs) == [
         "suite",
         "timing",
@@ -104,7 +105,7 @@ def test_one_word_means_one_thing_in_every_verb():
         "policy place",
         "policy fit",
     }
-    assert set(seen["first_seed"]) == {"eval", "policy demonstrate", "policy observe"}
+    assert set(seen["first_seed"]) == {"eval", "policy demonstrate", "policy observe", "policy replay"}
     assert not any("docs" in str(found.default) for found in seen["output"].values())
 
 

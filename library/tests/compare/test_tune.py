@@ -1,9 +1,10 @@
 """Tuning: what is chosen among points, what is looked at, how it goes on after a kill, and what it writes."""
 
 import math
+import re
 import tempfile
+from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import blockcache as bc
 import foreign_policy
 from blockcache.compare import block_times, trials, tuner
+from blockcache.compare.candidates import Running
 from blockcache.compare.dealing import deal
 from blockcache.errors import FileError, ObservationError
 from blockcache.measure.distance import Distances
@@ -177,6 +179,8 @@ class Predicted:
     def __init__(self, lossless_from, ms_a_step):
         self.asked, self.lossless_from, self.ms = [], lossless_from, ms_a_step
 
+    first_samples = 12
+
     def measure(self, methods, samples):
         steps = methods[0].sampler.steps
         self.asked.append(steps)
@@ -216,12 +220,15 @@ class Sobering:
     """Looks that find in the long run what `really` says, and note who was looked at."""
 
     def __init__(self, really, rounds=9):
-        self.really, self.asked, self.limit = really, [], SimpleNamespace(over=False)
-        self.rounds = rounds
+        self.really, self.asked, self.rounds = really, [], rounds
 
-    def measure(self, methods, samples, *, even_late):
-        self.asked.append((methods, even_late))
-        self.limit.over = len(self.asked) >= self.rounds
+    def final_samples(self, count):
+        return 48
+
+    def measure(self, methods, samples, share):
+        if len(self.asked) == self.rounds:  # the time is up
+            return []
+        self.asked.append((methods, samples))
         names = [method.name for method in methods]
         return [point(name, loss=self.really[name]) for name in names if name in self.really]
 
@@ -242,7 +249,7 @@ def test_where_a_glance_was_too_kind_the_next_ones_are_looked_at(good_from, roun
     seen = Sobering({f"m{n}": 0.0 if n >= good_from else 0.5 for n in range(12)}, rounds)
     found = tuner.try_finalists(seen, GLANCED, Goal(loss=0.03))
     assert list(found) == [f"m{n}" for n in range(looked)]
-    assert [even_late for _, even_late in seen.asked] == [True] + [False] * (len(seen.asked) - 1)
+    assert {samples for _, samples in seen.asked} == {48}
 
 
 def test_what_seemed_to_miss_the_goal_is_not_looked_at_for_want_of_better():
@@ -271,10 +278,10 @@ def test_no_observation_serves_two_purposes():
 def small(monkeypatch):
     for name, value in {
         "STEPS": (4, 3), "CHOSEN_STEPS": (), "OWN_BUDGETS": (0.9, 0.8, 0.7, 0.6), "BUDGETS": (0.7,),
-        "FIRST_SAMPLES": 4, "FINAL_SAMPLES": 6,
         "FINALISTS": 4,
     }.items():  # fmt: skip
         monkeypatch.setattr(tuner, name, value)
+    monkeypatch.setattr(trials, "FIRST_SAMPLES", 4)
     monkeypatch.setattr(trials, "FINAL_SAMPLES", 6)
     monkeypatch.setattr(trials, "cores", lambda: 1)  # more threads take their time on a machine that others use too
     monkeypatch.setattr(trials, "FIRST_CALLS", 1)
@@ -287,7 +294,7 @@ def run(small, tmp_path):
     def go(policy, **changes):
         wanted = {} if "deadline_ms" in changes else {"loss": 0.5}
         seen = changes.pop("observations", OBS)
-        settings = {"state": tmp_path / "state", "engine": "loop", "progress": False} | wanted | changes
+        settings = {"state": tmp_path / "state", "engine": "loop", "rate_hz": 1e4, "progress": False} | wanted | changes
         return tuner.tune(policy, seen, **settings)
 
     return go
@@ -338,45 +345,120 @@ def test_every_point_gets_its_fastest_engine_and_threads(policy, run, monkeypatc
     assert found.plain_ms == 5.0
 
 
-def test_a_tuning_goes_on_where_it_was_killed(policy, run, monkeypatch):
-    seen, measured = [], trials.Trials._measured
+def test_a_tuning_goes_on_where_it_was_killed(policy, run, monkeypatch, tmp_path):
+    drawn, seed_of = [], trials.pass_seed
 
-    def killed(self, candidate, samples):
-        if len(seen) == 3:
+    def counted(*place):
+        if len(drawn) == killed_at:
             raise KeyboardInterrupt
-        seen.append(candidate)
-        return measured(self, candidate, samples)
+        drawn.append(place)
+        return seed_of(*place)
 
-    monkeypatch.setattr(trials.Trials, "_measured", killed)
+    monkeypatch.setattr(trials, "pass_seed", counted)
+    monkeypatch.setattr(tuner, "FINALISTS", 99)  # all: which ones are promising depends on times, as do budgets
+    monkeypatch.setattr(trials.Trials, "_block_costs", lambda self: dict.fromkeys(BLOCKS, 1.0))
+    killed_at = None
+    whole = run(policy, state=tmp_path / "another").tuning
+    total = len(drawn)
+    drawn.clear()
+    killed_at = 7  # in the middle of the second method's cloud
     with pytest.raises(KeyboardInterrupt):
         run(policy)
-    monkeypatch.setattr(trials.Trials, "_measured", measured)
-    resumed, again = run(policy).tuning, []
-    monkeypatch.setattr(trials.Trials, "_measured", lambda *what: again.append(what) or measured(*what))
-    assert {one.method: one.distances for one in run(policy).tuning.points} == {
-        one.method: one.distances for one in resumed.points
-    }
-    assert again == []
+    killed_at = None
+    resumed = run(policy).tuning
+    found = {one.method: one.distances for one in resumed.points}
+    assert found == {one.method: one.distances for one in whole.points}
+    assert len(drawn) == total  # no chunk was drawn twice
+    run(policy)
+    assert len(drawn) == total
 
 
 def test_what_cannot_be_made_is_noted_and_the_rest_goes_on(policy, run, monkeypatch):
-    measured = trials.Trials._measured
+    cloud = trials.Trials._cloud
 
-    def broken(self, candidate, samples):
+    def broken(self, candidate, *more):
         if candidate.sampler is not None:
             raise bc.BlockcacheError("no such luck")
-        return measured(self, candidate, samples)
+        return cloud(self, candidate, *more)
 
-    monkeypatch.setattr(trials.Trials, "_measured", broken)
+    monkeypatch.setattr(trials.Trials, "_cloud", broken)
     found = run(policy).tuning
     assert any("ddpm-4 was left out: BlockcacheError: no such luck" in note for note in found.notes)
     assert {one.method.partition(":")[0] for one in found.points} <= {"full", "action"}
 
 
-def test_when_the_time_is_up_nothing_new_is_begun(policy, run, monkeypatch):
-    monkeypatch.setattr(trials.TimeLimit, "over", property(lambda self: True))
-    with pytest.raises(TuningError, match="no method could be tried: not tried, as the time was up: full, ddpm-4"):
-        run(policy)
+class SlowPolicy:
+    """A clock that only moves while actions are drawn or timed, or an engine is opened: each takes what it is said to."""
+
+    def __init__(self, monkeypatch, chunk, opening):
+        self.now, self.chunk, self.told = 1000.0, chunk, []
+        monkeypatch.setattr("blockcache.compare.time_box.time", self)
+        monkeypatch.setattr(trials, "time", self)
+        monkeypatch.setattr("blockcache.measure.latency.time", self)
+        act, opened, clock = Running.act, trials.running, self
+
+        def acted(running, obs, seed):
+            clock.sleep(chunk * len(obs) * len(running.port.timesteps) / 6)
+            return act(running, obs, seed)
+
+        @contextmanager
+        def open_engine(port, candidate):
+            clock.sleep(opening)
+            with opened(port, candidate) as fast:
+                yield fast
+
+        def timed(running, obs):
+            return lambda: clock.sleep(chunk * len(running.port.timesteps) / 6)
+
+        monkeypatch.setattr(Running, "act", acted)
+        monkeypatch.setattr(Running, "timed", timed)
+        monkeypatch.setattr(trials, "running", open_engine)
+        monkeypatch.setattr(trials.Trials, "_block_costs", lambda self: dict.fromkeys(BLOCKS, 1.0))
+
+    def monotonic(self):
+        return self.now
+
+    perf_counter = monotonic
+
+    def sleep(self, seconds):
+        self.now += max(0.0, seconds)
+
+
+@pytest.mark.parametrize("minutes", [0.2, 1, 10])
+@pytest.mark.parametrize("chunk", [0.0003, 0.01, 0.1, 1.0])
+def test_the_time_is_kept_and_something_comes_of_it(policy, run, monkeypatch, minutes, chunk):
+    clock = SlowPolicy(monkeypatch, chunk, opening=0.1)
+    began, needed = clock.now, None
+    try:
+        found = run(policy, minutes=minutes, rate_hz=10).tuning
+    except TuningError as error:
+        assert chunk * 8 * 4 > 0.2 * 60 * minutes  # not even eight states with four chunks each
+        needed = float(re.fullmatch(r"nothing was tried: .* give it ([\d.]+) minutes .*", str(error))[1])
+    else:
+        assert {"full"} < {one.method for one in found.points}
+        assert found.setting["rate_hz"] == 10
+    assert clock.now - began <= 1.1 * 60 * minutes
+    if needed is not None:
+        began = clock.now
+        found = run(policy, minutes=needed, rate_hz=10).tuning  # what it was told to do helps
+        assert len(found.points) > 1
+        assert clock.now - began <= 1.1 * 60 * needed
+
+
+def test_more_minutes_know_more_of_the_same(policy, run, monkeypatch):
+    SlowPolicy(monkeypatch, 0.3, opening=0.1)
+    short, longer = (run(policy, minutes=minutes).tuning for minutes in (0.8, 20))
+    assert 8 * 4 <= short.chosen.chunks < longer.chosen.chunks == 6 * 10
+    assert any("not tried, as the time was up: " in note and "with more minutes" in note for note in short.notes)
+    assert longer.notes == ()
+
+
+def test_where_there_is_no_terminal_a_line_is_written_now_and_then(policy, run, monkeypatch, capsys):
+    SlowPolicy(monkeypatch, 0.5, opening=0.1)
+    run(policy, minutes=3, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert 3 <= len(lines) <= 3 * 60 / 15
+    assert all(re.fullmatch(r"\d+ of 180 s: (\S+)", line) for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 import blockcache as bc
 import foreign_policy
 import toy_family
+from blockcache.attach import patching
 from blockcache.attach.patching import Replacement
 from blockcache.engines import whole_loop
 from blockcache.errors import PolicyError
@@ -91,7 +92,7 @@ def test_disable_waits_for_a_generation_of_another_thread(policy, fast, halfway,
 
     def disable_meanwhile():
         seen.append(Caller(fast.disable))
-        until(lambda: fast._attached.patches._gate._paused)
+        until(lambda: fast._patches._removing.locked())
         seen.append(fast.enabled)
 
     halfway.append(disable_meanwhile)
@@ -103,9 +104,10 @@ def test_disable_waits_for_a_generation_of_another_thread(policy, fast, halfway,
     assert not torch.equal(run(policy, observe()), expected)
 
 
-def test_who_calls_while_it_is_disabled_gets_the_policy_as_it_was(policy, fast, halfway, observe, run):
+def test_who_calls_while_it_is_disabled_gets_the_policy_as_it_was(policy, fast, halfway, observe, run, monkeypatch):
     accelerated, callers = run(policy, observe()), []
-    waiting = fast._attached.patches._gate._changed._waiters
+    waiting, wait = set(), patching._wait
+    monkeypatch.setattr(patching, "_wait", lambda: waiting.add(threading.get_ident()) or wait())
 
     def meanwhile():
         callers.append(Caller(fast.disable))
@@ -143,11 +145,11 @@ def test_disabling_within_a_generation_is_refused(policy, fast, halfway, observe
 
 def test_two_may_disable_at_once(policy, fast, halfway, observe, run):
     callers = []
-    waiting = fast._attached.patches._gate._changed._waiters
 
     def disable_twice():
         callers.extend(Caller(fast.disable) for _ in range(2))
-        until(lambda: len(waiting) == 2)
+        until(fast._patches._removing.locked)
+        time.sleep(0.05)  # one of them waits for the generation, and the other for that one
 
     halfway.append(disable_twice)
     run(policy, observe())
@@ -181,8 +183,8 @@ def test_a_calibration_waits_too(policy, observe, run):
     policy.model.head.register_forward_hook(wait_in_another_thread)
     calibration = Caller(lambda: bc.calibrate(policy, observations(), progress=False))
     assert begun.wait(60)
-    running = vars(policy)["predict_action"].patches._gate
-    until(lambda: running._paused)
+    running = vars(policy)["predict_action"].patches
+    until(running._removing.locked)
     go_on.set()
     assert torch.equal(callers[0].result(), plain)
     assert calibration.result().generations == 1

@@ -118,11 +118,16 @@ def _operations(pickled: bytes, chance: random.Random) -> Mutated:
         place = chance.choice(numbers)
         pieces[place] = b"J" + struct.pack("<i", chance.choice([*ODD_NUMBERS, chance.randrange(100)]))
     elif way == "many":
-        pieces.insert(place, chance.choice([b"N0", b"]0", b"}0", b"N(", b")0"]) * chance.choice([10, 1_000, 100_000]))
+        pieces.insert(place, chance.choice([b"N0", b"]0", b"}0", b"N(", b")0"]) * _amount(chance, 10, 1_000))
     else:
-        depth = chance.choice([50, 5_000, 100_000])
+        depth = _amount(chance, 50, 5_000)
         pieces.insert(place, chance.choice([b"]" * depth + b"a" * (depth - 1), b")" + b"\x85" * depth]) + b"0")
     return b"".join(pieces), f"operation {place} of {len(pieces)}: {way}"
+
+
+def _amount(chance: random.Random, *usual: int) -> int:
+    """So many times; seldom so often that reading it takes a hundred times as long as any other file."""
+    return 100_000 if chance.random() < 0.05 else chance.choice(usual)
 
 
 def _text(pickled: bytes, chance: random.Random) -> Mutated:

@@ -1,9 +1,16 @@
 """The harness itself: what it must notice, that a case can be repeated, and that its reference is one."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from file_formats import EXAMPLES
+from repository import ROOT
 
+from . import __main__ as command_line
 from .mutations import MUTATIONS
 from .running import Plan, Runner, damaged
 from .samples import SAMPLES
@@ -60,3 +67,26 @@ def test_a_case_is_the_same_file_every_time_and_another_one_with_another_seed(tm
     assert all(data != whole[name] for name, data, _ in cases[0])
     assert {name for name, _, _ in cases[0]} == set(whole)
     assert set(MUTATIONS) >= {".json", ".safetensors", ".npz", ".onnx"}
+
+
+def test_make_fuzz_runs_as_it_is_written_in_the_makefile(tmp_path):
+    """With nothing else on the path than what stands there: pytest's own settings would hide what is missing."""
+    (recipe,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if " -m fuzz " in line]
+    path, interpreter, *words = recipe.split()
+    assert (interpreter, words[:3]) == ("$(PYTHON)", ["-m", "fuzz", "--output"])
+    few = ["--format", "sampler", "--format", "schedule", "--cases", "30"]
+    command = [sys.executable, *words[:3], str(tmp_path / "fuzz.json"), *few]
+    environment = {**os.environ, **dict([path.split("=")])}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "fuzz.json").read_text())
+    assert {name: item["cases"] for name, item in found["formats"].items()} == {"sampler": 30, "schedule": 30}
+    assert found["findings"] == []
+
+
+def test_formats_are_run_in_parts_and_every_case_once(monkeypatch):
+    monkeypatch.setattr(command_line, "PART", 20)
+    found = command_line.all_files(["sampler"], 0, 50)["sampler"]
+    with Runner() as runner:
+        whole = runner.run(Plan("sampler", 0, 0, 50))
+    assert (found["cases"], found["loaded"], found["wrong"]) == (50, whole.loaded, 0)

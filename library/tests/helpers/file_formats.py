@@ -396,8 +396,8 @@ def write_rdt_size(directory: Path) -> Path:
 
 
 def rdt() -> RDTPolicy:
-    sizes = dict.fromkeys(("action_dim", "horizon", "n_action_steps", "depth", "img_cond_len", "max_lang_cond_len"), 2)
-    return RDTPolicy.random(RDTConfig(**sizes, hidden_size=4, num_heads=2, lang_token_dim=2, img_token_dim=2))
+    sizes = dict.fromkeys(("action_dim", "horizon", "n_action_steps", "img_cond_len", "max_lang_cond_len"), 2)
+    return RDTPolicy.random(RDTConfig(**sizes, depth=1, hidden_size=4, num_heads=2, lang_token_dim=2, img_token_dim=2))
 
 
 def write_rdt(file: str, directory: Path) -> Path:

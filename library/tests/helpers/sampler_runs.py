@@ -32,6 +32,9 @@ class NumpyArithmetic:
     def clip(self, value, limit):
         return np.clip(value, -limit, limit)
 
+    def mul(self, a, b):
+        return a * b
+
 
 def tolerance_of(config):
     if isinstance(config, SDEDPMSolver):

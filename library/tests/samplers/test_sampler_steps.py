@@ -16,6 +16,8 @@ from blockcache.samplers import (
     Coefficients,
     DPMSolver,
     Euler,
+    Fitted,
+    Guide,
     SamplerTable,
     SDEDPMSolver,
     step,
@@ -215,3 +217,64 @@ def test_a_perfect_flow_is_followed_to_its_clean_sample():
     _, samples, cleans, _ = run_table(Euler(num_inference_steps=4), lambda x, t: clean - noise)
     np.testing.assert_allclose(samples[-1], clean, rtol=0, atol=1e-12)
     np.testing.assert_allclose(cleans, np.broadcast_to(clean, (4, *SHAPE)), rtol=0, atol=1e-12)
+
+
+# -- a chunk that is told of the one before
+
+GUIDED = [
+    DDPM(num_inference_steps=7),
+    DDIM(num_inference_steps=7),
+    DDIM(num_inference_steps=7, eta=0.5, prediction_type="v_prediction"),
+    DDIM(num_inference_steps=7, prediction_type="sample", clip_sample=False),
+    DPMSolver(num_inference_steps=7, beta_schedule="linear"),
+    SDEDPMSolver(num_inference_steps=7, beta_schedule="linear"),
+    Fitted.of(DDPM(timesteps=(90, 50, 20, 3))),
+    Euler(num_inference_steps=7),
+]
+
+
+def run_guided(config, weights, old, model):
+    made, rng = table(config), np.random.default_rng(4)
+    x, x0 = initial_noise(), None
+    guide = None if weights is None else Guide(weights, 1 - weights, weights * old)
+    for k in range(made.steps):
+        noise = rng.normal(size=SHAPE) if made.draws[k] else None
+        x, x0 = step(NumpyArithmetic(), made.at(k), x, model(x, made.timesteps[k]), x0, noise, guide)
+    return x
+
+
+@pytest.mark.parametrize("config", GUIDED, ids=lambda config: config.type)
+def test_where_the_pull_is_one_a_generation_ends_at_the_old_chunk_and_elsewhere_it_is_free(config):
+    """Row by row: the made-up network mixes the numbers of a row, not the rows."""
+    old = np.random.default_rng(5).uniform(-0.9, 0.9, SHAPE)
+    weights = np.zeros((*SHAPE[:-1], 1))
+    weights[..., :2, :] = 1.0
+    found, free = run_guided(config, weights, old, denoiser()), run_guided(config, None, old, denoiser())
+    np.testing.assert_allclose(found[..., :2, :], old[..., :2, :], atol=1e-9)
+    np.testing.assert_allclose(found[..., 2:, :], free[..., 2:, :], atol=1e-12)
+    np.testing.assert_array_equal(run_guided(config, 0 * weights, old, denoiser()), free)
+
+
+@pytest.mark.parametrize("config", GUIDED, ids=lambda config: config.type)
+def test_a_network_that_knows_the_old_chunk_is_not_disturbed_by_being_told(config):
+    """It gives the output that makes x0 the old chunk; then eps is the one that leads there, and every pull is the same."""
+    old, made = np.random.default_rng(6).uniform(-0.9, 0.9, SHAPE), table(config)
+    rows = {time: made.at(k) for k, time in enumerate(made.timesteps)}
+
+    def knowing(x, t):
+        return (old - rows[t].x0_x * x) / rows[t].x0_out
+
+    for weight in (0.3, 1.0):
+        weights = np.full((*SHAPE[:-1], 1), weight)
+        found = run_guided(config, weights, old, knowing)
+        np.testing.assert_allclose(found, run_guided(config, None, old, knowing), atol=1e-9)
+
+
+def test_a_guided_step_in_numbers():
+    at = Coefficients(a=2.0, b=3.0, e=5.0, x0_x=0.5, x0_out=0.25, eps_x=1.0, eps_out=-1.0, clip=1.0)
+    x, out, old, pull = np.array([2.0]), np.array([8.0]), np.array([-1.0]), np.array([0.25])
+    # x0 = clip(0.5 * 2 + 0.25 * 8) = 1, blended 0.75 * 1 - 0.25; eps = 2 - 8 = -6; the eps that leads to x0 = -1 needs
+    # the output (-1 - 0.5 * 2) / 0.25 = -8, so it is 2 + 8 = 10, blended 0.75 * -6 + 0.25 * 10
+    found, x0 = step(NumpyArithmetic(), at, x, out, None, None, Guide(pull, 1 - pull, pull * old))
+    assert x0.tolist() == [0.5]
+    assert found.tolist() == [2 * 2 + 3 * 0.5 + 5 * -2.0]

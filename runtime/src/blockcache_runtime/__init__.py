@@ -12,10 +12,18 @@ from blockcache_runtime._version import __version__
 if TYPE_CHECKING:
     from blockcache_runtime.export import ExportedPolicy, open_export
     from blockcache_runtime.history import History
+    from blockcache_runtime.observation_log import ObservationLog
+    from blockcache_runtime.player import Player
 
-__all__ = ["ExportedPolicy", "History", "__version__", "open_export"]
+__all__ = ["ExportedPolicy", "History", "ObservationLog", "Player", "__version__", "open_export"]
 
-_HOMES = {"ExportedPolicy": "export", "History": "history", "open_export": "export"}
+_HOMES = {
+    "ExportedPolicy": "export",
+    "History": "history",
+    "ObservationLog": "observation_log",
+    "Player": "player",
+    "open_export": "export",
+}
 
 
 def __getattr__(name: str) -> Any:

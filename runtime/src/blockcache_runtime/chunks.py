@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockcache_runtime.errors import EngineError
+from blockcache_runtime.checks import read_array
+from blockcache_runtime.errors import EngineError, ObservationError, short
 
 Array = npt.NDArray[Any]
 REMEMBERED = 8
 """Delays that the next one is estimated from."""
+TOLD = PREVIOUS_CHUNK, LATENCY, EXECUTION_HORIZON = "rtc_prev_action_chunk", "rtc_latency", "rtc_execution_horizon"
+"""Inputs of an export that can be told of the chunk before: actions in robot units (B, n, A), `delay` and `overlap` (B,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +40,36 @@ class Previous:
     delay: Any
     overlap: Any = 0
 
-    def weights(self, count: int) -> Array:
-        """How much of each of the first `count` actions is taken from the old chunk, (count,) or (B, count)."""
-        known = np.shape(self.actions)[-2]
-        delay, overlap = (
-            np.minimum(np.asarray(value, dtype=np.float32), known) for value in (self.delay, self.overlap)
-        )
-        return prefix_weights(delay, np.maximum(delay, overlap), count)
+    def inputs(self, batch: int, actions: int, size: int) -> dict[str, Array]:
+        """What a graph or an engine takes, float32, under the names that exports use.
+
+        Args:
+            batch: Chunks that are made at once.
+            actions: Of a new chunk, from the one that is due when it is asked for.
+            size: Numbers of an action.
+        """
+        known = read_array(self.actions, "the previous actions")
+        alike = known.ndim == 2 or (known.ndim == 3 and len(known) == batch)
+        if not alike or known.shape[-1] != size or not known.shape[-2]:
+            raise ObservationError(
+                f"the previous actions have shape {known.shape}, expected (n, {size}) or ({batch}, n, {size}), n >= 1"
+            )
+        known = np.broadcast_to(known, (batch, *known.shape[-2:]))[:, :actions]
+        count = known.shape[1]
+        try:
+            delay, overlap = (np.broadcast_to(np.float32(value), (batch,)) for value in (self.delay, self.overlap))
+        except (TypeError, ValueError) as error:
+            raise ObservationError(f"delay and overlap are numbers, or one for each of {batch} chunks") from error
+        if not (np.isfinite(delay) & np.isfinite(overlap) & (delay >= 0)).all():
+            raise ObservationError(
+                f"delay and overlap are 0 or more, got {short(self.delay)} and {short(self.overlap)}"
+            )
+        delay = np.minimum(delay, count)
+        return {
+            PREVIOUS_CHUNK: np.concatenate([known, np.repeat(known[:, -1:], actions - count, axis=1)], axis=1),
+            LATENCY: delay,
+            EXECUTION_HORIZON: np.clip(overlap, delay, count),
+        }
 
 
 def prefix_weights(delay: Array, overlap: Array, count: int) -> Array:

@@ -15,6 +15,7 @@ import numpy as np
 
 from blockcache_runtime.atomic import PathLike
 from blockcache_runtime.checks import Array, check_generation, largest, read_array, read_frames, shape_text
+from blockcache_runtime.chunks import PREVIOUS_CHUNK, TOLD, Previous
 from blockcache_runtime.errors import ObservationError
 from blockcache_runtime.session import EARLIER_FEATURES, Encoder, load_export, load_output, run_session
 
@@ -59,7 +60,7 @@ class ExportedPolicy:
         self.sizes: dict[str, list[Any]] = _sizes(loaded.session.get_inputs(), loaded.encoder)
         """The shape of each input; the batch is the word "batch"."""
         self._outputs = {item.name: item.shape for item in loaded.session.get_outputs()}
-        self._observed = [name for name in self.sizes if name != "noise"]
+        self._observed = [name for name in self.sizes if name not in ("noise", *TOLD)]
         self.n_obs_steps: int = self.sizes[self._observed[0]][1]  # observations that it looks at; see `History`
         _, self.n_action_steps, self.action_dim = self._outputs["action"]
         """How many actions are to be executed before the next chunk is asked for, and how many numbers each of them has."""
@@ -73,6 +74,7 @@ class ExportedPolicy:
         seed: int | None = None,
         generator: np.random.Generator | None = None,
         noise: Any = None,
+        previous: Previous | None = None,
     ) -> dict[str, Array]:
         """One generation: action (B, n_action_steps, A) and, from an export of whole chunks, action_pred (B, horizon, A).
 
@@ -83,11 +85,12 @@ class ExportedPolicy:
             seed: Noise is drawn from a new generator: always the same with a seed, another one each time without.
             generator: Noise is drawn from this one, which goes on from call to call.
             noise: The noise itself, as `draw_noise` gives it.
+            previous: The chunk before, for the new one to go on from it, if the file was exported with `--rtc`.
         """
         observed = self.check_observation(obs)
         if noise is None:
             noise = self.draw_noise(_batch(observed), _generator(seed, generator))
-        return self.run(observed, noise)
+        return self.run(observed, noise, previous)
 
     def encode_frames(self, obs: Any) -> None:
         """Encode an observation's frames now, while the robot executes its actions: the next `predict_action` need not.
@@ -133,7 +136,9 @@ class ExportedPolicy:
         observed = {}
         for name in self._observed:
             if name not in obs:
-                raise ObservationError(f"the observation has no key {name!r}, got {sorted(map(str, obs))}")
+                what = self.header.get("outside", {}).get(name, "")
+                hint = f" ({what})" if what else ""
+                raise ObservationError(f"the observation has no key {name!r}{hint}, got {sorted(map(str, obs))}")
             what = "the observation" if alone else f"the observation {name!r}"
             inner = tuple(self.sizes[name][1:])
             if name in self.cameras:
@@ -147,16 +152,24 @@ class ExportedPolicy:
             raise ObservationError(f"the observation needs one batch size for all its keys, got {found}")
         return observed
 
-    def run(self, observed: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def run(self, observed: Mapping[str, Array], noise: Any, previous: Previous | None = None) -> dict[str, Array]:
         """One generation of what `check_observation` returned, with noise (1 + draws, B, horizon, D)."""
         drawn = read_array(noise, "noise")
         expected = self._noise_shape(_batch(observed))
         if drawn.shape != expected:
             raise ObservationError(f"noise has shape {drawn.shape}, expected {expected}; draw_noise makes it")
-        return self.run_checked(observed, drawn)
+        return self.run_checked({**observed, **self._told(previous, expected[1])}, drawn)
+
+    def due_actions(self, found: Mapping[str, Array]) -> Array:
+        """Of what `predict_action` returned, the actions from the first that is due on, (B, n, A): those that are to be
+        executed, and where the export gives whole chunks, what comes behind them."""
+        whole = found.get("action_pred")
+        return found["action"] if whole is None else whole[:, self.executed[0] :]
 
     def run_checked(self, observed: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         """The same for noise that was checked too."""
+        if self.takes_previous and PREVIOUS_CHUNK not in observed:
+            observed = {**observed, **self._told(None, noise.shape[1])}
         frames = self._by_moment(observed)
         earlier = None if self._memory is None else self._memory.recall(frames)
         feed = {**observed, **self._frames_to_encode(frames, earlier), "noise": noise}
@@ -170,6 +183,19 @@ class ExportedPolicy:
         if self._memory is not None and features is not None:
             self._memory.store(frames, features)
         return found
+
+    @property
+    def takes_previous(self) -> bool:
+        """Whether it can be told of the chunk before (real-time chunking)."""
+        return PREVIOUS_CHUNK in self.sizes
+
+    def _told(self, previous: Previous | None, batch: int) -> dict[str, Array]:
+        if self.takes_previous:
+            _, actions, size = self.sizes[PREVIOUS_CHUNK]
+            return (previous or Previous(np.zeros((1, size)), 0)).inputs(batch, actions, size)
+        if previous is not None:
+            raise ObservationError(f"{self.path} takes no previous chunk; export it with --rtc")
+        return {}
 
     def _by_moment(self, observed: Mapping[str, Array]) -> dict[str, Array]:
         """By camera, the moments before the batch."""

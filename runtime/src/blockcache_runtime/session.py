@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
+from blockcache_runtime.chunks import TOLD
 from blockcache_runtime.cores import cores
 from blockcache_runtime.errors import ContentError, EngineError, FileError, in_one_line
 from blockcache_runtime.fields import Count, Limit, Name
@@ -50,8 +51,9 @@ FORMAT = Format(
         "fingerprint": dict,
         "build": str,
         "encoder": Encoder,
+        "outside": Annotated[dict[Name, str], Limit(1, 100)],
     },
-    optional=("build", "encoder"),
+    optional=("build", "encoder", "outside"),
     version=3,  # 1 had no hash, 2 one norm a row
     again="export it again",
 )
@@ -195,12 +197,14 @@ def _check_declarations(session: Any, header: Mapping[str, Any], encoder: Encode
         raise ContentError("its graph has other inputs or outputs than its header tells of")
     start, stop = header["executed"]
     noise, action, whole = inputs.pop("noise", []), outputs.pop("action", []), outputs.pop("action_pred", None)
+    told = [shape for name in TOLD if (shape := inputs.pop(name, None)) is not None]
     norms = outputs.pop("norms", None)  # without them nobody would notice what was not finite on the way
     observes = bool(inputs) if encoder is None else _takes_frames(encoder, inputs, outputs)
     right = (
         (observes and all(len(shape) >= 2 and _is_batch(shape) for shape in inputs.values()))
         and (len(noise) == 4 and _is_batch([noise[1], noise[0], *noise[2:]]))
         and (len(action) == 3 and _is_batch(action) and action[1] == stop - start)
+        and (not told or (told == [["batch", *told[0][1:2], action[2]], ["batch"], ["batch"]] and _is_batch(told[0])))
         and ((whole is not None) == (header["output"] == "chunk") and norms == [1] and not outputs)
         and (whole is None or (len(whole) == 3 and _is_batch(whole) and whole[1] >= stop and whole[2] == action[2]))
     )

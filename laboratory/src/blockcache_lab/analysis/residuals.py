@@ -44,15 +44,12 @@ def run(port: Port, generation: Generation, batch: Any, seed: int, *, one_noise:
 
     With `one_noise` all samples have the same, if the policy takes any; to others samples are given one at a time.
     """
-    patches = attach(port, lambda: generation)
-    try:
+    with attach(port, lambda: generation):
         entry, given = getattr(port.policy, port.entry), port.prepare_observation(batch)
         if not (one_noise and port.takes_noise):
             return generate(entry, given, seed)
         noise = port.draw_noise(1, torch.Generator().manual_seed(seed))  # (1 + draws, 1, T, D)
         return entry(given, noise=noise.repeat(1, batch_size(batch), 1, 1))
-    finally:
-        patches.remove()
 
 
 def in_parts(port: Port, observations: Any, most: int = 16) -> list[Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -111,7 +110,7 @@ class Attached(Patches):
 
 
 def attach(port: Port, begin: Callable[[], Generation], watched: bool = False) -> Attached:
-    """From now on each `predict_action` of the policy is one generation.
+    """Patches with which each `predict_action` of the policy is one generation, to be applied.
 
     Args:
         port: The policy.
@@ -119,7 +118,6 @@ def attach(port: Port, begin: Callable[[], Generation], watched: bool = False) -
         watched: Whether to refuse the answer of a generation whose numbers left the range of trusted actions.
     """
     patches, last = Attached(), len(port.adapter.layers) - 1
-    one_at_a_time = nullcontext() if port.reentrant else threading.RLock()
 
     def scoped(predict_action: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(predict_action).parameters)
@@ -131,7 +129,7 @@ def attach(port: Port, begin: Callable[[], Generation], watched: bool = False) -
             obs = next(iter((*args, *kwargs.values())), None)
             port.check_observation(obs)
             scope = _Scope(patches, begin(), LargestNorm() if watched else None)
-            with one_at_a_time, _opened(scope), explained(port, obs):
+            with nullcontext() if port.reentrant else patches.turn, _opened(scope), explained(port, obs):
                 result = predict_action(*args, **kwargs)
             if scope.step + 1 != len(port.timesteps):
                 raise StepError(
@@ -168,16 +166,12 @@ def attach(port: Port, begin: Callable[[], Generation], watched: bool = False) -
     def constant(module: nn.Module) -> Run:
         return lambda scope, *call: scope.constants(module, *call)
 
-    try:
-        patches.replace_entry(port.policy, port.entry, scoped)
-        patches.replace(port.adapter.denoiser, "forward", _in_scope(patches, denoise))
-        for index, layer in enumerate(port.adapter.layers):
-            patches.replace(layer.module, "forward", _in_scope(patches, layer_of(index, layer)))
-        for module in port.adapter.constant:
-            patches.replace(module, "forward", _in_scope(patches, constant(module)))
-    except BaseException:
-        patches.remove()
-        raise
+    patches.replace_entry(port.policy, port.entry, scoped)
+    patches.replace(port.adapter.denoiser, "forward", _in_scope(patches, denoise))
+    for index, layer in enumerate(port.adapter.layers):
+        patches.replace(layer.module, "forward", _in_scope(patches, layer_of(index, layer)))
+    for module in port.adapter.constant:
+        patches.replace(module, "forward", _in_scope(patches, constant(module)))
     return patches
 
 
@@ -212,16 +206,16 @@ def first_denoiser_call(port: Port, own: Callable[[Any], Any], patches: Patches)
     Args:
         port: The policy.
         own: Its entry as it was before anything replaced it.
-        patches: They take the replacement of the denoiser's forward, and take it off again.
+        patches: They take the replacement of the denoiser's forward, and must be applied.
     """
-    lock, owner = threading.RLock(), object()
+    owner = object()
 
     def stop(scope: _Scope, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
         raise _DenoiserCalledError(args, kwargs)
 
     def first_call(obs: Any) -> Arguments | None:
         check_finite(obs)
-        with lock, _opened(_Scope(owner, Generation())), explained(port, obs):
+        with patches.turn, _opened(_Scope(owner, Generation())), explained(port, obs):
             try:
                 own(obs)
             except _DenoiserCalledError as called:

@@ -68,8 +68,7 @@ def calibrate(
     total = len(observations) if isinstance(observations, Sized) else generations
     total = total if generations is None or total is None else min(total, generations)
     started, count = time.perf_counter(), 0
-    patches = attach(port, recorder.begin)
-    try:
+    with attach(port, recorder.begin) as patches:
         if action_costs:
             recorder.costs = ActionCostCollector(port, patches, total or 1, progress)
         shown: dict[str, Any] = {"total": total, "unit": "generation", "disable": not progress, "delay": 1.0}
@@ -78,8 +77,6 @@ def calibrate(
         if not count:
             raise RecordingError("calibration needs at least one observation, got none")
         costs = None if recorder.costs is None else recorder.costs.result()
-    finally:
-        patches.remove()
     seconds = round(time.perf_counter() - started, 2)
     return recorder.result(count, {"seed": seed, "seconds": seconds}, costs)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 INTERRUPTED = 130  # exit code
+STARTED = time.monotonic()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

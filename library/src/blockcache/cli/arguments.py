@@ -100,7 +100,7 @@ class PolicySource:
 
     def moments(self, path: str | None) -> Any:
         """When each observation was made, (N, 2) episode and place in it, where that file says so; else None."""
-        from blockcache.observations import MOMENTS
+        from blockcache_runtime.observation_log import MOMENTS
 
         return self._arrays(path)[1].get(MOMENTS)
 
@@ -110,9 +110,10 @@ class PolicySource:
         )
         file = Path(path) if path else beside
         if file is None or (file == beside and not exists(file)):
+            from blockcache.observations import RECORDING
+
             raise FileError(
-                f"the policy {self} brings no observations; give some with --observations FILE.npz, such as "
-                "'blockcache policy observe' records"
+                f"the policy {self} brings no observations; give some with --observations FILE.npz, {RECORDING}"
             )
         from blockcache.observations import load_observations
 
@@ -210,7 +211,8 @@ def policy_argument(**settings: Any) -> Callable[[Verb], Verb]:
 observations_option = click.option(
     "--observations",
     metavar="FILE",
-    help="A .npz with an array 'obs' (N, ...), or several by the policy's names. Default: those beside the policy.",
+    help="A .npz with an array 'obs' (N, ...), or several by the policy's names, or the directory of a log. Default: those "
+    "beside the policy.",
 )
 generations_option = click.option(
     "--generations", type=COUNT, default=GENERATIONS, help="Observations to calibrate on."

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=arg.OUTPUT, default="policy.onnx", help="The file to write.")
 @click.option("--actions-only", is_flag=True, help="Leave out what the robot does not execute (causal policies).")
 @click.option("--other-weights", is_flag=True, help="Accept a schedule that was made for other weights.")
+@click.option(
+    "--fixed", metavar="FILE.npz", help="Inputs that never change, such as the token ids of one task: become constants."
+)
+@click.option("--rtc", is_flag=True, help="Take the chunk before as inputs, for the new one to go on from it.")
 @arg.sampler_file_option
 def export(
     policy: arg.PolicySource,
@@ -30,6 +34,8 @@ def export(
     output: str,
     actions_only: bool,
     other_weights: bool,
+    fixed: str | None,
+    rtc: bool,
     sampler_file: str | None,
 ) -> None:
     """Write POLICY under SCHEDULE as one ONNX file: observation and noise in, actions in robot units out.
@@ -37,20 +43,26 @@ def export(
     SCHEDULE is a file, or one of the paper's by name; without it, the one in the policy's directory where `tune` wrote one,
     or else full precision. The file needs no Python, no cache
     and no policy code to run; blockcache_runtime (docs/on-a-robot.md) runs it with numpy and onnxruntime alone.
+    A LeRobot directory becomes a file with its vision encoder; the words of its task are constants with --fixed, and without
+    it the file takes what the text encoder makes of them.
 
     \b
     Examples:
+      blockcache export lerobot_dir/ --fixed task.npz -o task.onnx
       blockcache export pusht schedule.json -o pusht.onnx
       blockcache export pusht schedule.json --actions-only -o fast.onnx
       blockcache export my_module:make_policy -o full.onnx
       blockcache export pusht --sampler-file fitted.json -o fitted.onnx
+      blockcache export pusht schedule.json --rtc -o asynchronous.onnx
     """
     followed = policy.schedule() if schedule is None else arg.load_schedule(schedule)
 
     from blockcache.engines import export_policy
+    from blockcache.observations import load_observations
 
     kind, check = "action" if actions_only else "chunk", "shape" if other_weights else "strict"
-    notes = export_policy(policy.port_with(sampler_file), followed, output, kind, check)
+    constants = load_observations(fixed) if fixed else None
+    notes = export_policy(policy.port_with(sampler_file), followed, output, kind, check, rtc=rtc, fixed=constants)
     click.echo(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB")
     for note in notes:
         click.echo(f"note: {note}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from blockcache.cli import STARTED
 from blockcache.cli import arguments as arg
 
 if TYPE_CHECKING:
@@ -31,7 +32,12 @@ def _milliseconds(text: str) -> float:
 @arg.observations_option
 @click.option("--task", type=arg.TASK, help="Roll out the best few on it, and the winner again on fresh seeds.")
 @click.option("--rollouts", type=arg.COUNT, default=200, help="With --task: pairs on tuning seeds, and on fresh ones.")
-@click.option("--minutes", type=click.FloatRange(0.1, 10_000), default=10.0, help="Then nothing new is looked at.")
+@click.option(
+    "--minutes", type=click.FloatRange(0.1, 10_000), default=10.0, help="For all but rollouts. More go on from here."
+)
+@click.option(
+    "--rate", "rate_hz", type=click.FloatRange(0.1, 1000), default=10.0, help="Control rate in Hz, to time at."
+)
 @click.option("--keep-sampler", is_flag=True, help="Only schedules, under the policy's own sampler.")
 @click.option("--keep-spread", is_flag=True, help="Only what keeps the spread of the policy's own actions.")
 @click.option("--seed", type=arg.SEED, default=0, help="Of the noise and the split of the observations.")
@@ -50,8 +56,8 @@ def tune(
 ) -> None:
     """Find the best sampler, steps, schedule and number of threads for POLICY on this machine: for a deadline, or a loss.
 
-    What is finished is kept beside the output: interrupted or killed, the same command goes on from there. The output is a
-    policy directory with its schedule and the evidence (tuning.json); `export` takes it as it is.
+    What is finished is kept beside the output: interrupted or killed, the same command goes on from there, also with more
+    --minutes. The output is a policy directory with its schedule and the evidence (tuning.json); `export` takes it as it is.
 
     \b
     Examples:
@@ -82,6 +88,7 @@ def tune(
             loss=loss,
             state=state,
             source=str(policy),
+            started=STARTED,
             backend=arg.chosen_backend(workers, None),
             **settings,
         )

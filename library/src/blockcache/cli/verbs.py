@@ -36,6 +36,7 @@ policy = LazyGroup(
         "check": (".evaluate:check", "One schedule or method judged without a simulator: how far its actions are off."),
         "eval": (".evaluate:evaluate", "Does the robot still do its job? Paired rollouts of several methods."),
         "report": (".report:report", "One page that opens offline: what is gained, what it costs, and why."),
+        "serve": (".serve:serve", "Serve a policy or an export to robots: clients of openpi and vla-eval."),
     },
 )
 @click.version_option(__version__, prog_name="blockcache")

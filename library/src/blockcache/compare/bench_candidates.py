@@ -145,7 +145,7 @@ class CandidateMaker:
 
         own, patches = self.port.copy(), Patches()
         encode = first_denoiser_call(own, getattr(own.policy, own.entry), patches)
-        self.stack.callback(patches.remove)
+        self.stack.enter_context(patches)
         given = own.prepare_observation(self.obs)
         found = [one(EAGER, count, lambda: encode(given), count) for count in counts]
         if self.port.begins_after_encoder or "loop and onnx" in self.unavailable:

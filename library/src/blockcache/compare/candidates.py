@@ -30,11 +30,16 @@ from blockcache.models.noise import generate, takes_generator
 from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.models.program import Program
-from blockcache.observations import hash_observations, parts
+from blockcache.observations import batch_size, hash_observations, parts
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
 from blockcache.schedule import Schedule, Strategy, generation_flops
 from blockcache.solvers.recording import Recording
+
+RECORDED, COSTED = 4, 30
+"""Recording a generation takes about so many of the fastest engine; with action costs."""
+PLACED, FITTED = 400, 4
+"""Placing tries about so many generations of the few steps for each observation; differentiating one takes so many."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ class Calibrations:
         effort: How much work a fit is.
         block_costs: Gives what one update of each block costs by its name, such as milliseconds, when a budget is first
             split; FLOPs count without it.
+        begin: Is told, before anything is made, about how many generations of the policy that takes; it may raise instead.
         progress: Whether to show bars.
     """
 
@@ -151,9 +157,10 @@ class Calibrations:
         fitting: Any = None,
         effort: Effort | None = None,
         block_costs: Callable[[], Mapping[str, float]] | None = None,
+        begin: Callable[[float], object] = lambda generations: None,
         progress: bool = True,
     ) -> None:
-        self.port, self._block_costs = port, block_costs
+        self.port, self._block_costs, self._begin = port, block_costs, begin
         self._fitting, self._effort = fitting, effort or Effort()
         self._chosen: dict[Part, ChosenSampler] = {}
         self.observations = observations
@@ -190,13 +197,21 @@ class Calibrations:
 
     def placed(self, kind: str, steps: int) -> ChosenSampler:
         """A sampler of that kind whose steps are placed for the policy, with the evidence."""
-        return self._choose(FewerSteps(kind, steps, placed=True), lambda clouds: place(clouds, steps, kind))
+
+        def make(clouds: Clouds) -> ChosenSampler:
+            self._begin(self._own_cloud(clouds) + PLACED * steps / len(self.port.timesteps) * len(clouds.chosen_on))
+            return place(clouds, steps, kind)
+
+        return self._choose(FewerSteps(kind, steps, placed=True), make)
 
     def fitted(self, steps: int, spread: float) -> ChosenSampler:
         """A sampler that is fitted to the policy, with the evidence; it starts from placed steps."""
 
         def make(clouds: Clouds) -> ChosenSampler:
-            return fit(clouds, steps, spread, self.placed("ddpm", steps).sampler, effort=self._effort)
+            start, effort = self.placed("ddpm", steps).sampler, self._effort
+            chunks = effort.iterations * effort.observations * effort.samples
+            self._begin(self._own_cloud(clouds) + FITTED * chunks * steps / len(self.port.timesteps))
+            return fit(clouds, steps, spread, start, effort=effort)
 
         return self._choose(FittedSteps(steps, spread), make)
 
@@ -237,12 +252,19 @@ class Calibrations:
             self._chosen[wanted] = self._store.value(name, ChosenSampler.load, lambda: make(self._clouds))
         return self._chosen[wanted]
 
+    @staticmethod
+    def _own_cloud(clouds: Clouds) -> int:
+        """Generations that the policy's own cloud takes, if it was not drawn yet."""
+        return 0 if "own" in vars(clouds) else batch_size(clouds.observations) * clouds.samples
+
     @cached_property
     def _clouds(self) -> Clouds:
         return Clouds(self.port, self._fitting, seed=self.seed, progress=self._progress)
 
     def _recording(self, port: Port, action_costs: bool) -> Recording:
         def make() -> Recording:
+            each = (COSTED if action_costs else RECORDED) * len(port.timesteps) / len(self.port.timesteps)
+            self._begin(each * batch_size(self.observations))
             batches = [port.prepare_observation(one) for one in parts(self.observations, 1)]
             return calibrate(port, batches, seed=self.seed, action_costs=action_costs, progress=self._progress)
 

@@ -1,14 +1,15 @@
 """Trials of methods: how far each one's actions are from the policy's own, and how long a chunk takes.
 
-A finished trial is kept under all that it depends on. Knows nothing of what is chosen by it.
+What was drawn and timed is kept under all that it depends on, as it grows. Knows nothing of what is chosen by it.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -18,50 +19,40 @@ import numpy as np
 import torch
 
 from blockcache._version import __version__
-from blockcache.compare.block_times import block_milliseconds
+from blockcache.compare.block_times import CALLS, block_milliseconds
 from blockcache.compare.candidates import Calibrations, Candidate, Running, running
 from blockcache.compare.dealing import CALIBRATION, DISTANCES, FITTING
 from blockcache.compare.methods import Method, method_named
 from blockcache.compare.parts import FewerSteps, SamplerFile
 from blockcache.compare.reuse_parts import ScheduleFile
 from blockcache.compare.store import Outcome, Store, digest
+from blockcache.compare.time_box import TimeBox, TimeUpError
 from blockcache.errors import BlockcacheError, in_one_line
-from blockcache.files import read
-from blockcache.fitting.clouds import draw_chunks
-from blockcache.measure.distance import Cloud, Distances, distances
-from blockcache.measure.features import flattened
+from blockcache.fitting.clouds import BATCH, pass_seed
+from blockcache.measure.distance import Cloud, distances
+from blockcache.measure.features import action_features
 from blockcache.measure.latency import measure
 from blockcache.models.port import Port
-from blockcache.observations import batch_size, hash_observations, rows
+from blockcache.observations import batch_size, hash_observations, parts, rows
 from blockcache.progress import progress_bar
-from blockcache.results.check import predicted_loss
+from blockcache.results.losses import Prediction, predict_loss
 from blockcache.results.rollouts import PLAIN
 from blockcache.results.tuning import Point, TuningError
 from blockcache.samplers import ChosenSampler, Diffusion
 from blockcache.schedule import Schedule
 from blockcache_runtime.cores import cores
 
-FIRST_SAMPLES, FINAL_SAMPLES = 12, 48
-"""Chunks drawn for each observation: to see what is promising, and to choose among that."""
-FIRST_CALLS, FINAL_CALLS = 8, 40
-"""Timed calls: in a trial, and when the finalists are timed in turn."""
-FIRST_SHARE = 0.75
-"""Of the time for first trials; the rest is for the finalists."""
-
-
-class TimeLimit:
-    """Minutes that may be used; no first trial begins in the last part of them."""
-
-    def __init__(self, minutes: float) -> None:
-        self._started, self._seconds = time.monotonic(), 60 * minutes * FIRST_SHARE
-
-    @property
-    def passed(self) -> float:
-        return time.monotonic() - self._started
-
-    @property
-    def over(self) -> bool:
-        return self.passed > self._seconds
+FIRST_SAMPLES, FINAL_SAMPLES, LEAST_SAMPLES = 12, 48, 4
+"""Chunks drawn for each observation: to see what is promising, to choose among that, and at least."""
+LEAST_STATES = 8
+"""Observations to draw chunks at, where time is short."""
+FIRST_CALLS, FINAL_CALLS, LEAST_CALLS, WARMUP = 8, 40, 5, 2
+"""Timed calls: in a trial, and when the finalists are timed in turn, and then at least; and calls before them."""
+REFERENCE, TIMING, FIRST, FINAL, ALL = 0.25, 0.02, 0.6, 0.8, 0.97
+"""Shares of the time: for the policy's own cloud of a first trial, and for timing one method there; until which first
+trials, final ones and timings end."""
+CALL_SECONDS, SAVE_SECONDS = 0.5, 5.0
+"""What one call may take, since an interrupt waits for it; and after how long what was drawn is saved."""
 
 
 class Trials:
@@ -70,10 +61,12 @@ class Trials:
     Args:
         port: The policy.
         dealt: Observations by purpose, see `dealing`: to calibrate on, to fit samplers on, to measure distances at.
-        state: The directory that keeps finished trials, recordings and samplers.
-        limit: When no first trial begins any more.
+        state: The directory that keeps what was drawn, timed, recorded and chosen.
+        box: The time that there is.
         engine: For every method.
+        rate_hz: How often a control loop asks for a chunk: so often are timed calls made.
         seed: Of all noise.
+        bounded: Whether points are judged by the bound of their loss, since no rollouts follow.
         progress: Whether to show bars.
     """
 
@@ -82,17 +75,21 @@ class Trials:
         port: Port,
         dealt: Mapping[str, Any],
         state: Path,
-        limit: TimeLimit,
+        box: TimeBox,
         *,
         engine: str,
+        rate_hz: float,
         seed: int,
+        bounded: bool,
         progress: bool,
     ) -> None:
-        self.port, self.state, self.limit, self.engine = port, state, limit, engine
-        self.seed, self.progress = seed, progress
-        self.observations = dealt[DISTANCES]
+        self.port, self.state, self.box, self.engine, self.period = port, state, box, engine, 1 / rate_hz
+        self.seed, self.bounded, self.progress = seed, bounded, progress
         self.candidates: dict[str, Candidate] = {}
         self.notes: list[str] = []
+        self.unlike = ""  # why nothing is promised of this policy's methods
+        self.late: list[str] = []  # methods that there was no time for
+        self._everywhere, self._opening = dealt[DISTANCES], 0.0
         self._calibrations = Calibrations(
             port,
             dealt[CALIBRATION],
@@ -100,31 +97,79 @@ class Trials:
             keep=state / "made",
             fitting=dealt[FITTING],
             block_costs=self._block_costs,
+            begin=lambda generations: self.box.check(generations * self.pace, FIRST),
             progress=progress,
         )
-        self._store = Store(state / "looks")
+        self._store = Store(state / "trials")
 
-    def measure(self, methods: Sequence[Method], samples: int, *, even_late: bool = False) -> list[Point]:
-        """A point for each method; what cannot be made is noted with the reason, and so is what there was no time for."""
-        points, late = [], []
-        title = f"{samples} chunks at {batch_size(self.observations)} states"
-        with progress_bar(methods, title, unit="method", disable=not self.progress) as bar:
+    @cached_property
+    def pace(self) -> float:
+        """Seconds that the policy as it is takes for a chunk, roughly."""
+        with self._running(self._as_it_is) as fast:
+            call = fast.timed(self._one)
+            call()
+            started = time.perf_counter()
+            call()
+            return time.perf_counter() - started
+
+    @cached_property
+    def batch(self) -> int:
+        """Observations in one call; the same for all methods, so that they get the same noise."""
+        fitting = min(BATCH, max(1, round(CALL_SECONDS / self.pace)))
+        return int(self._store.outcome(self._origin(batch=True), lambda: {"batch": fitting})["batch"])
+
+    @cached_property
+    def observations(self) -> Any:
+        """Those that distances are measured at: fewer where the policy's own cloud would take too much of the time."""
+        most, room = batch_size(self._everywhere), REFERENCE * self.box.seconds / self.pace
+        count = min(most, max(LEAST_STATES, int(room / LEAST_SAMPLES)))
+        return rows(self._everywhere, 0, min(most, math.ceil(count / self.batch) * self.batch))
+
+    @cached_property
+    def first_samples(self) -> int:
+        """Chunks for each observation of a first trial."""
+        room = REFERENCE * self.box.seconds / self.pace / batch_size(self.observations)
+        return min(FIRST_SAMPLES, max(LEAST_SAMPLES, int(room)))
+
+    def final_samples(self, count: int) -> int:
+        """Chunks for each observation of so many final trials, in the time that is left for them and for the policy's own
+        cloud, which has to be as large."""
+        room = self.box.left(FINAL) / self.pace / batch_size(self.observations)
+        return min(FINAL_SAMPLES, max(self.first_samples, self.first_samples + int(room / (1 + 0.2 * count))))
+
+    @property
+    def minutes_needed(self) -> float:
+        """In which the least that can be tried has its time."""
+        chunks = math.ceil(LEAST_STATES / self.batch) * self.batch * LEAST_SAMPLES
+        calls = 2 * FIRST_CALLS * max(self.period, 3 * self.pace)
+        return math.ceil(2 * (1.2 * chunks * self.pace / REFERENCE + 4 * self._opening + calls) / 60) / 2
+
+    def measure(self, methods: Sequence[Method], samples: int, share: float = FIRST) -> list[Point]:
+        """A point for each method; what cannot be made is noted with the reason, and what there is no time for is late.
+
+        Args:
+            methods: Which.
+            samples: Chunks for each observation.
+            share: Of the time, after which nothing more is begun or goes on.
+        """
+        points = []
+        with progress_bar(methods, f"{samples} chunks", unit="method", disable=not self.progress) as bar:
             for method in bar:
-                if self.limit.over and not even_late:
-                    late.append(method.name)
-                    continue
                 bar.set_postfix_str(method.name)
                 try:
-                    points.append(self._point(method, samples))
+                    with self.box.working(method.name, share):
+                        points.append(self._point(method, samples, share))
+                except TimeUpError:
+                    self.late.append(method.name)
                 except BlockcacheError as error:
                     self.notes.append(f"{method} was left out: {in_one_line(error)}")
-        if late:
-            self.notes.append(f"not tried, as the time was up: {', '.join(late)}")
         return points
 
-    def check_deadline(self, deadline_ms: float) -> None:
-        """Refuse a deadline that not even a single denoising step keeps."""
-        if not isinstance(self.port.sampler, Diffusion):
+    def begin(self, deadline_ms: float | None) -> None:
+        """Time the plain policy, of which a call takes longest, while there is time; and refuse a deadline that not even a
+        single denoising step keeps."""
+        self._times(Candidate())
+        if deadline_ms is None or not isinstance(self.port.sampler, Diffusion):
             return
         one = self._calibrations.candidate(Method(FewerSteps(self.port.sampler.type, 1)), self.engine)
         fastest = min(self._milliseconds({"one": (one, threads)}, 5)["one"][0] for threads in (1, cores()))
@@ -136,21 +181,41 @@ class Trials:
 
     def timed(self, points: Sequence[Point]) -> tuple[float, list[Point]]:
         """The plain policy's milliseconds, and the points with theirs: in every engine that runs the whole loop, with one
-        thread and with all, interleaved in one run. The fastest way of each point is kept."""
-        if not points:
-            raise TuningError(f"no method could be tried: {'; '.join(self.notes)}")
-        ways = {point.method: tuple(product(self._engines(point), sorted({1, cores()}))) for point in points}
-        asked: dict[Any, tuple[Candidate, int]] = {PLAIN: (Candidate(), cores())}
-        for method, own in ways.items():
-            for engine, threads in own:
-                asked[method, engine, threads] = replace(self.candidates[method], engine=engine), threads
-        times = self._milliseconds(asked, FINAL_CALLS)
+        thread and with all, interleaved in one run. The fastest way of each point is kept.
+
+        Args:
+            points: The most wanted first: the last ones keep the times of their trials where time is short.
+        """
+        plain_ms: float = self._times(Candidate())["p50_ms"]
+        room, turn = self.box.left(ALL), 0.0  # seconds: that are left, and of one call each
+        asked: dict[Any, tuple[Candidate, int]] = {}
+        if LEAST_CALLS * plain_ms / 1e3 < room / 3:
+            asked[PLAIN], turn = (Candidate(), cores()), max(self.period, plain_ms / 1e3)
+        for point in points:
+            ways = list(product(self._engines(point), sorted({1, cores()})))
+            more = turn + len(ways) * max(self.period, point.p50_ms / 1e3)
+            if len(ways) * self._opening + (WARMUP + LEAST_CALLS) * more > room:
+                break
+            turn, room = more, room - len(ways) * self._opening
+            for way in ways:
+                asked[(point.method, *way)] = replace(self.candidates[point.method], engine=way[0]), way[1]
+        if not set(asked) - {PLAIN}:
+            return plain_ms, list(points)
+        try:
+            with self.box.working("timing", 1.05):
+                times = self._milliseconds(asked, min(FINAL_CALLS, int(room / turn) - WARMUP))
+        except TimeUpError:
+            return plain_ms, list(points)
         found = []
         for point in points:
-            engine, threads = min(ways[point.method], key=lambda way: times[(point.method, *way)])
-            p50, p95 = times[point.method, engine, threads]
-            found.append(replace(point, engine=engine, threads=threads, p50_ms=p50, p95_ms=p95))
-        return times[PLAIN][0], found
+            own = [name for name in asked if name[0] == point.method]
+            if own:
+                _, engine, threads = best = min(own, key=lambda way: times[way])
+                p50, p95 = times[best]
+                found.append(replace(point, engine=engine, threads=threads, p50_ms=p50, p95_ms=p95))
+            else:
+                found.append(point)
+        return times.get(PLAIN, (plain_ms,))[0], found
 
     def _engines(self, point: Point) -> tuple[str, ...]:
         """Those that are worth timing: what onnx runs the loop engine runs too. The actions are the same in all of them."""
@@ -178,50 +243,97 @@ class Trials:
             made.save(schedule.path)
         return Method(sampler, schedule) if sampler or schedule else method_named(method)
 
-    def _point(self, method: Method, samples: int) -> Point:
+    def _point(self, method: Method, samples: int, share: float) -> Point:
         candidate = self._calibrations.candidate(method, self.engine)
+        flops = candidate.flops(self.port, 0.0)
+        own = self._cloud(self._as_it_is, samples, share)
+        found = own if candidate == self._as_it_is else self._cloud(candidate, samples, share)
+        times, measured = self._times(candidate), distances(found, own)
+        predicted = Prediction(0.0, 0.0)
+        if candidate != self._as_it_is:
+            actions = self.port.n_action_steps
+            shape = (*found.shape[:2], actions, -1)
+            features = action_features(found.reshape(shape), own.reshape(shape), measured)
+            predicted = predict_loss(features, self.port.fingerprint.family or "", actions)
+        self.unlike = predicted.unlike or self.unlike
         self.candidates[method.name] = candidate
-        origin = self._origin(method=candidate.describe(self.port), samples=samples)
-        found = self._store.outcome(origin, lambda: self._measured(candidate, samples))
-        measured = read(Distances, found["distances"])
         return Point(
             method=method.name,
-            engine=found["engine"],
+            engine=times["engine"],
             threads=cores(),
-            p50_ms=found["p50_ms"],
-            p95_ms=found["p95_ms"],
-            flops=candidate.flops(self.port, 0.0),
-            chunks=batch_size(self.observations) * samples,
+            p50_ms=times["p50_ms"],
+            p95_ms=times["p95_ms"],
+            flops=flops,
+            chunks=found.shape[0] * samples,
             distances=measured,
-            loss=predicted_loss(measured, found["features"]),
+            loss=predicted.loss,
+            bound=(1.0 if predicted.bound is None else predicted.bound) if self.bounded else None,
         )
 
-    def _measured(self, candidate: Candidate, samples: int) -> Outcome:
-        own = self._own[:, :samples]
-        with running(self.port, candidate) as fast:
-            found = own if candidate == self._as_it_is else self._cloud(fast, samples)
-            timed = measure({"it": fast.timed(self._one)}, FIRST_CALLS, progress=False)["it"]
-        return {
-            "distances": asdict(distances(found, own)),
-            "features": found.shape[-1],
-            "p50_ms": 1e3 * timed.percentile(50),
-            "p95_ms": 1e3 * timed.percentile(95),
-            "engine": fast.engine,
-        }
+    def _times(self, candidate: Candidate) -> Outcome:
+        """Of one chunk of a trial, and the engine that ran it."""
+
+        def make() -> Outcome:
+            with self._running(candidate) as fast:
+                call = fast.timed(self._one)
+                first = measure({"it": call}, 1, warmup=0, progress=False)["it"]
+                calls = min(FIRST_CALLS, int(TIMING * self.box.seconds / max(first.p50, self.period)))
+                # a call that takes long is not worth another one
+                timed = (
+                    measure({"it": call}, calls, 1, progress=False, period=self.period)["it"] if calls > 1 else first
+                )
+            p50, p95 = (1e3 * timed.percentile(percent) for percent in (50, 95))
+            return {"p50_ms": p50, "p95_ms": p95, "engine": fast.engine}
+
+        return self._store.outcome(self._origin(times=candidate.describe(self.port), period=self.period), make)
 
     def _block_costs(self) -> Outcome:
+        kinds = len({(block.kind, block.cost) for block in self.port.adapter.blocks}) + 1
+        self.box.check(kinds * (self._opening + CALLS * self.pace), FIRST)
         origin = self._origin(blocks=self.engine)
         return self._store.outcome(origin, lambda: dict(block_milliseconds(self.port, self._one, self.engine)))
 
-    @cached_property
-    def _own(self) -> Cloud:
-        """The policy's own cloud with as many chunks as a final trial: the first ones are those of a first trial."""
+    def _cloud(self, candidate: Candidate, samples: int, share: float) -> Cloud:
+        """So many chunks of a candidate at each observation: what is missing of them is drawn, and all of it kept. All
+        candidates have the same noise: that makes distances steadier and adds no bias."""
+        key = digest(self._origin(cloud=candidate.describe(self.port), batch=self.batch))
+        batches = parts(self.observations, self.batch)
+        kept: list[list[Any]] = (self._store.get(key) or {"chunks": []})["chunks"]
+        kept += [[] for _ in range(len(batches) - len(kept))]
+        asked = [(n, place) for n in range(samples) for place in range(len(batches)) if n >= len(kept[place])]
+        if asked:
+            part = len(candidate.on(self.port).timesteps) / len(self.port.timesteps)
+            self.box.check(len(asked) * self.batch * self.pace * part, share)
+            with self._running(candidate) as fast:
+                started = time.monotonic()
+                try:
+                    self._draw(fast, batches, asked, kept, key)
+                finally:
+                    self._store.put(key, {"chunks": kept})
+                if candidate == self._as_it_is:
+                    self.pace = (time.monotonic() - started) / (len(asked) * self.batch)
+        return np.concatenate([np.stack(one[:samples], axis=1) for one in kept[: len(batches)]])
 
-        def drawn() -> Outcome:
-            with running(self.port, self._as_it_is) as full:
-                return {"cloud": self._cloud(full, FINAL_SAMPLES, "the policy as it is").tolist()}
+    def _draw(
+        self, fast: Running, batches: Sequence[Any], asked: Sequence[Any], kept: list[list[Any]], key: str
+    ) -> None:
+        """Draw what is asked for, (sample, batch), behind what is kept for each batch."""
+        saved = time.monotonic()
+        with progress_bar(asked, unit="call", leave=False, disable=not self.progress) as bar:
+            for sample, place in bar:
+                chunks = fast.act(batches[place], pass_seed(self.seed, sample, place)) * self.port.action_scale
+                kept[place].append(chunks.reshape(len(chunks), -1).tolist())
+                if (now := time.monotonic()) > saved + SAVE_SECONDS:
+                    self._store.put(key, {"chunks": kept})
+                    saved = now
 
-        return np.asarray(self._store.outcome(self._origin(own=True, samples=FINAL_SAMPLES), drawn)["cloud"])
+    @contextmanager
+    def _running(self, candidate: Candidate) -> Iterator[Running]:
+        """Set a candidate going, and learn how long that takes."""
+        started = time.monotonic()
+        with running(self.port, candidate) as fast:
+            self._opening = max(self._opening, time.monotonic() - started)
+            yield fast
 
     @property
     def _as_it_is(self) -> Candidate:
@@ -229,17 +341,11 @@ class Trials:
 
     @property
     def _one(self) -> Any:
-        return rows(self.observations, 0, 1)
-
-    def _cloud(self, fast: Running, samples: int, shown: str | None = None) -> Cloud:
-        """All with the same noise: that makes distances steadier and adds no bias."""
-        progress = shown if self.progress else None
-        scale = self.port.action_scale
-        return flattened(draw_chunks(fast.act, self.observations, samples, scale, self.seed, progress=progress))
+        return rows(self._everywhere, 0, 1)
 
     def _origin(self, **what: Any) -> dict[str, Any]:
         """All that a trial depends on."""
-        policy, observed = self.port.fingerprint.to_dict(), hash_observations(self.observations)
+        policy, observed = self.port.fingerprint.to_dict(), hash_observations(self._everywhere)
         return {"made_by": __version__, "policy": policy, "observations": observed, "seed": self.seed, **what}
 
     def _milliseconds(self, asked: Mapping[Any, tuple[Candidate, int]], calls: int) -> dict[Any, tuple[float, float]]:
@@ -252,5 +358,5 @@ class Trials:
                 torch.set_num_threads(threads)
                 calls_of[str(name)] = stack.enter_context(running(self.port, candidate)).timed(self._one)
             torch.set_num_threads(cores())
-            found = measure(calls_of, calls, progress=False)
+            found = measure(calls_of, calls, WARMUP, progress=False, period=self.period)
         return {name: (1e3 * found[str(name)].percentile(50), 1e3 * found[str(name)].percentile(95)) for name in asked}

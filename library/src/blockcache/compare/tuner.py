@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,8 @@ from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.methods import FULL, Method, method_named
 from blockcache.compare.parts import FewerSteps, FittedSteps
 from blockcache.compare.reuse_parts import ActionBudget
-from blockcache.compare.trials import FINAL_SAMPLES, FIRST_SAMPLES, TimeLimit, Trials
+from blockcache.compare.time_box import TimeBox
+from blockcache.compare.trials import FINAL, Trials
 from blockcache.files import Count, Format, PathLike, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
@@ -44,7 +45,7 @@ STATE = Format(
 WANTED, LEAST = {CALIBRATION: GENERATIONS, FITTING: 32, DISTANCES: 24}, 8
 """Observations for each purpose. Fewer where there are fewer, but never below the least."""
 KEPT_SPREAD = (0.9, 1.1)
-STEPS, DDIM_STEPS, CHOSEN_STEPS, FIRST_CHOSEN = (25, 16, 10, 8, 6, 5, 4), (10, 6), (3, 4, 5, 6, 8), 5
+STEPS, DDIM_STEPS, CHOSEN_STEPS, FIRST_CHOSEN = (10, 16, 5, 25, 8, 6, 4), (10, 6), (3, 4, 5, 6, 8), 5
 OWN_BUDGETS, BUDGETS = (0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05), (0.8, 0.65, 0.5)
 FINALISTS, ROLLED_OUT = 5, 3
 TUNING_SEEDS = -10_000
@@ -83,9 +84,11 @@ def tune(
     keep_sampler: bool = False,
     keep_spread: bool = False,
     engine: str = "auto",
+    rate_hz: float = 10.0,
     seed: int = 0,
     source: str = "",
     backend: Backend = one_by_one,
+    started: float | None = None,
     progress: bool = True,
 ) -> Tuned:
     """The best that fits, and why it may be trusted.
@@ -98,28 +101,37 @@ def tune(
         loss: Of the score that may be lost: the fastest within it.
         task: By name: the best few are rolled out, and the winner again on seeds that nothing was chosen by.
         rollouts: Pairs on tuning seeds, and as many on fresh ones.
-        minutes: After which no new method is tried; rollouts come on top.
+        minutes: In which all but the rollouts is done, which come on top. In more of them the policy's own actions are known
+            better, and more is tried; with the same `state` a call goes on from where the last one was.
         keep_sampler: Only schedules, under the policy's own sampler.
         keep_spread: Only methods whose actions keep the spread of the policy's own.
         engine: For every method.
+        rate_hz: How often a control loop asks for a chunk: calls are timed at that rate, not back to back.
         seed: Of all noise and of the split of the observations.
         source: Where the policy came from, for the record.
         backend: Runs the rollouts, see `jobs`.
+        started: When the minutes began, by `time.monotonic`; with this call unless given.
         progress: Whether to show bars.
     """
     goal = Goal(deadline_ms, loss, KEPT_SPREAD if keep_spread else None)
-    if not (minutes > 0 and rollouts > 0):
-        raise TuningError(f"tuning needs minutes and rollouts above 0, got {minutes} and {rollouts}")
+    if not (minutes > 0 and rollouts > 0 and rate_hz > 0):
+        raise TuningError(f"tuning needs minutes, rollouts and a rate above 0, got {minutes}, {rollouts} and {rate_hz}")
+    box = TimeBox(minutes, started, progress)
     port = port_of(policy)
     dealt = deal(observations, {}, sizes(batch_size(observations)), seed)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()) if state is None else state)
         _claim(directory, port, observations, seed)
-        trials = Trials(port, dealt, directory, TimeLimit(minutes), engine=engine, seed=seed, progress=progress)
-        plain_ms, points = trials.timed(try_methods(trials, goal, keep_sampler))
+        how: dict[str, Any] = {"engine": engine, "rate_hz": rate_hz, "seed": seed, "progress": progress}
+        trials = Trials(port, dealt, directory, box, bounded=task is None, **how)
+        tried = try_methods(trials, goal, keep_sampler)
+        check_tried(trials, tried, minutes)
+        plain_ms, points = trials.timed(sorted(tried, key=goal.order))
         fresh = None
         if task is None:
             chosen = choose(measured_most(points), goal)
+            if trials.unlike:
+                trials.notes.append(f"nothing is promised of any method's loss: {trials.unlike}; roll out with --task")
         else:
 
             def differences(methods: list[str], first_seed: int) -> dict[str, Estimate]:
@@ -148,39 +160,59 @@ def tune(
         policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
         goal=goal,
         setting={
-            "observations": {name: batch_size(part) for name, part in dealt.items()},
+            "observations": {name: batch_size(part) for name, part in dealt.items()}
+            | {DISTANCES: batch_size(trials.observations)},
             "observed": hash_observations(observations),
             "seed": seed,
             "minutes": minutes,
             "task": task,
             "rollouts": 0 if task is None else rollouts,
-            "seconds": round(trials.limit.passed, 1),
+            "seconds": round(box.passed, 1),
+            "rate_hz": rate_hz,
         },
         machine=describe(),
         plain_ms=plain_ms,
         points=tuple(sorted(points, key=lambda point: point.p50_ms)),
         chosen=chosen,
         fresh=fresh,
-        notes=tuple(trials.notes),
+        notes=(*trials.notes, *late_note(trials)),
     )
     return Tuned(tuning, trials.sampler_of(chosen.method), trials.schedule_of(chosen.method))
 
 
+def check_tried(trials: Trials, points: Sequence[Point], minutes: float) -> None:
+    """Refuse to choose where there is nothing to choose from, and say what would help."""
+    if any(point.method != BASELINE for point in points):
+        return
+    if not trials.late:
+        raise TuningError(f"no method could be tried: {'; '.join(trials.notes)}")
+    raise TuningError(
+        f"nothing was tried: {minutes:g} minutes were over before a method could be compared with the policy as it is; give "
+        f"it {max(trials.minutes_needed, 2 * minutes):g} minutes (--minutes), which go on from what is kept in the state"
+    )
+
+
+def late_note(trials: Trials) -> list[str]:
+    """What there was no time for."""
+    late = [name for name in dict.fromkeys(trials.late) if name not in trials.candidates]
+    more = "the same command with more minutes goes on from here"
+    return [f"not tried, as the time was up: {', '.join(late)}; {more}"] if late else []
+
+
 def try_methods(trials: Trials, goal: Goal, keep_sampler: bool) -> list[Point]:
     """The points that are worth timing: the finalists, and besides them, as first tried, the front and what anybody would
-    try without tuning."""
-    if goal.deadline_ms is not None:
-        trials.check_deadline(goal.deadline_ms)
-    port = trials.port
+    try without tuning. Plain fewer steps come first: they take the least time to try."""
+    trials.begin(goal.deadline_ms)
+    port, samples = trials.port, trials.first_samples
     free = not keep_sampler and port.sampler is not None
     simple = [FULL, *(fewer_steps(port) if free else ())]
-    points = trials.measure(simple, FIRST_SAMPLES)
+    points = trials.measure(simple, samples)
     if free and isinstance(port.sampler, Diffusion):
         points += try_chosen_samplers(trials, goal, most=len(port.timesteps))
     if free:
-        points += trials.measure(cached_methods(points, goal), FIRST_SAMPLES)
+        points += trials.measure(cached_methods(points, goal), samples)
     budgets = OWN_BUDGETS[2:5] if free else OWN_BUDGETS
-    points += trials.measure([Method(reuse=ActionBudget(budget)) for budget in budgets], FIRST_SAMPLES)
+    points += trials.measure([Method(reuse=ActionBudget(budget)) for budget in budgets], samples)
     names = {method.name for method in simple}
     rest = {point.method: point for point in points if point.method in names or point in front(points)}
     return list((rest | try_finalists(trials, points, goal)).values())
@@ -190,14 +222,13 @@ def try_finalists(trials: Trials, points: list[Point], goal: Goal) -> dict[str, 
     """The most promising points with more samples. The first trial is optimistic about the points that it ranks highest:
     where none of these still meets the goal, the next ones that seemed to are tried too, as long as there is time."""
     tried: dict[str, Point] = {}
-    waiting = points
+    waiting, samples = points, trials.final_samples(FINALISTS)
     while waiting:
         finalists = promising(waiting, goal, FINALISTS)
-        methods = [method_named(point.method) for point in finalists]
-        found = trials.measure(methods, FINAL_SAMPLES, even_late=not tried)
+        found = trials.measure([method_named(point.method) for point in finalists], samples, FINAL)
         tried |= {point.method: point for point in found}
         waiting = [point for point in waiting if point not in finalists]
-        if any(goal.miss(point) == 0 for point in tried.values()) or trials.limit.over:
+        if not found or any(goal.miss(point) == 0 for point in tried.values()):
             break
         if all(goal.miss(point) > 0 for point in waiting):
             break
@@ -222,9 +253,10 @@ def roll_out(
 
 
 def measured_most(points: list[Point]) -> list[Point]:
-    """Those of the longest trial: a first one is not enough to be chosen by."""
-    most = max(point.chunks for point in points)
-    return [point for point in points if point.chunks == most]
+    """Those of the longest trial: a first one is not enough to be chosen by, unless there was no time for another. The
+    policy as it is needs none: it loses nothing."""
+    most = max((point.chunks for point in points if point.method != BASELINE), default=0)
+    return [point for point in points if point.chunks >= most or point.method == BASELINE]
 
 
 def sizes(total: int) -> dict[str, int]:
@@ -253,7 +285,7 @@ def try_chosen_samplers(trials: Trials, goal: Goal, most: int) -> list[Point]:
     while 0 <= place < len(numbers):
         fitted = FittedSteps(numbers[place], 1.0) if goal.spread else FittedSteps(numbers[place])
         methods = [Method(FewerSteps("ddpm", numbers[place], placed=True)), Method(fitted)]
-        points += (found := trials.measure(methods, FIRST_SAMPLES))
+        points += (found := trials.measure(methods, trials.first_samples))
         met = any(goal.miss(point) == 0 for point in found)
         towards = -1 if met == (goal.loss is not None) else 1
         if not found or towards == -way:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 
-from blockcache.attach.patching import handle_on
+from blockcache.attach.patching import handle_on, locks
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime, require_size
-from blockcache.engines.patched import attach_strategy
-from blockcache.engines.rehearsal import Runner, rehearsed_build
+from blockcache.engines.patched import follow
+from blockcache.engines.rehearsal import Runner, build_for_file, rehearsed_build
 from blockcache.engines.stats import Counts, Stats
-from blockcache.engines.whole_loop import AttachedEngine, attach_runner
+from blockcache.engines.whole_loop import PreparedEngine, prepare_runner
 from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
@@ -30,7 +30,6 @@ BESIDE: Final = "beside"  # no schedule was named: the one beside the policy, if
 ENGINES = ("auto", "onnx", "loop", "patched")
 OUTPUTS = ("chunk", "action")
 CHECKS = ("strict", "shape")
-_enabling = threading.Lock()
 _logger = logging.getLogger("blockcache")
 _told: set[str] = set()
 
@@ -39,26 +38,27 @@ class Acceleration:
     """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
 
     def __init__(
-        self, port: Port, engine: str, attached: AttachedEngine, counts: Counts, notes: tuple[str, ...]
+        self, port: Port, engine: str, prepared: PreparedEngine, counts: Counts, notes: tuple[str, ...]
     ) -> None:
         self.policy, self.engine = port.policy, engine
-        self.noticed_within = attached.noticed_within
+        self.noticed_within = prepared.noticed_within
         """Calls after which a change of weights or settings was noticed, see `accelerate`; patched reads them anyway."""
-        self.rehearsal_seconds = attached.rehearsal_seconds
+        self.rehearsal_seconds = prepared.rehearsal_seconds
         """What comparing with the policy's own actions took, see `accelerate`; 0 if that was not needed, or left out."""
         self._blocks = tuple(block.name for block in port.adapter.blocks)
-        self._attached, self._counts, self._notes, self._entry = attached, counts, notes, port.entry
-        self.predict_action = self._with_signature_of(getattr(port.policy, port.entry))
-        attached.patches.handle = self  # for `handle_of`
+        self._patches, self._verify = prepared.patches, prepared.verify
+        self._counts, self._notes, self._entry = counts, notes, port.entry
+        prepared.patches.handle = self  # for `handle_of`
 
     @property
     def enabled(self) -> bool:
-        return bool(self._attached.patches)
+        return bool(self._patches)
 
-    def _with_signature_of(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        """`predict_action`, accelerated, with the signature of the policy's own: callers look for `generator` in it."""
+    @property
+    def predict_action(self) -> Callable[..., Any]:
+        """The policy's entry, accelerated, with the signature of its own: callers look for `generator` in it."""
 
-        @functools.wraps(own, updated=())
+        @functools.wraps(getattr(self.policy, self._entry), updated=())
         def predict_action(*args: Any, **kwargs: Any) -> Any:
             self._require_enabled()
             return getattr(self.policy, self._entry)(*args, **kwargs)
@@ -76,14 +76,15 @@ class Acceleration:
         takes about as long as those do. The patched engine runs the policy as it is: there is nothing to verify.
         """
         self._require_enabled()
-        self._attached.verify()
+        self._verify()
 
     def disable(self) -> None:
         """Put the policy back exactly as it was, when the generations of other threads have ended: it waits for them.
 
         Whoever calls the policy meanwhile waits too, and then gets the policy as it was. Calling it again does nothing.
         """
-        self._attached.patches.remove()
+        self._patches.remove()
+        self._verify = lambda: None  # which holds the engine
 
     def _require_enabled(self) -> None:
         if not self.enabled:
@@ -104,6 +105,7 @@ def accelerate(
     check: str = "strict",
     threads: int | None = None,
     trust: bool = False,
+    rtc: bool = False,
 ) -> Acceleration:
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
@@ -128,6 +130,8 @@ def accelerate(
         trust: Whether to leave out that loop and onnx compare a policy of other code than this package's with its own
             `predict_action`, at every start, in three generations; `rehearsal_seconds` says how long that took. For whoever
             knows that the policy, and all code that it runs, are those of an earlier start.
+        rtc: Whether `predict_action` takes `previous`, what is known of the chunk before (real-time chunking); see
+            `blockcache_runtime.chunks.Previous`.
 
     Returns:
         The handle: call it as the policy, ask it for `stats()`, and `disable()` it; it is a context manager as well.
@@ -151,29 +155,37 @@ def accelerate(
         )
     if threads is not None and threads < 1:
         raise EngineError(f"an engine needs one thread at least, got {threads}")
-    with _enabling:
-        inner = policy.policy if isinstance(policy, Port) else policy
-        if handle_on(inner) is not None:
-            raise PolicyError(
-                "this policy is accelerated already; call disable() first (blockcache.handle_of(policy) gives back a handle "
-                "that was lost)"
-            )
-        port = port_of(policy)
-        port.check_weights()
-        notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
-        notes += () if followed is None else (f"the schedule is {followed}",)
-        strategy, counts, passed_over = schedule or _full(port), Counts(), tuple[str, ...]()
-        attach = functools.partial(_attach, port, strategy, output, threads, trust, counts)
-        if engine == "auto":
-            engine, attached, passed_over = _attach_fastest(attach, strategy, output)
-        else:
-            attached = attach(engine)
-        handle = Acceleration(port, engine, attached, counts, (*notes, *passed_over))
-    for note in passed_over:
-        if note not in _told:
-            _told.add(note)
-            _logger.warning("%s", note)
-    return handle
+    prepared: PreparedEngine | None = None
+    try:
+        with locks["enabling"]:
+            inner = policy.policy if isinstance(policy, Port) else policy
+            if handle_on(inner) is not None:
+                raise PolicyError(
+                    "this policy is accelerated already; call disable() first (blockcache.handle_of(policy) gives back a "
+                    "handle that was lost)"
+                )
+            port = port_of(policy)
+            port.check_weights()
+            notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
+            notes += () if followed is None else (f"the schedule is {followed}",)
+            strategy, counts, passed_over = schedule or _full(port), Counts(), tuple[str, ...]()
+            prepare = functools.partial(_prepare, port, strategy, output, threads, trust, rtc, counts)
+            if engine == "auto":
+                engine, prepared, passed_over = _prepare_fastest(prepare, strategy, output)
+            else:
+                prepared = prepare(engine)
+            handle = Acceleration(port, engine, prepared, counts, (*notes, *passed_over))
+            prepared.patches.apply()
+            prepared.settle()
+        for note in passed_over:
+            if note not in _told:
+                _told.add(note)
+                _logger.warning("%s", note)
+        return handle
+    except BaseException:  # Ctrl-C too: nobody would have the handle
+        if prepared is not None:
+            prepared.patches.remove()
+        raise
 
 
 def schedule_beside(policy: Any) -> Path | None:
@@ -201,24 +213,31 @@ def _full(port: Port) -> Schedule:
     return Schedule.every_step(len(port.timesteps), [block.name for block in port.adapter.blocks])
 
 
-def _attach_fastest(
-    attach: Callable[[str], AttachedEngine], strategy: Strategy, output: str
-) -> tuple[str, AttachedEngine, tuple[str, ...]]:
+def _prepare_fastest(
+    prepare: Callable[[str], PreparedEngine], strategy: Strategy, output: str
+) -> tuple[str, PreparedEngine, tuple[str, ...]]:
     """The fastest engine that supports the policy, and why it is not a faster one."""
     passed_over: list[str] = []
     for engine in ("onnx", "loop") if strategy.static else ():
         try:
-            return engine, attach(engine), tuple(passed_over)
+            return engine, prepare(engine), tuple(passed_over)
         except (EngineError, FileError) as error:  # FileError: an export that cannot be opened
             if engine == "loop" and output != "chunk":
                 raise  # patched computes the whole chunk in any case, so this is the reason to give
             passed_over.append(f"not {engine}: {error}")
-    return "patched", attach("patched"), tuple(passed_over)
+    return "patched", prepare("patched"), tuple(passed_over)
 
 
-def _attach(
-    port: Port, strategy: Strategy, output: str, threads: int | None, trust: bool, counts: Counts, engine: str
-) -> AttachedEngine:
+def _prepare(
+    port: Port,
+    strategy: Strategy,
+    output: str,
+    threads: int | None,
+    trust: bool,
+    rtc: bool,
+    counts: Counts,
+    engine: str,
+) -> PreparedEngine:
     if not strategy.static and (engine != "patched" or output != "chunk"):
         raise EngineError('TeaCache decides while it runs: it needs engine="patched" and output="chunk"')
     if engine == "patched":
@@ -226,19 +245,25 @@ def _attach(
             raise EngineError(
                 'the patched engine computes the whole chunk; output="action" needs engine="loop" or "onnx"'
             )
-        return AttachedEngine(attach_strategy(port, strategy, counts))
+        if rtc and "previous" not in inspect.signature(getattr(port.policy, port.entry)).parameters:
+            raise EngineError(
+                f"{type(port.policy).__name__}.{port.entry} takes no previous chunk, and the patched engine runs it as it "
+                'is; real-time chunking needs engine="loop" or "onnx"'
+            )
+        return PreparedEngine(follow(port, strategy, counts))
     if engine == "onnx":
         require_onnxruntime()
         _require_cpu_float32(port)
     assert isinstance(strategy, Schedule)
     built = rehearsed_build(port, strategy, engine, output, trust)
+    built = built.told(port) if rtc else built
     runner: Runner
     if engine == "loop":
         runner = Loop(built.program, built.plan, built.sampler)
     else:
         require_size(built.program)
         runner = open_cached(built, port.fingerprint, threads)
-    return attach_runner(port, built, runner, counts)
+    return prepare_runner(port, built, runner, counts)
 
 
 def _require_cpu_float32(port: Port) -> None:
@@ -256,6 +281,8 @@ def export_policy(
     output: str = "chunk",
     check: str = "strict",
     trust: bool = False,
+    rtc: bool = False,
+    fixed: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
     """Write a policy under a schedule as one ONNX file, atomically.
 
@@ -266,6 +293,9 @@ def export_policy(
         output: "chunk", or "action" to leave out what the robot does not execute (causal policies).
         check: "strict", or "shape" to accept a schedule that was made for other weights of the same shape.
         trust: Whether to leave out the comparison with a foreign policy's own actions, see `accelerate`.
+        rtc: Whether the file takes what is known of the chunk before (real-time chunking), as three more inputs.
+        fixed: Inputs that never change, by name, such as the token ids of the one task of a policy that is told its task:
+            they become constants of the file.
 
     Returns:
         Notes that a user should read.
@@ -277,17 +307,14 @@ def export_policy(
             f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
         )
     port = port_of(policy)
-    if port.begins_after_encoder:
-        raise EngineError(
-            f"the encoder of {type(port.policy).__name__} is not one that can be part of a file; accelerate the policy, "
-            'with engine="onnx" behind its encoder, or give it the encoder of the public hybrid image policies'
-        )
     port.check_weights()
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
-    built = rehearsed_build(port, schedule or _full(port), "onnx", output, trust)
+    built = build_for_file(port, schedule or _full(port), output, trust, fixed)
+    built = built.told(port) if rtc else built
     require_size(built.program)
     export(built, port.fingerprint, path)
-    return notes
+    outside = tuple(f"the file takes {name!r}: {what}" for name, what in built.program.outside.items())
+    return (*notes, *outside)
 
 
 def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:

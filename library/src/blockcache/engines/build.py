@@ -8,11 +8,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from blockcache.engines.walk import TOLD_OFFSET, TOLD_SCALE
 from blockcache.errors import EngineError
+from blockcache.models.own_policy import NOT_ACTIONS_ALONE
 from blockcache.models.port import Port
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.samplers import SamplerTable, table
 from blockcache.schedule import Plan, Schedule, compile_plan
+from blockcache_runtime.chunks import Previous
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +45,25 @@ class Build:
         if not self.program.causal:
             raise EngineError('output="action" needs causal attention, which this policy lacks; use output="chunk"')
         return replace(self, program=self.program.cut(self.program.executed[1]))
+
+    def told(self, port: Port) -> Build:
+        """The same for chunks that are told of the one before (real-time chunking); `port` is the policy's."""
+        if self.program.chunk[1] != self.program.action_dim:
+            raise EngineError(NOT_ACTIONS_ALONE)
+        units = {TOLD_SCALE: port.action_scale, TOLD_OFFSET: port.action_offset}
+        weights = {name: torch.as_tensor(value).to(self.program.like) for name, value in units.items()}
+        signature = f"{self.program.signature} told"
+        return replace(
+            self, program=replace(self.program, weights={**self.program.weights, **weights}, signature=signature)
+        )
+
+    def told_inputs(self, previous: Previous, batch: int) -> dict[str, Tensor]:
+        """What is known of the chunk before, as the program takes it."""
+        program = self.program
+        if TOLD_SCALE not in program.weights:
+            raise EngineError("this engine takes no previous chunk; accelerate the policy with rtc=True")
+        told = previous.inputs(batch, program.tokens - program.executed[0], program.action_dim)
+        return {name: torch.from_numpy(value).to(program.like) for name, value in told.items()}
 
 
 def build(port: Port, schedule: Schedule, engine: str) -> Build:

@@ -100,9 +100,6 @@ class TorchBackend(TorchArithmetic):
             total = total + value
         return total
 
-    def mul(self, a: Tensor, b: Tensor) -> Tensor:
-        return a * b
-
     def layer_norm(self, x: Tensor, width: int, eps: float) -> Tensor:
         return F.layer_norm(x, (width,), eps=eps)
 
@@ -173,6 +170,12 @@ class TorchBackend(TorchArithmetic):
 
     def repeat(self, body: Any, sampler: Any, noise: Any) -> None:
         return None
+
+    def pull(self, delay: Tensor, overlap: Tensor, before: int, tokens: int) -> tuple[Tensor, Tensor]:
+        place = torch.arange(tokens - before, device=delay.device)
+        weights = ((overlap[:, None] - place) / (overlap - delay + 1)[:, None]).clamp(0, 1)
+        pull = F.pad(weights, (before, 0)).reshape(-1, 1)
+        return pull, 1 - pull
 
     def watch(self, stream: Tensor, output: Tensor) -> None:
         self._watch.see(stream)

@@ -24,6 +24,7 @@ from blockcache.models.noise import draw
 from blockcache.models.program import Program
 from blockcache.observations.tensors import Observation, as_tensor
 from blockcache_runtime import ExportedPolicy
+from blockcache_runtime.chunks import Previous
 from blockcache_runtime.graph import check_model
 from blockcache_runtime.session import FORMAT, MINIMUM, MOST_BYTES, with_hash
 
@@ -77,6 +78,7 @@ def _content(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
         "origin": dict(build.schedule.origin),
         "fingerprint": fingerprint.to_dict(),
         **({"encoder": _encoder(build.program)} if build.program.cameras else {}),
+        **({"outside": dict(build.program.outside)} if build.program.outside else {}),
     }
 
 
@@ -133,13 +135,18 @@ class OnnxRunner:
         return _to_torch(self._export.run_checked(observed, noise.detach().numpy()))
 
     def predict_action(
-        self, obs: Observation, *, generator: torch.Generator | None = None, noise: Tensor | None = None
+        self,
+        obs: Observation,
+        *,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
+        previous: Previous | None = None,
     ) -> dict[str, Tensor]:
-        """One generation, as the policy that was exported gives it for the same `generator` or `noise`."""
+        """One generation, as the policy that was exported gives it for the same `generator`, `noise` and `previous`."""
         observed = self._export.check_observation(_to_numpy(obs))
         if noise is None:
             noise = self.draw_noise(len(next(iter(observed.values()))), generator)
-        return _to_torch(self._export.run(observed, _to_numpy(noise, "noise")))
+        return _to_torch(self._export.run(observed, _to_numpy(noise, "noise"), previous))
 
     def features(self, obs: Observation) -> Any:
         """The encoder alone, of an export with cameras: (n_obs_steps, B, features)."""

@@ -5,8 +5,8 @@ Values are names in the graph. Knows nothing of programs, plans or ONNX Runtime.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -200,6 +200,16 @@ class OnnxBackend:
         self._rows_like = tensors[0]
         return tensors
 
+    def pull(self, delay: str, overlap: str, before: int, tokens: int) -> tuple[str, str]:
+        place, one = np.arange(tokens) - before, self.constant(1.0, "one")
+        delay, overlap = (self.reshape(value, (-1, 1)) for value in (delay, overlap))
+        falling = self.node("Sub", overlap, self.constant(place.astype(np.float64), "told_places"))
+        steps = self.node("Add", self.node("Sub", overlap, delay), one)
+        weights = self.node("Clip", self.node("Div", falling, steps), self.constant(0.0, "zero"), one)
+        weights = self.node("Mul", weights, self.constant((place >= 0) * 1.0, "told_tokens"))
+        pull = self.reshape(weights, (-1, 1))
+        return pull, self.node("Sub", one, pull)
+
     def repeat(self, body: Step, sampler: SamplerTable, noise: Sequence[str]) -> str | None:
         """A Scan: a fiftieth of the nodes at almost the same speed. What a step reads by its number comes in by row."""
         if self._unrolled:
@@ -211,15 +221,22 @@ class OnnxBackend:
         stacked = self.node("Concat", *(next(drawn) if draws else blank for draws in sampler.draws), axis=0)
         rows["noise_row"] = self.reshape(stacked, (sampler.steps, -1, size))
 
+        def row(name: str, column: npt.NDArray[np.float64]) -> str:
+            rows[f"{name}_row"] = self.constant(column.reshape(-1, 1), f"sampler_{name}")
+            return f"{name}_row"
+
         def coefficient(name: str) -> Any:
             column = np.asarray(getattr(sampler, name))
             if not column.any():
                 return 0.0  # no step has one
-            rows[f"{name}_row"] = self.constant(column.reshape(-1, 1), f"sampler_{name}")
-            return f"{name}_row"
+            return row(name, column)
+
+        def guided() -> tuple[str, str]:
+            of_sample, of_clean = sampler.eps_of_clean()
+            return row("eps_sample", of_sample), row("eps_clean", of_clean)
 
         named = {item.name: coefficient(item.name) for item in fields(Coefficients) if item.name not in ("clip", "s")}
-        at = Coefficients(**named, s=1.0, clip=sampler.clip)
+        at = _RowCoefficients(**named, s=1.0, clip=sampler.clip, guided=guided)
         step = _ScanBackend(self._program, self, rows)
         x, x0 = body(step, None, at, "x", "x0_prev", "noise_row")
         for name, value in (("x_next", x), ("x0_next", x0), ("step_norm", step.norms())):
@@ -249,6 +266,16 @@ class OnnxBackend:
     def _norm(self, rows: str) -> str:
         """Of all rows as one, (1, 1), which is faster than row by row. NaN shows in it; ReduceMax passes over NaN."""
         return self.node("ReduceL2", rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RowCoefficients(Coefficients):
+    """Names of rows inside a Scan; those that a guide alone needs come in when it asks for them."""
+
+    guided: Callable[[], tuple[str, str]]
+
+    def eps_of_clean(self) -> tuple[str, str]:
+        return self.guided()
 
 
 class _ScanBackend(OnnxBackend):

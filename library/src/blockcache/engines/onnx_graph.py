@@ -12,10 +12,11 @@ import onnx
 from onnx import helper
 
 from blockcache.engines.onnx_backend import OnnxBackend, value_info
-from blockcache.engines.walk import generate
+from blockcache.engines.walk import TOLD_SCALE, generate
 from blockcache.models.program import Program
 from blockcache.samplers import SamplerTable
 from blockcache.schedule.plan import Plan
+from blockcache_runtime.chunks import EXECUTION_HORIZON, LATENCY, PREVIOUS_CHUNK
 from blockcache_runtime.session import EARLIER_FEATURES
 
 OPSET, IR_VERSION = 23, 11
@@ -26,7 +27,8 @@ def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: b
     which tells whether something on the way was not finite (see `walk.generate`).
 
     With cameras it takes frames by moment, and as `kept_features` what the moments before them showed, which need not be
-    looked at again: none of them, or all but one. It gives the `features` of all moments back.
+    looked at again: none of them, or all but one. It gives the `features` of all moments back. A program that can be told of
+    the chunk before takes the three inputs that `chunks` names as well.
 
     Args:
         program: The denoiser.
@@ -59,11 +61,20 @@ def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: b
 
 def _inputs(program: Program) -> dict[str, list[Any]]:
     """What goes in besides the noise: shapes by name."""
-    inputs = {
+    inputs: dict[str, list[Any]] = {
         name: ["moments", "batch", *shape[1:]] if name in program.cameras else ["batch", *shape]
         for name, shape in program.inputs.items()
     }
-    return {**inputs, EARLIER_FEATURES: ["kept", "batch", program.features]} if program.cameras else inputs
+    if program.cameras:
+        inputs[EARLIER_FEATURES] = ["kept", "batch", program.features]
+    if TOLD_SCALE in program.weights:
+        known = program.tokens - program.executed[0]
+        inputs |= {
+            PREVIOUS_CHUNK: ["batch", known, program.action_dim],
+            LATENCY: ["batch"],
+            EXECUTION_HORIZON: ["batch"],
+        }
+    return inputs
 
 
 def declared(model: onnx.ModelProto) -> dict[str, dict[str, list[Any]]]:

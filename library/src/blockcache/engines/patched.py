@@ -17,8 +17,8 @@ from blockcache.schedule import Plan, Reuse, Schedule, Strategy, compile_plan
 from blockcache.solvers.teacache import TeaCacheRule
 
 
-def attach_strategy(port: Port, strategy: Strategy, counts: Counts) -> Patches:
-    """Follow a strategy: compute blocks when it says so, and reuse what they added elsewhere."""
+def follow(port: Port, strategy: Strategy, counts: Counts) -> Patches:
+    """Patches that follow a strategy: compute blocks when it says so, and reuse what they added elsewhere."""
     if isinstance(strategy, TeaCacheRule):
         return attach(port, lambda: _RuleGeneration(strategy, port, counts), watched=True)
     assert isinstance(strategy, Schedule)

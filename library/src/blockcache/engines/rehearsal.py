@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import is_
@@ -26,8 +26,9 @@ from blockcache.engines.loop import Loop
 from blockcache.errors import BlockcacheError, EngineError, NonFiniteError, ObservationError, in_one_line
 from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
-from blockcache.models.program import Program
+from blockcache.models.program import Program, UnsupportedError
 from blockcache.progress import progress_bar
+from blockcache.samplers import table
 from blockcache.schedule import Schedule, compile_plan
 
 _CONTAINERS = (dict, OrderedDict, list, set, deque)
@@ -92,6 +93,44 @@ def rehearsed_build(port: Port, schedule: Schedule, engine: str, output: str = "
     return whole if output == "chunk" else whole.actions_only()
 
 
+def build_for_file(
+    port: Port, schedule: Schedule, output: str = "chunk", trust: bool = False, fixed: Mapping[str, Any] | None = None
+) -> Build:
+    """The same for a file, which has to hold a policy's encoders too.
+
+    Args:
+        port: The policy.
+        schedule: What the file follows.
+        output: "chunk", or "action" to leave out what the robot does not execute.
+        trust: Whether to leave the comparison with the policy's own actions out.
+        fixed: Inputs that never change, by name; they become constants.
+    """
+    if not port.begins_after_encoder and not fixed:
+        return rehearsed_build(port, schedule, "onnx", output, trust)
+    refuse_autocast(next(port.adapter.denoiser.parameters()))
+    try:
+        program = port.file_program(fixed or {})
+    except UnsupportedError as error:
+        raise EngineError(f'the onnx engine does not support {error}; use engine="patched"') from error
+    assert port.sampler is not None  # a program was made for it
+    whole = Build(program, schedule, table(port.sampler))
+    if not trust:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            made = port.synthetic_observations(2)
+        constant = {name: torch.as_tensor(value).expand_as(made[name]) for name, value in (fixed or {}).items()}
+
+        def read(obs: Any) -> tuple[dict[str, Tensor], None]:
+            given = port.file_inputs(obs)
+            return {name: given[name] for name in program.inputs}, None
+
+        trial = Trial(port.prepare_observation(made | constant), read)
+        found = compare(port, whole, getattr(port.policy, port.entry), [trial])
+        if found.reason is not None:
+            raise EngineError(f"a file cannot stand in for this policy's own {port.entry}, {found.reason}")
+    return whole if output == "chunk" else whole.actions_only()
+
+
 def _rehearsed(port: Port, whole: Build, engine: str) -> Build:
     started = time.perf_counter()
     found = compare(port, whole, getattr(port.policy, port.entry))
@@ -119,14 +158,16 @@ def compare(port: Port, built: Build, own: Callable[..., Any], trials: Sequence[
     everything = Schedule.every_step(sampler.steps, [block.name for block in program.blocks])
     loop = Loop(program, compile_plan(everything), sampler)
     longer_history, seed = False, 0
-    with torch.random.fork_rng(), torch.no_grad(), _put_back(port):
+    title = "comparing with the policy's own loop"
+    bar = progress_bar(desc=title, total=len(trials) or 3, unit="call", leave=False, delay=1.0)
+    with bar, torch.random.fork_rng(), torch.no_grad(), _put_back(port):
         torch.manual_seed(seed)
         waiting = deque(trials or _made_up(port, program))
         while waiting:
             one, seed = waiting.popleft(), seed + 1
             torch.manual_seed(seed)
             try:
-                expected = _own_actions(port, own, one.obs, sampler.steps)
+                expected = _own_actions(port, own, one.obs)
             except Exception as error:  # foreign code may raise anything
                 if one.otherwise is not None:
                     waiting.append(one.otherwise)
@@ -146,6 +187,7 @@ def compare(port: Port, built: Build, own: Callable[..., Any], trials: Sequence[
             if reason is not None:
                 return Comparison(reason + one.what)
             longer_history |= one.otherwise is not None
+            bar.update()
     return Comparison(None, longer_history)
 
 
@@ -199,14 +241,8 @@ def _made_up(port: Port, program: Program) -> Iterator[Trial]:
     yield Trial(longer, lambda _: (read, None), " with two observations of a history longer than n_obs_steps", two)
 
 
-def _own_actions(port: Port, own: Callable[..., Any], obs: Any, steps: int) -> Tensor:
-    title = "comparing with the policy's own loop"
-    with progress_bar(desc=title, total=steps, unit="step", leave=False, delay=1.0) as bar:
-        hook = port.adapter.denoiser.register_forward_hook(lambda *_: bar.update() and None)
-        try:
-            return port.action_of(own(obs))
-        finally:
-            hook.remove()
+def _own_actions(port: Port, own: Callable[..., Any], obs: Any) -> Tensor:
+    return port.action_of(own(obs))
 
 
 @contextmanager
@@ -228,15 +264,22 @@ def _put_back(port: Port) -> Iterator[None]:
         elif depth < _DEPTH and isinstance(getattr(value, "__dict__", None), dict):
             waiting.append((vars(value), depth + 1))
     try:
-        yield
+        try:
+            yield
+        finally:
+            _restore(held.values())
     finally:
-        for value, before in held.values():
-            if isinstance(value, Tensor):
-                if value._version != before[0]:
-                    value.data.copy_(before[1])
-            elif value != before if isinstance(value, set) else not _holds_the_same(value, before):
-                value.clear()
-                (value.update if isinstance(value, dict | set) else value.extend)(before)
+        _restore(held.values())  # should Ctrl-C have hit the first
+
+
+def _restore(held: Iterable[tuple[Any, Any]]) -> None:
+    for value, before in held:
+        if isinstance(value, Tensor):
+            if value._version != before[0]:
+                value.data.copy_(before[1])
+        elif value != before if isinstance(value, set) else not _holds_the_same(value, before):
+            value.clear()
+            (value.update if isinstance(value, dict | set) else value.extend)(before)
 
 
 def _holds_the_same(value: Any, before: Any) -> bool:

@@ -144,9 +144,7 @@ class Structure:
                 for registry in _registries(part):
                     yield from (((name, key), value) for key, value in [*registry.items()])
                 for key in ("_forward_hooks", "_forward_pre_hooks"):
-                    # a progress bar of this package counts steps with a hook, and changes nothing
-                    hooks = [hook for hook in [*getattr(part, key).values()] if not _is_of_this_package(hook)]
-                    yield (name, key), hooks
+                    yield (name, key), [*getattr(part, key).values()]
 
     def _remember(self) -> None:
         parts = [*self._parts.values()]
@@ -213,10 +211,6 @@ def _is_same(was: Any, found: Any) -> bool:
     if was is found or was is _UNKNOWN or found is _UNKNOWN:
         return True
     return not isinstance(was, Tensor | nn.Module) and not isinstance(found, Tensor | nn.Module) and bool(was == found)
-
-
-def _is_of_this_package(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("blockcache.")
 
 
 def _shown(value: Any) -> str:

@@ -10,10 +10,13 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from blockcache.models.program import Ops, Program, Value
-from blockcache.samplers import Arithmetic, Coefficients, SamplerTable, step
+from blockcache.samplers import Arithmetic, Coefficients, Guide, SamplerTable, step
 from blockcache.schedule.plan import Compute, Operation, Plan, Reuse
+from blockcache_runtime.chunks import EXECUTION_HORIZON, LATENCY, PREVIOUS_CHUNK, TOLD
 from blockcache_runtime.session import EARLIER_FEATURES
 
+TOLD_SCALE, TOLD_OFFSET = "rtc_scale", "rtc_offset"
+"""Weights of a program that can be told of the chunk before: what makes robot units normalised ones."""
 Step: TypeAlias = Callable[["Backend", Any, Coefficients, Value, Value, Value], tuple[Value, Value]]
 """(backend, step, coefficients, sample, x0 of the step before, scaled noise) -> the next sample and x0."""
 
@@ -26,6 +29,9 @@ class Backend(Ops, Arithmetic[Value], Protocol):
 
     def repeat(self, body: Step, sampler: SamplerTable, noise: Sequence[Value]) -> Value | None:
         """Steps that are all alike, as one loop of the backend's own: the clean sample. None if it has none."""
+
+    def pull(self, delay: Value, overlap: Value, before: int, tokens: int) -> tuple[Value, Value]:
+        """`chunks.prefix_weights` of (B,) and (B,) over all tokens, (rows, 1), 0 for those `before`; and 1 minus that."""
 
     def watch(self, stream: Value, output: Value) -> None:
         """Remember a step's stream before it leaves, (rows, d), and the denoiser's output, (rows, D)."""
@@ -46,6 +52,7 @@ def generate(
         plan: Which blocks are computed at which step.
         sampler: The coefficients of all steps.
         obs: The observation in robot units, by the program's input names; of cameras the moments come before the batch.
+            With the inputs that `chunks` names besides, if the chunk is told of the one before.
         noise: (1 + draws, B, T, D): the start, then one for each step that draws.
 
     Returns:
@@ -55,13 +62,28 @@ def generate(
     """
     scales = [float(scale) for scale, draws in zip(sampler.s, sampler.draws, strict=True) if draws]
     scaled = backend.scaled_noise(noise, [1.0, *scales], program.tokens)
+    guide, obs = guided(backend, program, obs)
     shown, features = perceive(backend, program, obs)
     conditions = program.conditions(backend, shown)
-    sample = denoise(backend, program, plan, sampler, conditions, scaled)
+    sample = denoise(backend, program, plan, sampler, conditions, scaled, guide)
     actions = program.select(backend, program.finish(backend, sample), conditions)
     norms = backend.norms(actions)
     found = {"action": backend.slice(actions, 1, *program.executed), **features, "norms": norms}
     return {**found, "action_pred": actions} if program.whole else found
+
+
+def guided(
+    backend: Backend, program: Program, obs: Mapping[str, Value]
+) -> tuple[Guide[Value] | None, Mapping[str, Value]]:
+    """What the chunk is told of the one before, token by token, if anything is; and the observation alone."""
+    if PREVIOUS_CHUNK not in obs:
+        return None, obs
+    before, shape = program.executed[0], (-1, program.action_dim)
+    pull, keep = backend.pull(obs[LATENCY], obs[EXECUTION_HORIZON], before, program.tokens)
+    known = backend.concat([*[backend.slice(obs[PREVIOUS_CHUNK], 1, 0, 1)] * before, obs[PREVIOUS_CHUNK]], 1)
+    normalised = backend.add([backend.mul(known, backend.weight(TOLD_SCALE)), backend.weight(TOLD_OFFSET)])
+    alone = {name: value for name, value in obs.items() if name not in TOLD}
+    return Guide(pull, keep, backend.mul(backend.reshape(normalised, shape), pull)), alone
 
 
 def perceive(ops: Ops, program: Program, obs: Mapping[str, Value]) -> tuple[Mapping[str, Value], dict[str, Value]]:
@@ -79,13 +101,19 @@ def perceive(ops: Ops, program: Program, obs: Mapping[str, Value]) -> tuple[Mapp
 
 
 def denoise(
-    backend: Backend, program: Program, plan: Plan, sampler: SamplerTable, conditions: Any, noise: Sequence[Value]
+    backend: Backend,
+    program: Program,
+    plan: Plan,
+    sampler: SamplerTable,
+    conditions: Any,
+    noise: Sequence[Value],
+    guide: Guide[Value] | None = None,
 ) -> Value:
     """All steps of the sampler; the clean sample (rows, D). `noise` is scaled already."""
 
     def alike(inner: Backend, now: Any, at: Coefficients, x: Value, x0: Value, added: Value) -> tuple[Value, Value]:
         output = denoiser_output(inner, program, plan.program[0], Reuse(plan, inner.add), conditions, now, x)
-        return step(inner, at, x, output, x0, added)
+        return step(inner, at, x, output, x0, added, guide)
 
     if plan.computes_everything and (sample := backend.repeat(alike, sampler, noise)) is not None:
         return sample
@@ -95,7 +123,7 @@ def denoise(
         output = denoiser_output(backend, program, operations, reuse, conditions, number, x)
         reuse.end_step(number)
         at, draws = sampler.at(number), sampler.draws[number]
-        x, x0 = step(backend, replace(at, s=float(draws)), x, output, x0, next(drawn) if draws else None)
+        x, x0 = step(backend, replace(at, s=float(draws)), x, output, x0, next(drawn) if draws else None, guide)
     return x
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,27 +21,30 @@ from blockcache.engines.stats import Counts
 from blockcache.errors import EngineError, ObservationError, StaleError
 from blockcache.models.noise import check_noise, draw_all
 from blockcache.models.port import Port
+from blockcache_runtime.chunks import Previous
 
 
 @dataclass(frozen=True, eq=False)
-class AttachedEngine:
-    """An engine in the policy's place.
+class PreparedEngine:
+    """An engine that can take the policy's place.
 
     Args:
-        patches: Undo it.
+        patches: Put it there, and undo it.
+        settle: To be called once it is there.
         verify: Raises a `StaleError` if the policy is no longer what the engine was made of.
         noticed_within: Calls after which any change of weights or settings was noticed.
         rehearsal_seconds: What comparing it with the policy's own actions took.
     """
 
     patches: Patches
+    settle: Callable[[], None] = lambda: None
     verify: Callable[[], None] = lambda: None  # an engine that copies nothing has nothing to verify
     noticed_within: int = 1
     rehearsal_seconds: float = 0.0
 
 
-def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> AttachedEngine:
-    """Replace the policy's entry by the runner."""
+def prepare_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> PreparedEngine:
+    """A runner in place of the policy's entry."""
     guard, own, patches = StaleGuard(port), getattr(port.policy, port.entry), Patches()
     program, sampler, schedule, like = built.program, built.sampler, built.schedule, built.program.like
     computed = {name: len(steps) for name, steps in schedule.updates.items()}
@@ -51,7 +54,11 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> A
         name = next(iter(inspect.signature(original).parameters))  # the public code's is obs_dict
 
         def predict_action(
-            *given: Any, generator: torch.Generator | None = None, noise: Tensor | None = None, **named: Any
+            *given: Any,
+            generator: torch.Generator | None = None,
+            noise: Tensor | None = None,
+            previous: Previous | None = None,
+            **named: Any,
         ) -> Any:
             if len(given) + len(named) != 1 or set(named) - {name}:
                 raise TypeError(f"{port.entry} takes one observation ({name}), got {[*map(type, given), *named]}")
@@ -64,7 +71,8 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> A
                 drawn = check_noise(noise, sampler, chunk, like)
             else:
                 drawn = draw_all(sampler, chunk, like, generator, start if generator is None else None)
-            result = runner(observed, drawn)
+            told = {} if previous is None else built.told_inputs(previous, len(drawn[0]))
+            result = runner({**observed, **told}, drawn)
             counts.add(computed, reused)
             return port.entry_result(result)
 
@@ -79,16 +87,10 @@ def attach_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> A
         if reason is not None:
             raise StaleError(f"the policy no longer acts as this engine, {reason}; disable() and accelerate again")
 
-    try:
-        reader = (
-            _FeatureReader(port, built, own, patches) if port.begins_after_encoder else _ObservationReader(port, built)
-        )
-        patches.replace_entry(port.policy, port.entry, replacement)
-    except BaseException:
-        patches.remove()
-        raise
-    guard.check()  # notes that the entry is replaced, so that the first call need not
-    return AttachedEngine(patches, verify, PARTS, built.rehearsal_seconds)
+    reader = _FeatureReader(port, built, own, patches) if port.begins_after_encoder else _ObservationReader(port, built)
+    patches.replace_entry(port.policy, port.entry, replacement)
+    # the guard is to see that the entry is replaced before the first call, which would look at everything
+    return PreparedEngine(patches, guard.check, verify, PARTS, built.rehearsal_seconds)
 
 
 class _ObservationReader:
@@ -114,7 +116,8 @@ class _ObservationReader:
                 f"the observation holds {', '.join(unread)} besides {', '.join(inputs)}, which this engine "
                 'does not read but the policy may; leave it out, or use engine="patched"'
             )
-        longer = [name for name, shape in inputs.items() if len(obs[name][0]) > shape[0]]
+        # a number for each sample, such as RDT's control frequency, may come without an axis of its own
+        longer = [name for name, shape in inputs.items() if np.shape(obs[name])[1:2] > (shape[0],)]
         if longer and not self._longer_history:
             raise ObservationError(
                 f"the observation {longer[0]!r} has {len(obs[longer[0]][0])} moments, of which this engine takes "
@@ -135,13 +138,13 @@ class _FeatureReader:
     def __init__(self, port: Port, built: Build, own: Callable[..., Any], patches: Patches) -> None:
         self._port, self._built, self._program, self._own = port, built, built.program, own
         self._first_call = first_denoiser_call(port, own, patches)
-        self._trials: list[Trial] | None = None
-        self._lock = threading.Lock()
+        self._patches = patches
+        self._first_obs: Any = None
 
     def __call__(self, obs: Any) -> tuple[dict[str, Tensor], Tensor | None]:
         """The encoder's features, and the start of the noise as the policy drew it."""
-        with self._lock:
-            if self._trials is None:
+        with self._patches.turn:
+            if self._first_obs is None:
                 self._compare(obs)
         return self._read(obs)
 
@@ -161,15 +164,17 @@ class _FeatureReader:
         return features, start
 
     def _compare(self, obs: Any) -> None:
-        trials = [Trial(copy.deepcopy(obs), self._read, what) for what in ("", SECOND_CALL)]
-        reason = compare(self._port, self._built, self._own, trials).reason
+        reason = compare(self._port, self._built, self._own, self._trials_at(obs)).reason
         if reason is not None:
             raise EngineError(
                 f"this engine cannot stand in for the policy's own {self._port.entry}, {reason}; disable() and use "
                 'engine="patched"'
             )
-        self._trials = trials
+        self._first_obs = copy.deepcopy(obs)
+
+    def _trials_at(self, obs: Any) -> list[Trial]:
+        return [Trial(obs, self._read, what) for what in ("", SECOND_CALL)]
 
     def trials(self) -> Sequence[Trial] | None:
         """At the first observation; None before there was one, which is going to tell."""
-        return self._trials
+        return None if self._first_obs is None else self._trials_at(self._first_obs)

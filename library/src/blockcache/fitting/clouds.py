@@ -145,12 +145,16 @@ def draw_chunks(
         for sample in range(samples):
             chunks = []
             for place, part in enumerate(batches):
-                # mixed, not added: seeds that are neighbours must not share a pass
-                mixed = np.random.SeedSequence((seed, sample, place)).generate_state(1)
-                chunks.append(act(part, int(mixed[0])) * scale)
+                chunks.append(act(part, pass_seed(seed, sample, place)) * scale)
                 bar.update(len(chunks[-1]))
             drawn.append(np.concatenate(chunks))
     return np.stack(drawn, axis=1)
+
+
+def pass_seed(seed: int, sample: int, place: int) -> int:
+    """Of the noise of one call: the sample and the place of the batch are mixed in, not added, since seeds that are
+    neighbours must not share a pass."""
+    return int(np.random.SeedSequence((seed, sample, place)).generate_state(1)[0])
 
 
 @dataclass(frozen=True)

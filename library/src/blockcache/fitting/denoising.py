@@ -19,6 +19,7 @@ from blockcache.errors import FitError
 from blockcache.fitting.clouds import executed
 from blockcache.models.noise import draw_all, generate, takes_generator
 from blockcache.models.port import Port
+from blockcache.models.sampling import TorchArithmetic
 from blockcache.samplers import Coefficients, Fitted, step, table
 from blockcache.samplers.fitted import WEIGHTS
 
@@ -28,15 +29,12 @@ TOLERANCE = 1e-3
 """Of normalised actions: two ways to do the same sums differ by 1e-5, another generation by far more."""
 
 
-class Differentiable:
-    """sum and clip, where a coefficient may be a tensor that wants its gradient."""
+class Differentiable(TorchArithmetic):
+    """The sampler's step, where a coefficient may be a tensor that wants its gradient."""
 
     def mix(self, *terms: tuple[Tensor, Any]) -> Tensor:
         total: Tensor = sum(value * coefficient for value, coefficient in terms)
         return total
-
-    def clip(self, value: Tensor, limit: float) -> Tensor:
-        return value.clamp(-limit, limit)
 
 
 class FewSteps:
@@ -117,11 +115,9 @@ def _denoiser(port: Port, batch: Any) -> tuple[Callable[[Tensor, Tensor], Tensor
     """The denoiser with the conditions of a batch of observations: (sample, timestep) -> output; and a sample to be like."""
 
     denoiser, entry, patches = port.adapter.denoiser, getattr(port.policy, port.entry), Patches()
-    try:
-        first_call = first_denoiser_call(port, lambda obs: generate(entry, obs, seed=0), patches)
+    first_call = first_denoiser_call(port, lambda obs: generate(entry, obs, seed=0), patches)
+    with patches:
         arguments = first_call(port.prepare_observation(batch))
-    finally:
-        patches.remove()
     if arguments is None:
         raise FitError(
             f"{type(port.policy).__name__}.{port.entry} made no use of its denoiser; there is nothing to fit"

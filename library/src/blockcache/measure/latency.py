@@ -37,7 +37,11 @@ class Latency:
 
 
 def measure(
-    candidates: Mapping[str, Callable[[], Any]], repeats: int, warmup: int = 2, progress: bool = True
+    candidates: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    warmup: int = 2,
+    progress: bool = True,
+    period: float = 0.0,
 ) -> dict[str, Latency]:
     """Time each candidate `repeats` times, one call each in turn; the order rotates from round to round.
 
@@ -48,16 +52,19 @@ def measure(
         repeats: Timed calls of each.
         warmup: Calls of each before.
         progress: Whether to show a bar.
+        period: Seconds from the start of a call to that of the next, at least: a control loop calls now and then, which is
+            another thing for threads and caches than calls back to back.
     """
     names = list(candidates)
     for name in names:
         for _ in range(warmup):
             candidates[name]()
     seconds = {name: np.empty(repeats) for name in names}
+    started = -period
     for turn in progress_bar(range(repeats), "timing", unit="round", disable=not progress, delay=1.0):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            time.sleep(REST)
+            time.sleep(max(REST, started + period - time.perf_counter()))
             started = time.perf_counter()
             candidates[name]()
             seconds[name][turn] = time.perf_counter() - started

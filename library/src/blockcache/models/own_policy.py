@@ -13,17 +13,23 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from blockcache.errors import ContentError, PolicyError, short, shortened
 from blockcache.files import Fields, Limit, Name, read
 from blockcache.models.noise import draw_all
 from blockcache.models.sampling import denoise
 from blockcache.observations.tensors import Observation
-from blockcache.samplers import DDPM, SamplerConfig, table
+from blockcache.samplers import DDPM, Guide, SamplerConfig, table
+from blockcache_runtime.chunks import EXECUTION_HORIZON, LATENCY, PREVIOUS_CHUNK, Previous, prefix_weights
 
 Size: TypeAlias = Annotated[int, Limit(1, 100_000)]
 Depth: TypeAlias = Annotated[int, Limit(1, 1_000)]
 _NESTED = {"sampler": "a sampler's config", "encoder": "an encoder's config"}
+NOT_ACTIONS_ALONE = (
+    "a chunk can be told of the one before it only if the policy denoises actions alone, and this one in-paints its "
+    "observations"
+)
 C = TypeVar("C", bound="PolicyConfig")
 P = TypeVar("P", bound="OwnPolicy")
 
@@ -184,7 +190,12 @@ class OwnPolicy(nn.Module):
 
     @torch.no_grad()
     def predict_action(
-        self, obs: Observation, *, generator: torch.Generator | None = None, noise: Tensor | None = None
+        self,
+        obs: Observation,
+        *,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
+        previous: Previous | None = None,
     ) -> dict[str, Tensor]:
         """One generation: action (B, n_action_steps, A) and action_pred (B, horizon, A), in robot units.
 
@@ -193,6 +204,7 @@ class OwnPolicy(nn.Module):
                 A policy with one input takes a bare array as well.
             generator: draws the noise, torch's global one without it.
             noise: all of it, as `draw_noise` gives it, instead of a generator.
+            previous: the chunk before, for the new one to go on from it (real-time chunking).
         """
         observed = self.check(obs)
         conditions = self.encode(observed)
@@ -204,9 +216,23 @@ class OwnPolicy(nn.Module):
             generator=generator,
             noise=noise,
             constrain=lambda x: self.constrain(x, conditions),
+            guide=None if previous is None else self._guide(previous, len(next(iter(observed.values())))),
         )
         actions = self.actions(sample, observed)
         return {"action": actions[:, self.config.executed], "action_pred": actions}
+
+    def _guide(self, previous: Previous, batch: int) -> Guide[Tensor]:
+        """The chunk before, normalised, over all tokens of the new one."""
+        if self.config.sample_dim != self.action_dim:
+            raise PolicyError(NOT_ACTIONS_ALONE)
+        before = self.config.executed.start
+        told = previous.inputs(batch, self.horizon - before, self.action_dim)
+        known = torch.from_numpy(told[PREVIOUS_CHUNK]).to(self.like)
+        normalizer = getattr(self, "normalizer", None)
+        weights = torch.from_numpy(prefix_weights(told[LATENCY], told[EXECUTION_HORIZON], known.shape[1])).to(self.like)
+        pull, aim = weights[..., None], known if normalizer is None else normalizer.action.normalize(known)
+        pull, aim = (F.pad(value, (0, 0, before, 0)) for value in (pull, aim * pull))
+        return Guide(pull, 1 - pull, aim)
 
     def check(self, obs: Any) -> dict[str, Tensor]:
         """The observation by its inputs' names, in robot units, or a sentence saying what is wrong with it."""

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from blockcache.errors import BlockcacheError, PolicyError
+from blockcache.errors import BlockcacheError, EngineError, PolicyError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
@@ -53,6 +53,11 @@ class Port(ABC):
     """Whether several threads may generate at once."""
     begins_after_encoder: ClassVar[bool] = False
     """Whether the program takes the features of an encoder that it does not hold; `inputs_from_call` then finds them."""
+    file_remedy: ClassVar[str] = (
+        'accelerate the policy, with engine="onnx" behind its encoder, or give it the encoder of the public hybrid image '
+        "policies"
+    )
+    """What to do where an encoder cannot be part of a file."""
     takes_noise: ClassVar[bool] = False
     """Whether `entry` takes `noise`, all of it, (1 + draws, B, T, D); else it draws from torch's global generator."""
 
@@ -210,6 +215,27 @@ class Port(ABC):
         if self.adapter.fold is None:
             raise UnsupportedError(f"the family {self.adapter.family}")
         return check_program(self.adapter.fold(self))
+
+    def file_program(self, fixed: Mapping[str, Any]) -> Program:
+        """The program of a file, which has to hold the encoders too.
+
+        Args:
+            fixed: inputs of the policy that never change, by name, such as the words of its one task: they, and what is
+                made of them alone, become constants.
+        """
+        if fixed:
+            raise EngineError(
+                f"{', '.join(map(str, fixed))} cannot be constants of a file: no input of this policy can"
+            )
+        if self.begins_after_encoder:
+            raise EngineError(
+                f"the encoder of {type(self.policy).__name__} is not one that can be part of a file; {self.file_remedy}"
+            )
+        return self.program()
+
+    def file_inputs(self, obs: Any) -> dict[str, Tensor]:
+        """What an export of the policy takes of an observation; more than that, where some of it became constants."""
+        return self.read_observation(obs, next(self.adapter.denoiser.parameters()))
 
     def check_weights(self) -> None:
         """Refuse weights that no action can come of; who is about to run the policy asks for this."""

@@ -138,6 +138,7 @@ class Program(ABC):
     causal      whether tokens depend on those before them only, so that `cut` is exact
     gated       whether `gate` gives something: then skipped blocks are not summed up beforehand
     signature   tells apart what no fingerprint does, such as tables that a policy makes in code
+    outside     inputs that a part of the policy computes which the program does not hold, and how to come by each
     """
 
     inputs: Mapping[str, tuple[int, ...]]
@@ -156,6 +157,7 @@ class Program(ABC):
     signature: str = ""
     cameras: tuple[str, ...] = ()
     features: int = 0
+    outside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def like(self) -> Tensor:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from blockcache.errors import SamplerError
 from blockcache.models.noise import check_generator, check_noise, draw
-from blockcache.samplers import DDIM, Diffusion, SamplerConfig, SDEDPMSolver, step, table
+from blockcache.samplers import DDIM, Diffusion, Guide, SamplerConfig, SDEDPMSolver, step, table
 from blockcache.samplers.diffusers import describe_scheduler, from_diffusers, to_diffusers
 
 
@@ -72,6 +72,7 @@ def denoise(
     generator: torch.Generator | None = None,
     noise: Tensor | None = None,
     constrain: Callable[[Tensor], Tensor] = lambda x: x,
+    guide: Guide[Tensor] | None = None,
 ) -> Tensor:
     """Run all steps and return the clean chunk.
 
@@ -82,11 +83,12 @@ def denoise(
     generator: draws the noise, torch's global one without it.
     noise: all of it, (1 + draws, B, T, D), instead of a generator.
     constrain: applied to the sample before every step and at the end (in-painting).
+    guide: what the new chunk is told of the one before, which no scheduler of `diffusers` can.
     """
     check_generator(generator)
     if noise is not None:
         noise = check_noise(noise, table(config), chunk, like)
-    scheduler = make_scheduler(config)
+    scheduler = make_scheduler(config) if guide is None else TableScheduler(config, guide)
     scheduler.set_timesteps(config.num_inference_steps)
     drawn = (draw(chunk, like, generator) for _ in itertools.count()) if noise is None else iter(noise)
     x = next(drawn)
@@ -115,6 +117,9 @@ class TorchArithmetic:
     def clip(self, value: Tensor, limit: float) -> Tensor:
         return value.clamp(-limit, limit)
 
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        return a * b
+
 
 def mean_step(
     config: SamplerConfig, k: int, x: Tensor, out: Tensor, x0_prev: Tensor | None
@@ -142,8 +147,8 @@ class TableScheduler:
     Whole timesteps are int64 as there, others and the times of a flow float32.
     """
 
-    def __init__(self, config: SamplerConfig) -> None:
-        self.sampler = config
+    def __init__(self, config: SamplerConfig, guide: Guide[Tensor] | None = None) -> None:
+        self.sampler, self._guide = config, guide
         self.config = config.to_dict()
         self._table = table(config)
         whole = isinstance(config, Diffusion) and bool(np.all(self._table.timesteps % 1 == 0))
@@ -178,7 +183,7 @@ class TableScheduler:
         noise = variance_noise
         if noise is None and self._table.draws[k]:
             noise = draw(tuple(sample.shape), sample, generator)
-        x, self._x0 = step(TorchArithmetic(), self._table.at(k), sample, model_output, self._x0, noise)
+        x, self._x0 = step(TorchArithmetic(), self._table.at(k), sample, model_output, self._x0, noise, self._guide)
         self._step += 1
         return Stepped(x, self._x0)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ from numpy.typing import NDArray
 from blockcache.errors import FileError, ObservationError, shortened
 from blockcache.files import PathLike, parse_arrays, read_bytes, write_arrays
 from blockcache_runtime.checks import check_frames
+from blockcache_runtime.observation_log import ALONE, MOMENTS, log_files
 
-ALONE = "obs"
-"""The name of an observation that is one array."""
-MOMENTS = "moments"
-"""Beside the observations: (N, 2) the episode of each and the place in it."""
+RECORDING = (
+    "such as 'blockcache policy observe' records in a simulator and blockcache_runtime.ObservationLog on a robot "
+    "(docs/on-a-robot.md)"
+)
+"""Where observations come from, for errors."""
 
 
 def batch_size(batch: Any) -> int:
@@ -121,7 +124,7 @@ def split(batch: Any, sizes: Mapping[str, int], seed: int = 0, taken: Any = None
         wanted = " and ".join(f"{size} for {name}" for name, size in sizes.items())
         raise ObservationError(
             f"{wanted} need {sum(sizes.values())} different observations, got {len(free)}; give more observations, "
-            "such as 'blockcache policy observe' records"
+            f"{RECORDING}"
         )
     ends = np.cumsum(list(sizes.values()))
     dealt = np.array([first[name] for name in free], dtype=np.intp)
@@ -140,8 +143,26 @@ def save_observations(path: PathLike, batch: Any, moments: NDArray[np.int64] | N
 
 
 def load_observations(path: PathLike) -> dict[str, NDArray[Any]]:
-    """All arrays of a file by name, as they are; `fit_observations` makes a batch of them."""
-    return parse_arrays(read_bytes(path, "observations"), "observations", path)
+    """All arrays of a file by name, as they are; `fit_observations` makes a batch of them.
+
+    Args:
+        path: A file, or the directory of an `ObservationLog`: its files together, in an order in which the first few stand
+            for all of them.
+    """
+    if not Path(path).is_dir():
+        return parse_arrays(read_bytes(path, "observations"), "observations", path)
+    files = [parse_arrays(read_bytes(file, "observations"), "observations", file) for file in log_files(path)]
+    if not files:
+        raise FileError(f"no observations in {path}: expected files of an ObservationLog, or one .npz file")
+    if any(_form(file) != _form(files[0]) for file in files):
+        raise FileError(f"the files in {path} hold observations of different shapes; keep one policy's in a directory")
+    found: dict[str, NDArray[Any]] = joined(files)
+    order = np.random.default_rng(0).permutation(len(next(iter(found.values()))))
+    return {name: array[order] for name, array in found.items()}
+
+
+def _form(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[Any, ...]]:
+    return {name: (array.shape[1:], array.dtype) for name, array in arrays.items()}
 
 
 def fit_observations(

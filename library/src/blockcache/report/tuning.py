@@ -43,9 +43,11 @@ def _cells(found: Tuning) -> list[dict[str, str]]:
 
 def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
     """A tuning, from the answer on."""
+    hz = found.setting.get("rate_hz")
+    rate = f"asked for {hz:g} times a second as a control loop does, " if isinstance(hz, int | float) else ""
     notes = [
-        "Milliseconds: one chunk, batch 1, all interleaved in one run with the plain policy, "
-        f"which takes {found.plain_ms:.1f} ms.",
+        f"Milliseconds: one chunk, batch 1, {rate}all interleaved in one run with the plain policy, which takes "
+        f"{found.plain_ms:.1f} ms.",
         "Predicted loss: from how far the actions are from the policy's own as distributions (docs/tune-and-check.md); a prediction.",
         _sampler_note(found.chosen),
         *(plain(note) + "." for note in found.notes),

@@ -4,7 +4,7 @@
 """
 
 from blockcache.samplers.base import SAMPLERS, ChosenSampler, SamplerConfig, fewer_steps, sampler_names, table
-from blockcache.samplers.coefficients import Arithmetic, Coefficients, SamplerTable, step
+from blockcache.samplers.coefficients import Arithmetic, Coefficients, Guide, SamplerTable, step
 from blockcache.samplers.diffusion import DDIM, DDPM, Diffusion, DPMSolver, Euler, SDEDPMSolver
 from blockcache.samplers.fitted import Fitted
 
@@ -19,6 +19,7 @@ __all__ = [
     "Diffusion",
     "Euler",
     "Fitted",
+    "Guide",
     "SDEDPMSolver",
     "SamplerConfig",
     "SamplerTable",

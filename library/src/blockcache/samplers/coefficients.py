@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,11 @@ class Coefficients:
     eps_x: Coefficient = 0.0
     eps_out: Coefficient = 0.0
     clip: float | None
+
+    def eps_of_clean(self) -> tuple[Coefficient, Coefficient]:
+        """(f, g) of the eps that leads from a sample x to a clean one x0, f*x + g*x0."""
+        toward = self.eps_out / self.x0_out
+        return self.eps_x - toward * self.x0_x, toward
 
 
 COLUMNS = tuple(item.name for item in fields(Coefficients) if item.name != "clip")
@@ -85,7 +90,7 @@ class SamplerTable(Coefficients):
 
 
 class Arithmetic(Protocol[T]):
-    """The two operations of a step, on values of a backend."""
+    """The operations of a step, on values of a backend."""
 
     def mix(self, *terms: tuple[T, Coefficient]) -> T:
         """The sum of values times coefficients; at least one term, none with the float 0.0, and 1.0 where it is 1."""
@@ -95,9 +100,39 @@ class Arithmetic(Protocol[T]):
         """The value, limited to [-limit, limit]."""
         ...
 
+    def mul(self, a: T, b: T) -> T:
+        """The product of two values, one of which may have 1 for the size of its last axis."""
+        ...
 
-def step(arithmetic: Arithmetic[T], at: Coefficients, x: T, out: T, x0_prev: T | None, noise: T | None) -> tuple[T, T]:
+
+@dataclass(frozen=True, eq=False)
+class Guide(Generic[T]):
+    """What a new chunk is told of the one before it, token by token; see `step`.
+
+    Args:
+        pull: How much of the clean sample is taken from the old chunk, 0 to 1, (..., tokens, 1).
+        keep: 1 - pull.
+        aim: The old chunk, normalised, times `pull`, (..., tokens, D).
+    """
+
+    pull: T
+    keep: T
+    aim: T
+
+
+def step(
+    arithmetic: Arithmetic[T],
+    at: Coefficients,
+    x: T,
+    out: T,
+    x0_prev: T | None,
+    noise: T | None,
+    guide: Guide[T] | None = None,
+) -> tuple[T, T]:
     """One step of the loop: the next sample, and the clipped x0 to hand to the next step.
+
+    With a guide (real-time chunking) the predicted clean chunk is blended with the one before, x0 + pull * (old - x0), and
+    eps with the one that leads there: where pull is 1, the generation ends at the old chunk.
 
     Args:
         arithmetic: What adds and clips.
@@ -106,11 +141,21 @@ def step(arithmetic: Arithmetic[T], at: Coefficients, x: T, out: T, x0_prev: T |
         out: The denoiser's output for it.
         x0_prev: The x0 of the step before, None at the first.
         noise: What was drawn for this step, None if nothing was.
+        guide: The chunk before, if the new one is told of it.
     """
     x0 = _mix(arithmetic, (x, at.x0_x), (out, at.x0_out))
     if at.clip is not None:
         x0 = arithmetic.clip(x0, at.clip)
     eps = None if _is_zero(at.e) else _mix(arithmetic, (x, at.eps_x), (out, at.eps_out))
+    if guide is not None:
+        x0 = arithmetic.mix((arithmetic.mul(x0, guide.keep), 1.0), (guide.aim, 1.0))
+        if eps is not None:
+            of_sample, of_clean = at.eps_of_clean()
+            eps = arithmetic.mix(
+                (arithmetic.mul(eps, guide.keep), 1.0),
+                (arithmetic.mul(x, guide.pull), of_sample),
+                (guide.aim, of_clean),
+            )
     terms = {"x": (x, at.a), "x0": (x0, at.b), "eps": (eps, at.e), "x0_prev": (x0_prev, at.c), "noise": (noise, at.s)}
     needed: list[tuple[T, Coefficient]] = []
     for name, (value, coefficient) in terms.items():

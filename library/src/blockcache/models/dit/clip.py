@@ -19,6 +19,8 @@ from blockcache.models.own_policy import Depth, Size
 
 TOKENS, MASK = "observation.language.tokens", "observation.language.attention_mask"
 """The words as token ids, and which of them are words: what LeRobot's tokenizing processor makes."""
+FEATURE = "observation.language.feature"
+"""What the text encoder makes of the words: in their place an input of exports that serve several tasks."""
 CHANNELS = 3
 Sides: TypeAlias = tuple[Size, Size]
 
@@ -121,18 +123,27 @@ class ClipEncoder(nn.Module):
         what cameras show (B, moments, features) and what words say (B, moments, text_features)."""
         shown = []
         for place, camera in enumerate(self.config.cameras):
-            network = self.vision_encoder if self.vision_encoders is None else self.vision_encoders[place]
-            assert network is not None
             looked_at = cut(frames[camera].flatten(0, 1), self.config.resize, self.config.crop)
-            shown.append(network(looked_at).unflatten(0, (-1, moments)))
-        tokens = observed[TOKENS].round().long()
-        if bool((tokens < 0).any()) or bool((tokens >= self.config.words).any()):
+            shown.append(self.network(place)(looked_at).unflatten(0, (-1, moments)))
+        said = self.say(observed[TOKENS], observed[MASK])
+        return [*shown, said.unsqueeze(1).expand(-1, moments, -1)]
+
+    def say(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """What words say, (B, text_features), by their token ids and which of these are words, (B, tokens) both."""
+        ids = tokens.round().long()
+        if bool((ids < 0).any()) or bool((ids >= self.config.words).any()):
             raise ObservationError(
                 f"the observation {TOKENS!r} holds token ids outside 0 to {self.config.words - 1}, which the policy's text "
                 "encoder does not know; tokenise with the policy's own tokenizer"
             )
-        said = self.text_encoder(tokens, observed[MASK].round().long())
-        return [*shown, said.unsqueeze(1).expand(-1, moments, -1)]
+        said: Tensor = self.text_encoder(ids, mask.round().long())
+        return said
+
+    def network(self, place: int) -> nn.Module:
+        """CLIP's vision transformer for the camera at this place."""
+        found = self.vision_encoder if self.vision_encoders is None else self.vision_encoders[place]
+        assert found is not None
+        return found
 
 
 class _Vision(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockcache.errors import PolicyError, short
 from blockcache.files import Limit
-from blockcache.models.dit.clip import ClipConfig, ClipEncoder
+from blockcache.models.dit.clip import FEATURE, MASK, TOKENS, ClipConfig, ClipEncoder
 from blockcache.models.dit.denoiser import CHUNKS, DiT
 from blockcache.models.normalizer import ShiftedNormalizer, field_name
 from blockcache.models.own_policy import Depth, OwnPolicy, PolicyConfig, Size
@@ -22,7 +22,7 @@ from blockcache.observations.tensors import check_tree
 from blockcache.samplers import DDPM, Euler, SamplerConfig
 
 FAMILY = "dit"
-_TAKEN = ("action", "action_pred", "conditioning", "features", "kept_features", "noise", "norms")
+_TAKEN = ("action", "action_pred", "conditioning", "features", "kept_features", "noise", "norms", FEATURE)
 """Names that files and exports use for something else."""
 
 
@@ -150,6 +150,21 @@ class DiTPolicy(OwnPolicy):
         moments = torch.cat(parts, dim=-1).flatten(1)
         vectors = [normalizer.field(name).normalize(observed[name]) for name in config.vectors]
         return torch.cat([moments, *vectors], dim=-1)
+
+    @torch.no_grad()
+    def language_feature(self, tokens: Any, mask: Any) -> Tensor:
+        """What the text encoder makes of an instruction, (B, hidden_dim): once for a task, for exports that take it.
+
+        Args:
+            tokens: the token ids, (B, tokens), as LeRobot's tokenizing processor makes them.
+            mask: which of them are words, (B, tokens).
+        """
+        encoder = self.observation_encoder
+        if encoder is None:
+            raise PolicyError("this policy has no text encoder, so that no words are said to it")
+        shapes = dict.fromkeys((TOKENS, MASK), (encoder.config.tokens,))
+        found = check_tree({TOKENS: tokens, MASK: mask}, shapes, (), self.like)
+        return encoder.say(found[TOKENS], found[MASK])
 
     def denoiser_output(self, x: Tensor, t: Tensor, conditions: Tensor) -> Tensor:
         out: Tensor = self.noise_predictor(x, t, conditions)

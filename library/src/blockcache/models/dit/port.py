@@ -21,15 +21,17 @@ from torch import Tensor, nn
 
 from blockcache.errors import EngineError, ObservationError, PolicyError, in_one_line, short
 from blockcache.models.dit.adapter import find
-from blockcache.models.dit.clip import MASK, TOKENS
+from blockcache.models.dit.clip import FEATURE, MASK, TOKENS
 from blockcache.models.dit.policy import DiTPolicy
-from blockcache.models.dit.program import CONDITIONING
+from blockcache.models.dit.program import CONDITIONING, DiTProgram
+from blockcache.models.dit.vision import with_encoders
 from blockcache.models.modules import check_not_compiled
 from blockcache.models.normalizer import ShiftedField
 from blockcache.models.own_port import OwnPort
 from blockcache.models.port import Port, required
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.models.sampling import Sampling, denoise
+from blockcache.models.weights import check_program
 from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import Euler, SamplerConfig
 
@@ -104,7 +106,29 @@ class _AfterEncoder(Port):
 
 
 class EncodedDiTPort(_AfterEncoder, DiTPort):
-    """A policy with CLIP encoders."""
+    """A policy with CLIP encoders. Engines stand behind them; a file holds the vision encoder, and takes what the text
+    encoder makes of the words, or has it as a constant."""
+
+    def file_program(self, fixed: Mapping[str, Any]) -> Program:
+        program = self.program()
+        assert isinstance(program, DiTProgram)
+        if not fixed:
+            return check_program(with_encoders(program, self.policy, None))
+        if set(fixed) != {TOKENS, MASK}:
+            names = ", ".join(map(str, fixed))
+            raise EngineError(f"{names} cannot be constants of a file; the words can, {TOKENS} and {MASK} together")
+        given = (as_tensor(fixed[name], f"the input {name!r}") for name in (TOKENS, MASK))
+        said = self.policy.language_feature(*(ids[None] if ids.ndim == 1 else ids for ids in given))
+        if len(said) != 1:
+            raise EngineError(
+                f"a file has the words of one task as constants, or takes their feature; got {len(said)} tasks"
+            )
+        return check_program(with_encoders(program, self.policy, said))
+
+    def file_inputs(self, obs: Any) -> dict[str, Tensor]:
+        found = self.policy.check(obs)
+        found[FEATURE] = self.policy.language_feature(found.pop(TOKENS), found.pop(MASK))
+        return found
 
     def explain(self, error: Exception, obs: Any) -> ObservationError | None:
         """The policy explains itself: what it says of an observation is what counts, whoever looks ahead with it."""
@@ -172,6 +196,8 @@ class Sampled(nn.Module):
 
 class LivePort(_AfterEncoder):
     """A policy of LeRobot's own code, or of that shape."""
+
+    file_remedy = "save policy and processors as a directory with LeRobot (save_pretrained), and export that"
 
     def __init__(self, policy: Any, adapter: Any) -> None:
         # an attribute of the instance: which of the two a policy has is known only now

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,11 @@ from torch.nn import functional as F
 
 from blockcache.models.dit.denoiser import CHUNKS, DiTShape, attention_of, embed_time
 from blockcache.models.folding import cast, double, linear, named, refuse, scaled_queries, signature
+from blockcache.models.normalizer import ShiftedField
 from blockcache.models.program import Ops, Program, Table, UnsupportedError, Value
+
+if TYPE_CHECKING:
+    from blockcache.models.dit.vision import VisionTower
 
 SA, FFN = range(2)
 PER_LAYER = 2
@@ -36,16 +40,21 @@ class Conditions:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DiTProgram(Program):
-    """Its inputs are those of the observation, (moments, numbers) or (numbers,), or behind an encoder `CONDITIONING`."""
+    """Its inputs are those of the observation, (moments, numbers) or (numbers,), or behind an encoder `CONDITIONING`; with
+    `towers`, the encoders of its cameras, also frames, (moments, channels, height, width)."""
 
     shape: DiTShape
     heads: int
     norm_eps: float
     rotary: bool
+    towers: tuple[VisionTower, ...] = ()
 
     @property
     def width(self) -> int:
         return self.shape.width
+
+    def see(self, ops: Ops, frames: Mapping[str, Value]) -> Value:
+        return ops.concat([tower.see(ops, frames[tower.camera]) for tower in self.towers], axis=-1)
 
     def conditions(self, ops: Ops, obs: Mapping[str, Value]) -> Any:
         return Conditions(ops.per_sample(ops.weight("start")), self.modulate(ops, self.activated(ops, obs)))
@@ -56,11 +65,15 @@ class DiTProgram(Program):
             return ops.activation(obs[CONDITIONING], "silu")
         shapes = {name: shape for name, shape in self.inputs.items() if len(shape) == 2}
         moments = [self._normalized(ops, name, obs[name]) for name in shapes]  # (B, n_obs, numbers) each
-        vector = ops.reshape(ops.concat(moments, axis=-1), (-1, sum(steps * size for steps, size in shapes.values())))
-        once = [self._normalized(ops, name, obs[name]) for name in self.inputs if name not in shapes]
+        moments += [obs["features"]] if self.cameras else []
+        steps, numbers = next(iter(shapes.values()))[0], sum(size for _, size in shapes.values()) + self.features
+        vector = ops.reshape(ops.concat(moments, axis=-1), (-1, steps * numbers))
+        once = [self._normalized(ops, name, obs[name]) for name, shape in self.inputs.items() if len(shape) == 1]
         return ops.activation(ops.concat([vector, *once], axis=-1), "silu")
 
     def _normalized(self, ops: Ops, name: str, value: Value) -> Value:
+        if name in self.outside:
+            return value
         shifted = ops.add([value, ops.weight(f"input_shift_{name}")])
         return ops.add([ops.mul(shifted, ops.weight(f"input_scale_{name}")), ops.weight(f"input_base_{name}")])
 
@@ -161,9 +174,7 @@ def fold(port: Any, shape: DiTShape) -> DiTProgram:
         "action_shift": double(action.shift),
     }
     for name in () if port.begins_after_encoder else inputs:
-        field = port.normalizer_field(name)
-        weights |= {f"input_shift_{name}": -double(field.shift), f"input_scale_{name}": double(field.scale)}
-        weights[f"input_base_{name}"] = double(field.base)
+        weights |= input_normalizer(name, port.normalizer_field(name))
     for index, layer in enumerate(layers):
         weights |= _layer(layer, index, shape.width, heads)
     table = (features @ time_w).view(len(features), 1, shape.layers * CHUNKS, shape.width)
@@ -186,6 +197,12 @@ def fold(port: Any, shape: DiTShape) -> DiTProgram:
         norm_eps=eps,
         rotary=bool(rotation),
     )
+
+
+def input_normalizer(name: str, field: ShiftedField) -> dict[str, Tensor]:
+    """What an input is shifted, scaled and shifted by."""
+    parts = {"shift": -double(field.shift), "scale": double(field.scale), "base": double(field.base)}
+    return {f"input_{part}_{name}": value for part, value in parts.items()}
 
 
 def require_supported(denoiser: Any, layers: list[Any]) -> None:

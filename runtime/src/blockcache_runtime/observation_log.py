@@ -1,0 +1,148 @@
+"""A log of what a policy was asked on a robot, bounded in size, for `blockcache calibrate`, `check` and `tune`.
+
+    with ObservationLog("log/") as log:
+        log.begin_episode()
+        ...
+        log.add(history.push(observation))  # each time that a chunk is asked for
+
+A directory of .npz files, each with the observations by name, `moments` (the episode and the place in it) and, where they
+were given, `answered_actions`. Files are written by a thread of its own: a control loop never waits for the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockcache_runtime.arrays import parse_arrays, write_arrays
+from blockcache_runtime.atomic import PathLike, make_directory
+from blockcache_runtime.errors import FileError, ObservationError
+from blockcache_runtime.files import read_bytes
+
+ALONE, MOMENTS, ANSWERS = "obs", "moments", "answered_actions"
+"""Names in a file: of an observation that is one array, of when each was made, of what the policy answered."""
+FILE_BYTES, FILE_ROWS = 32 * 2**20, 256
+"""A file is written as soon as it would hold so much."""
+_MOST_WAITING = 4
+_FILE = re.compile(r"observations-(\d{6,9})\.npz")
+_logger = logging.getLogger("blockcache")
+
+
+class ObservationLog:
+    """Several threads may add at once."""
+
+    def __init__(self, directory: PathLike, most_bytes: int = 10**9) -> None:
+        """Go on with a log, or begin one.
+
+        Args:
+            directory: Where its files are; it is made if it is missing.
+            most_bytes: On disk; beyond it the oldest files are deleted.
+        """
+        make_directory(directory)
+        self.directory, self._most = Path(directory), most_bytes
+        self._lock, self._writer = threading.Lock(), ThreadPoolExecutor(1, "blockcache-log")
+        self._waiting: list[Future[None]] = []
+        self._rows: list[dict[str, npt.NDArray[Any]]] = []
+        self._places: Counter[int] = Counter()
+        self._number, self._episode = _last(self.directory)
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self.added = self.dropped = 0
+        """Observations that were taken, and those that were not since the disk was too slow or full."""
+
+    def begin_episode(self) -> int:
+        """Another episode begins; returns its number."""
+        with self._lock:
+            self._episode += 1
+            return self._episode
+
+    def add(self, observation: Any, actions: Any = None, episode: int | None = None) -> None:
+        """Keep a copy of what the policy was asked.
+
+        Args:
+            observation: A batch of one, as `History.push` returns it and `predict_action` takes it.
+            actions: What it answered, (steps, action_dim), if that is to be kept too; then with every observation.
+            episode: Which one it is of, where several are under way; otherwise the last that was begun.
+        """
+        row = _row(observation, actions)
+        with self._lock:
+            shapes = {name: array.shape for name, array in row.items()}
+            if self._shapes not in (None, shapes):
+                raise ObservationError(f"a log holds observations of one form, got {shapes} after {self._shapes}")
+            if len(self._waiting) >= _MOST_WAITING and len(self._rows) >= FILE_ROWS:
+                self.dropped += 1
+                return
+            self._shapes, episode = shapes, self._episode if episode is None else episode
+            row[MOMENTS] = np.array([[episode, self._places[episode]]], dtype=np.int64)
+            self._places[episode] += 1
+            self._rows.append(row)
+            self.added += 1
+            if len(self._rows) >= min(FILE_ROWS, max(1, FILE_BYTES // sum(array.nbytes for array in row.values()))):
+                self._hand_over()
+
+    def close(self) -> None:
+        """Write what is left, and wait for it. A log that is closed takes nothing more."""
+        with self._lock:
+            self._hand_over(always=True)
+        self._writer.shutdown()
+
+    def __enter__(self) -> ObservationLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _hand_over(self, always: bool = False) -> None:
+        self._waiting = [one for one in self._waiting if not one.done()]
+        if self._rows and (always or len(self._waiting) < _MOST_WAITING):
+            rows, self._rows = self._rows, []
+            self._number += 1
+            self._waiting.append(self._writer.submit(self._write, self._number, rows))
+
+    def _write(self, number: int, rows: list[dict[str, npt.NDArray[Any]]]) -> None:
+        try:
+            arrays = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+            write_arrays(self.directory / f"observations-{number:06d}.npz", **arrays)
+            sizes = {path: path.stat().st_size for path in log_files(self.directory)}
+            for path in list(sizes)[:-1]:  # the newest stays
+                if sum(sizes.values()) > self._most:
+                    del sizes[path]
+                    path.unlink()
+        except (FileError, OSError) as error:
+            self.dropped += len(rows)
+            _logger.warning("%d observations are not recorded: %s", len(rows), error)
+
+
+def log_files(directory: PathLike) -> list[Path]:
+    """The files of a log, the oldest first."""
+    found = {path: match for path in Path(directory).iterdir() if (match := _FILE.fullmatch(path.name))}
+    return sorted(found, key=lambda path: int(found[path][1]))
+
+
+def _row(observation: Any, actions: Any) -> dict[str, npt.NDArray[Any]]:
+    given = observation if isinstance(observation, Mapping) else {ALONE: observation}
+    row = {str(name): np.array(array) for name, array in given.items()}  # copies: drivers reuse their memory
+    if reserved := {MOMENTS, ANSWERS} & {*row}:
+        raise ObservationError(f"an observation called {min(reserved)!r} cannot be logged: that name is taken")
+    if not row or any(array.ndim < 2 or len(array) != 1 or array.dtype.kind not in "biuf" for array in row.values()):
+        shapes = {name: (array.shape, str(array.dtype)) for name, array in row.items()}
+        raise ObservationError(f"a log takes batches of one, numbers of shape (1, n_obs_steps, ...), got {shapes}")
+    return row if actions is None else {**row, ANSWERS: np.array(actions)[None]}
+
+
+def _last(directory: Path) -> tuple[int, int]:
+    """The numbers of the last file and of the last episode that a log holds."""
+    files = log_files(directory)
+    if not files:
+        return 0, -1
+    moments = parse_arrays(read_bytes(files[-1], "observation log"), "observation log", files[-1]).get(MOMENTS)
+    episode = -1 if moments is None or not moments.size else int(moments.reshape(-1, 2)[:, 0].max())
+    return int(files[-1].stem.rpartition("-")[2]), episode

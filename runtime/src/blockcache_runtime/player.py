@@ -1,0 +1,229 @@
+"""A policy in a control loop: actions at a steady rate while the next chunk is computed by a thread of its own.
+
+    with Player(open_export("policy.onnx"), rate_hz=30, replan=4) as player:
+        while True:
+            player.observe(robot.observation())
+            action = player.next_action()  # never waits; None until the first chunk is there
+            if action is not None:
+                robot.execute(action)
+            sleep_until_the_next_tick()
+
+Which action is due, and when a chunk is asked for, is decided by `ChunkTimeline`; a tick is one call of `next_action`, so
+that a delay is counted in actions that were really consumed. Knows nothing of robots.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+
+from blockcache_runtime.checks import Array
+from blockcache_runtime.chunks import ChunkTimeline, Previous, check_horizon
+from blockcache_runtime.errors import EngineError
+from blockcache_runtime.export import ExportedPolicy
+from blockcache_runtime.history import History
+from blockcache_runtime.observation_log import ObservationLog
+
+LATE = 1.5  # periods between two ticks from which on the loop itself counts as late
+WARM_UP = 3  # generations before the first that counts
+
+
+class Actor(Protocol):
+    """What the player needs of a policy, called from its thread only."""
+
+    n_obs_steps: int
+    cameras: Collection[str]
+
+    def warm_up(self) -> int:
+        """Run once on made-up numbers, and return how many actions a chunk has."""
+
+    def encode_frames(self, observed: Any) -> None:
+        """Look at frames ahead of the next chunk, where there are any."""
+
+    def chunk(self, observed: Any, previous: Previous | None) -> Array:
+        """The actions from the first that is due on, (n, A)."""
+
+
+class ExportActor:
+    """An exported policy for a player."""
+
+    def __init__(self, policy: ExportedPolicy, seed: int | None = None) -> None:
+        """Act with it.
+
+        Args:
+            policy: What `open_export` gave.
+            seed: Of the noise of all chunks; another one each time without it.
+        """
+        self.policy, self.n_obs_steps = policy, policy.n_obs_steps
+        self.cameras: Collection[str] = policy.cameras
+        self._generator = np.random.default_rng(seed)
+
+    def warm_up(self) -> int:
+        """See `Actor`."""
+        sizes = {name: shape for name, shape in self.policy.sizes.items() if name != "noise"}
+        made_up = {name: np.zeros((1, *shape[1:]), dtype=np.float32) for name, shape in sizes.items()}
+        return int(self.policy.due_actions(self.policy.predict_action(made_up, seed=0)).shape[1])
+
+    def encode_frames(self, observed: Any) -> None:
+        """See `Actor`."""
+        self.policy.encode_frames(observed)
+
+    def chunk(self, observed: Any, previous: Previous | None) -> Array:
+        """See `Actor`."""
+        found = self.policy.predict_action(observed, generator=self._generator)
+        actions: Array = self.policy.due_actions(found)[0]
+        return actions
+
+
+class Player:
+    """Made, used and stopped by one thread, that of the control loop."""
+
+    def __init__(
+        self,
+        policy: ExportedPolicy | Actor,
+        rate_hz: float = 30,
+        replan: int = 4,
+        *,
+        overlap: int = 0,
+        seed: int | None = None,
+        log: ObservationLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        worker: Executor | None = None,
+    ) -> None:
+        """Warm the policy up, and refuse a rate that it cannot hold.
+
+        Args:
+            policy: An exported policy, or whatever acts as one.
+            rate_hz: How often `next_action` will be called.
+            replan: Ticks from one chunk's request to the next.
+            overlap: Up to which action the old chunk pulls a new one, for policies that take it (real-time chunking).
+            seed: Of an exported policy's noise.
+            log: Keeps what the policy was asked and what it answered.
+            clock: Seconds that never go back.
+            worker: Runs the policy; without it one thread of the player's own.
+        """
+        if not 0 < rate_hz <= 10_000:
+            raise EngineError(f"rate_hz is actions a second, more than 0 and at most 10,000, got {rate_hz}")
+        self._actor: Actor = ExportActor(policy, seed) if isinstance(policy, ExportedPolicy) else policy
+        self._timeline, self._history = ChunkTimeline(replan, overlap=overlap), History(self._actor.n_obs_steps)
+        self._clock, self._period, self._log = clock, 1 / rate_hz, log
+        self._worker = worker or ThreadPoolExecutor(1, "blockcache-player")
+        self._observed: Any = None
+        self._observed_at = -math.inf
+        self._pending: Future[Array] | None = None
+        self._encoding: Future[None] | None = None
+        self._tick, self._last_call = 0, math.inf
+        self._late = self._failed = self._ignored = 0
+        self._stopped = False
+        self.error: Exception | None = None
+        """What the last chunk that did not come failed with."""
+        try:
+            self._warm_up(replan)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _warm_up(self, replan: int) -> None:
+        took = []
+        for _ in range(WARM_UP):
+            started = self._clock()
+            actions = self._worker.submit(self._actor.warm_up).result()
+            took.append(self._clock() - started)
+        check_horizon(actions, replan, math.ceil(min(took) / self._period))
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Everything that happened since the start, or `reset`, by name: those of `chunks.Counters`, and
+
+        - late: calls of `next_action` that came more than half a period late
+        - failed: chunks that were asked for and did not come; `error` says why
+        - ignored: observations that were not newer than the one before
+        """
+        own = {"late": self._late, "failed": self._failed, "ignored": self._ignored}
+        return {**asdict(self._timeline.counters), **own}
+
+    def observe(self, observation: Any, at: float | None = None) -> None:
+        """Show the player what the robot sees now; once for every tick, before `next_action`.
+
+        Args:
+            observation: As `History.push` takes it; one that is refused raises ObservationError and changes nothing.
+            at: When it was made, where that is known, on a clock of the caller's: one that is not newer than the last is
+                counted and left out.
+        """
+        if at is not None:
+            if at <= self._observed_at:
+                self._ignored += 1
+                return
+            self._observed_at = at
+        self._observed = self._history.push(observation)
+
+    def next_action(self) -> Array | None:
+        """The action of this tick, at once: of the newest chunk, or the last one again where there is none left.
+
+        None before the first chunk has come: keep the robot where it is.
+        """
+        if self._stopped:
+            raise EngineError("the player was stopped; make another one")
+        tick, now = self._tick, self._clock()
+        self._late += now - self._last_call > LATE * self._period
+        self._tick, self._last_call = tick + 1, now
+        self._collect(tick)
+        if self._observed is not None and self._timeline.wants_chunk(tick):
+            previous = self._timeline.request(tick)
+            self._pending = self._worker.submit(self._chunk, self._observed, previous)
+            self._collect(tick)
+        elif self._pending is None:
+            self._encode_ahead(tick)
+        return self._timeline.act(tick).action
+
+    def _collect(self, tick: int) -> None:
+        if self._pending is None or not self._pending.done():
+            return
+        pending, self._pending = self._pending, None
+        if (error := pending.exception()) is None:
+            self._timeline.arrive(tick, pending.result())
+        else:
+            self._timeline.forget_request()
+            self._failed += 1
+            self.error = error if isinstance(error, Exception) else EngineError(str(error))
+
+    def _encode_ahead(self, tick: int) -> None:
+        """Frames that the next chunk will look at too are encoded by the player's thread, while it has nothing to do."""
+        idle = self._observed is not None and (self._encoding is None or self._encoding.done())
+        if not self._actor.cameras or not idle:
+            return
+        if any(self._timeline.wants_chunk(tick + ahead) for ahead in range(1, self._actor.n_obs_steps)):
+            self._encoding = self._worker.submit(self._actor.encode_frames, self._observed)
+
+    def _chunk(self, observed: Any, previous: Previous | None) -> Array:
+        actions = self._actor.chunk(observed, previous)
+        if self._log is not None:
+            self._log.add(observed, actions)
+        return actions
+
+    def reset(self) -> None:
+        """Another episode begins: what was seen, and a chunk that is under way, no longer count."""
+        self._history.reset()
+        self._timeline.reset()
+        self._observed, self._observed_at, self._pending, self._encoding = None, -math.inf, None, None
+        self._tick, self._last_call = 0, math.inf
+        self._late = self._failed = self._ignored = 0
+        if self._log is not None:
+            self._log.begin_episode()
+
+    def stop(self) -> None:
+        """Wait for the generation that is under way, and end the thread."""
+        self._stopped = True
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()

@@ -1,0 +1,261 @@
+"""The server: websockets in, limits, signals. Knows nothing of how a policy computes, nor of what messages mean."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hmac
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from blockcache_runtime.errors import BlockcacheError, EngineError, in_one_line
+from blockcache_runtime.observation_log import ObservationLog
+from blockcache_runtime.serve.metrics import Metrics
+from blockcache_runtime.serve.policies import ServedPolicy
+from blockcache_runtime.serve.protocols import PROTOCOLS, Protocol, Question, Served
+from blockcache_runtime.serve.settings import Settings
+from blockcache_runtime.serve.worker import Worker
+
+OPEN_SECONDS, PING_SECONDS, GRACE_SECONDS = 10.0, 20.0, 10.0
+"""For a handshake; between pings and for their answers; for what is under way when the server stops."""
+READ_AHEAD = 4  # messages of one client that are read while it waits for an answer; more stay in the network
+MOST_REFUSALS = 20  # in a row, then the connection is closed
+_CLOSED = object()
+_logger = logging.getLogger("blockcache.serve")
+
+
+def serve(
+    policy: ServedPolicy,
+    settings: Settings,
+    *,
+    say: Callable[[str], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve a policy until Ctrl-C or SIGTERM; the request that is under way is finished first.
+
+    Args:
+        policy: What is served.
+        settings: See there.
+        say: Given one line once the port is open; without it the line is printed.
+        stop: Also stops the server, where somebody sets it within the same loop.
+    """
+    asyncio.run(Server(policy, settings).run(say or (lambda line: print(line, flush=True)), stop))
+
+
+class Server:
+    """One policy on one port."""
+
+    def __init__(self, policy: ServedPolicy, settings: Settings) -> None:
+        """Nothing is opened before `run`.
+
+        Args:
+            policy: What is served.
+            settings: See there.
+        """
+        self.settings, self.metrics = settings, Metrics()
+        self.served = Served(policy, settings.renamed, settings.replan or policy.n_action_steps)
+        self._key = settings.api_key()
+        self._worker = Worker(policy, self.metrics)
+        self._log: ObservationLog | None = None
+        self._stopping = asyncio.Event()
+        self.port = 0
+
+    async def run(self, say: Callable[[str], None], stop: asyncio.Event | None = None) -> None:
+        """See `serve`."""
+        from websockets.asyncio.server import serve as open_port
+
+        logging.getLogger("websockets.server").setLevel(logging.CRITICAL)  # a hostile client would fill the log
+        self._stopping = stop or self._stopping
+        self._worker.warm_up(self.settings.connections)
+        if self.settings.record:
+            self._log = ObservationLog(self.settings.record, self.settings.record_mb * 10**6)
+        answering = asyncio.ensure_future(self._worker.run())
+        try:
+            async with open_port(
+                self._connection,
+                self.settings.host,
+                self.settings.port,
+                process_request=self._request,
+                origins=[None],  # a browser names its page: no page may drive a robot
+                compression=None,
+                max_size=self.served.most_bytes,
+                max_queue=1,
+                open_timeout=OPEN_SECONDS,
+                ping_interval=PING_SECONDS,
+                ping_timeout=PING_SECONDS,
+                close_timeout=2.0,
+                server_header=None,
+            ) as opened:
+                self.port = opened.sockets[0].getsockname()[1]
+                self._catch_signals()
+                say(self._words())
+                await self._stopping.wait()
+                opened.close(close_connections=False)  # no new ones; those that are open end after their request
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(opened.wait_closed(), GRACE_SECONDS)
+        except OSError as error:
+            place = f"{self.settings.host}:{self.settings.port}"
+            raise EngineError(f"cannot listen at {place}: {error.strerror or error}; take another --port") from error
+        finally:
+            answering.cancel()
+            self._worker.close()
+            if self._log is not None:
+                self._log.close()
+
+    def _words(self) -> str:
+        shared = f", up to {self._worker.batch} clients in one run" if self._worker.batch > 1 else ""
+        whom = "this machine only" if self.settings.is_local else "everybody in that network who has the key"
+        place = f"ws://{self.settings.host}:{self.port} ({self.settings.protocol})"
+        return (
+            f"serving {self.served.policy.name} at {place} to {whom}; "
+            f"a chunk takes {self._worker.milliseconds:.1f} ms{shared}; /healthz, /health, /metrics; Ctrl-C stops it"
+        )
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
+            for one in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(one, self._stop)
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            sys.exit(130)  # asked twice
+        self._stopping.set()
+
+    def _request(self, connection: Any, request: Any) -> Any:
+        """Plain HTTP, and who may open a websocket."""
+        if request.path in ("/healthz", "/health"):
+            body, kind = (
+                ("OK\n", "text/plain") if request.path == "/healthz" else ('{"status": "ok"}\n', "application/json")
+            )
+            return _response(connection, HTTPStatus.OK, body, kind)
+        if self._key is not None and not _has_key(request.headers.get_all("Authorization"), self._key):
+            self.metrics.count("refused_total", reason="key")
+            hint = "send the header 'Authorization: Api-Key KEY', or ws://any:KEY@host"
+            return _response(connection, HTTPStatus.UNAUTHORIZED, f"a key is needed: {hint}\n")
+        if request.path == "/metrics":
+            return _response(connection, HTTPStatus.OK, self.metrics.text(), "text/plain; version=0.0.4")
+        if self.metrics.values["connections", ""] >= self.settings.connections:
+            self.metrics.count("refused_total", reason="connections")
+            words = f"there are {self.settings.connections} clients already; try again later\n"
+            return _response(connection, HTTPStatus.SERVICE_UNAVAILABLE, words)
+        return None
+
+    async def _connection(self, socket: Any) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        self.metrics.count("connections")
+        self.metrics.count("connections_total")
+        protocol = PROTOCOLS[self.settings.protocol](self.served)
+        inbox: asyncio.Queue[Any] = asyncio.Queue(READ_AHEAD)
+        reader = asyncio.ensure_future(_read(socket, inbox))
+        try:
+            if (greeting := protocol.greeting()) is not None:
+                await self._send(socket, greeting)
+            await self._converse(socket, protocol, inbox)
+        except ConnectionClosed:
+            pass
+        except asyncio.TimeoutError:  # it does not read what it asked for
+            self.metrics.count("refused_total", reason="unread")
+            socket.transport.abort()
+        except Exception as error:  # one client's trouble is not the others'
+            _logger.warning("a connection ended with %s", in_one_line(error))
+        finally:
+            self.metrics.count("connections", -1)
+            reader.cancel()
+            with contextlib.suppress(Exception):
+                await socket.close(1001)
+
+    async def _converse(self, socket: Any, protocol: Protocol, inbox: asyncio.Queue[Any]) -> None:
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        refused, allowed, period = 0, 0.0, 1 / self.settings.rate
+        try:
+            while not self._stopping.is_set() and refused < MOST_REFUSALS:
+                data = await _next(inbox, stopping)
+                if data is _CLOSED:
+                    return
+                started = time.perf_counter()
+                if (early := allowed - started) > 0:
+                    await asyncio.sleep(early)
+                allowed = max(allowed, started - 0.1) + period  # a tenth of a second may be made up for
+                reply: bytes | str | None
+                try:
+                    reply = await self._reply(protocol, data, inbox.empty())
+                    refused = 0
+                except BlockcacheError as error:
+                    self.metrics.count("refused_total", reason=type(error).__name__)
+                    reply, refused = protocol.refusal(str(error)), refused + 1
+                if reply is not None:
+                    await self._send(socket, reply)
+                    protocol.finished((time.perf_counter() - started) * 1e3)
+        finally:
+            stopping.cancel()
+
+    async def _reply(self, protocol: Protocol, data: bytes | str, newest: bool) -> bytes | None:
+        started = time.perf_counter()
+        found = protocol.receive(data, newest)
+        if not isinstance(found, Question):
+            return found
+        chunk, seconds = await self._worker.ask(found, self.settings.patience)
+        reply = protocol.answer(chunk, seconds * 1e3)
+        self.metrics.count("requests_total")
+        self.metrics.histograms["request_seconds"].add(time.perf_counter() - started)
+        if self._log is not None:
+            self._record(self._log, protocol, found, chunk)
+        return reply
+
+    def _record(self, log: ObservationLog, protocol: Protocol, question: Question, chunk: Any) -> None:
+        if protocol.recorded_as[0] != question.episode:
+            protocol.recorded_as = (question.episode, log.begin_episode())
+        log.add(question.observation, chunk, protocol.recorded_as[1])
+        self.metrics.count("recorded_total")
+
+    async def _send(self, socket: Any, message: bytes | str) -> None:
+        await asyncio.wait_for(socket.send(message), self.settings.patience)
+
+
+async def _read(socket: Any, inbox: asyncio.Queue[Any]) -> None:
+    """Messages into the inbox, until the connection ends; what does not fit stays in the network."""
+    try:
+        async for data in socket:
+            await inbox.put(data)
+    except Exception:  # however it ended: the client is gone
+        _logger.debug("a connection ended", exc_info=True)
+    await inbox.put(_CLOSED)
+
+
+async def _next(inbox: asyncio.Queue[Any], stopping: asyncio.Future[Any]) -> Any:
+    """The next message; that the connection is closed once the server stops."""
+    if not inbox.empty():
+        return inbox.get_nowait()
+    getting = asyncio.ensure_future(inbox.get())
+    await asyncio.wait({getting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if getting.done():
+        return getting.result()
+    getting.cancel()
+    return _CLOSED
+
+
+def _has_key(sent: list[str], key: str) -> bool:
+    """Whether a request carries the key; how long that takes does not tell how much of it was right."""
+    kind, _, value = (sent[0] if len(sent) == 1 else "").partition(" ")
+    if kind.lower() == "basic":  # clients that know no other way send what stands in the address
+        with contextlib.suppress(binascii.Error, ValueError):
+            value = base64.b64decode(value, validate=True).decode(errors="replace").partition(":")[2]
+    elif kind.lower() not in ("api-key", "bearer"):
+        value = ""
+    return hmac.compare_digest(value.encode(), key.encode())
+
+
+def _response(connection: Any, status: HTTPStatus, body: str, kind: str = "text/plain") -> Any:
+    response = connection.respond(status, body)
+    del response.headers["Content-Type"]
+    response.headers["Content-Type"] = f"{kind}; charset=utf-8" if ";" not in kind else kind
+    return response

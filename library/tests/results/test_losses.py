@@ -11,11 +11,12 @@ from blockcache.measure.features import ActionFeatures
 from blockcache.measure.statistics import Estimate
 from blockcache.results.losses import LossData, LossDataError, LossModel, LossRow, judge, predict_loss, shipped_losses
 
-WEIGHTS = 0.5, 0.4
+WEIGHTS = 0.5, 0.0, 0.4
+"""Of the energy, of its root, and of the root of the roughness."""
 
 
 def row(task, beyond, rougher, *, factor=1.0, family="dp-t"):
-    lost = factor * (WEIGHTS[0] * beyond + WEIGHTS[1] * np.sqrt(max(0.0, rougher)))
+    lost = factor * (WEIGHTS[0] * beyond + WEIGHTS[2] * np.sqrt(max(0.0, rougher)))
     features = ActionFeatures(0.01, beyond, 0.1, rougher, 0.1, 0.05)
     return LossRow(
         task, family, task, f"{beyond}, {rougher}", 8, features, Estimate(-lost, -lost - 0.02, 0.02 - lost, 99)
@@ -38,7 +39,7 @@ def data(*factors, family="dp-t"):
 
 def test_the_rule_that_made_the_data_is_found():
     model = data(1, 1, 1).model
-    np.testing.assert_allclose(model.weights, WEIGHTS)
+    np.testing.assert_allclose(model.weights, WEIGHTS, atol=1e-9)
     found = model.predict(ActionFeatures(0.3, 0.2, 0.0, 0.09, 0.1, 0.05), "dp-t", 8)
     assert found.loss == pytest.approx(0.5 * 0.2 + 0.4 * 0.3)
     assert found.bound == pytest.approx(found.loss + 0.015)  # nothing is left over but the floor
@@ -63,19 +64,18 @@ def test_more_of_anything_bad_never_predicts_less(beyond, rougher, more_energy, 
     assert one.loss <= one.bound <= other.bound <= 1
 
 
-def test_a_task_on_which_nothing_loses_teaches_nothing():
-    quiet = [row("quiet", 0.3, 0.3, factor=0.0) for _ in range(5)]
+def test_a_task_on_which_hardly_anything_loses_teaches_nothing():
+    quiet = [row("quiet", 0.3, 0.3, factor=0.0) for _ in range(5)] + [row("quiet", 0.3, 0.3)] * 2
     found = LossData(40, 32, (*data(1, 1, 1).rows, *quiet))
     assert set(found.told) == {"task 0", "task 1", "task 2"}
-    np.testing.assert_allclose(found.model.weights, WEIGHTS)
+    np.testing.assert_allclose(found.model.weights, WEIGHTS, atol=1e-9)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_fewer_than_three_tasks_are_refused(count):
     with pytest.raises(LossDataError, match=rf"needs 3 tasks that tell methods apart, got {count} \(task 0"):
         data(*[1] * count).model  # noqa: B018
-    with pytest.raises(LossDataError, match="got 2"):
-        judge(data(1, 1, 1))  # one is left out
+    assert len(judge(data(1, 1, 1))) == 3  # two are left to learn from
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,5 @@ def test_the_shipped_data_tell_what_reuse_costs_on_push_t():
         assert predicted.loss > 0.04
         assert predicted.bound > 0.1
     fine = rows["pusht", "ddpm-16"]
-    assert predict_loss(fine.features, fine.family, fine.actions).loss < 0.02
+    assert predict_loss(fine.features, fine.family, fine.actions).loss < 0.04
+    assert fine.difference.low > -0.03

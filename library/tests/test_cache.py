@@ -60,7 +60,32 @@ def test_directories_are_replaced_as_a_whole(place):
     (place / f"{KEY}.thing" / "more").write_text("of the old one")
     THINGS.put(KEY, write_directory("twice"))
     assert THINGS.get(KEY, lambda path: (path / "file").read_text()) == "twice"
-    assert [path.name for path in (place / f"{KEY}.thing").iterdir()] == ["file"]
+    assert names(place / f"{KEY}.thing") == [".seal", "file"]
+
+
+def _flip(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["file", ".seal"])
+@pytest.mark.parametrize("damage", [_flip, Path.unlink, lambda file: file.write_bytes(b"")])
+def test_a_damaged_directory_is_not_there(place, name, damage):
+    THINGS.put(KEY, write_directory("once"))
+    damage(place / f"{KEY}.thing" / name)
+    assert THINGS.get(KEY, lambda path: "of use") is None
+
+
+def test_a_directory_under_another_digest_or_with_more_in_it_is_not_there(place):
+    other = digest("other", "work")
+    THINGS.put(KEY, write_directory("once"))
+    (place / f"{KEY}.thing").rename(place / f"{other}.thing")
+    assert THINGS.get(other, lambda path: "of use") is None
+    (place / f"{other}.thing").rename(place / f"{KEY}.thing")
+    assert THINGS.get(KEY, lambda path: "of use") == "of use"
+    (place / f"{KEY}.thing" / "more").write_text("")
+    assert THINGS.get(KEY, lambda path: "of use") is None
 
 
 @pytest.mark.parametrize("error", [FileError("damaged"), ValueError("x"), KeyError("x"), OSError("x")])
@@ -128,6 +153,6 @@ def test_what_was_of_no_use_for_longest_goes_first_whatever_its_kind(place, monk
         os.utime(place / f"{key}.{'thing' if age % 2 else 'other'}", (age, age))
     (place / "mine.thing").write_text("not to be touched" * 10)
     assert others.get(keys[0], Path.read_text)  # of use since
-    monkeypatch.setattr(cache, "CACHE_BYTES", 25)
+    monkeypatch.setattr(cache, "CACHE_BYTES", 25 + len(f'["{keys[3]}", {{"file": "{"0" * 64}"}}]'))  # with its seal
     THINGS.put(keys[3], write_directory("x" * 5))
     assert names(place) == sorted([f"{keys[0]}.other", f"{keys[2]}.other", f"{keys[3]}.thing", "mine.thing"])

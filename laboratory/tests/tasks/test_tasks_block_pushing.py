@@ -51,7 +51,7 @@ def test_same_seed_same_episode_whatever_was_before(task: Any) -> None:
 def test_recorded_episodes_are_repeated_to_the_last_bit(task: Any) -> None:
     with np.load(DEMOS) as arrays:
         obs, action, ends = arrays["obs"], arrays["action"], arrays["episode_ends"]
-    for seed in (0, 1):
+    for seed in (0, 79):  # 79: its first block leaves no room for the second and is drawn again
         start, stop = 0 if seed == 0 else ends[seed - 1], ends[seed]
         task.reset(seed)
         for step in range(start, stop):

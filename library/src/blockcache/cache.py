@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 CACHE_BYTES = 2 * 10**9
 PATIENCE = 30.0  # seconds to wait for another process that keeps something
-_LOCK, _NEW = ".lock", ".new-"
+_LOCK, _NEW, _SEAL = ".lock", ".new-", ".seal"
 _logger = logging.getLogger("blockcache")
 
 
@@ -59,11 +59,12 @@ class Cache:
 
         Args:
             key: What `digest` gave.
-            load: Reads a file or a directory and checks it; None or any exception means that it is of no use.
+            load: Reads it; None or any exception means that it is of no use. A file it must check itself; a directory is
+                the one that was kept under this digest, bit by bit.
         """
         path = self.path(key)
         try:
-            found = load(path) if path.exists() else None
+            found = load(path) if path.is_file() or _is_sealed(path, key) else None
         except Exception:  # nobody wrote it by hand, and an error here would come back with every start
             return None
         if found is not None:
@@ -86,12 +87,34 @@ class Cache:
                 with tempfile.TemporaryDirectory(prefix=_NEW, dir=path.parent) as place:
                     new = Path(place) / path.name
                     save(new)
+                    if new.is_dir():
+                        _seal(new, key)
                     if new.is_dir() and path.is_dir():
                         shutil.rmtree(path)
                     os.replace(new, path)
                 _prune(path.parent)
         except (FileError, OSError, Timeout) as error:
             _logger.warning("%s cannot be kept for the next time: %s", self.what, error)
+
+
+def _seal(directory: Path, key: str) -> None:
+    """Write down beside the files of a directory what they hold, and under which digest they are kept."""
+    (directory / _SEAL).write_text(json.dumps([key, _hashes(directory)]))
+
+
+def _is_sealed(directory: Path, key: str) -> bool:
+    """Whether a directory holds what was kept under this digest: nothing damaged, nothing exchanged."""
+    seal = directory / _SEAL
+    return seal.is_file() and json.loads(seal.read_text()) == [key, _hashes(directory)]
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    found = {path.name: hashlib.sha256() for path in sorted(directory.iterdir()) if path.name != _SEAL}
+    for name, so_far in found.items():
+        with (directory / name).open("rb") as file:
+            while part := file.read(2**22):
+                so_far.update(part)
+    return {name: so_far.hexdigest() for name, so_far in found.items()}
 
 
 def _prune(directory: Path) -> None:

@@ -18,6 +18,7 @@ import blockcache as bc
 import public_policy as public
 from blockcache import cache as kept
 from blockcache.errors import BlockcacheError, FileError, PolicyError
+from blockcache.models.dpt import public as reader
 from blockcache.models.dpt.public import convert_checkpoint, load_checkpoint, read_checkpoint
 from blockcache.models.loading import load_policy
 from blockcache.samplers import DDIM, DDPM
@@ -136,6 +137,24 @@ def test_state_dicts_may_be_ordered_and_half_precision(kind):
     assert gap(reference.half().float(), read_checkpoint("a.ckpt")) < 1e-5
 
 
+def test_torch_s_negative_bit_is_honoured_and_the_conjugate_bit_refused(monkeypatch):
+    def negated(saved):
+        state = saved["state_dicts"]["ema_model"]
+        state |= {name: torch._neg_view(value.neg()) for name, value in state.items() if value.is_floating_point()}
+        assert state["model.head.weight"].is_neg()
+
+    reference = write_checkpoint("a.ckpt", config(steps=5), negated)
+    assert gap(reference, load_checkpoint("a.ckpt")) < 1e-5
+    monkeypatch.setattr(torch._utils, "get_tensor_metadata", lambda tensor: {"conj": True})
+    write_checkpoint("b.ckpt", config(steps=5))
+    with pytest.raises(FileError, match=r"stored as its conjugate; save it with \.resolve_conj\(\)"):
+        load_checkpoint("b.ckpt")
+    monkeypatch.setattr(torch._utils, "get_tensor_metadata", lambda tensor: {"else": 1})
+    write_checkpoint("c.ckpt", config(steps=5))
+    with pytest.raises(FileError, match="which is not known"):
+        load_checkpoint("c.ckpt")
+
+
 def test_a_tensor_may_be_a_view_of_others_numbers():
     """Transposed, and at an offset in a storage that it shares."""
 
@@ -158,7 +177,7 @@ def test_a_checkpoint_is_converted_once(monkeypatch):
     reference = write_checkpoint("a.ckpt", config(steps=5))
     assert gap(reference, bc.load_policy("a.ckpt")) < 1e-5
     (made,) = Path("cache").glob("*.policy")
-    monkeypatch.setattr("blockcache.models.dpt.public.read_checkpoint", None)
+    monkeypatch.setattr("blockcache.models.dpt.public._converted", None)
     Path("b.ckpt").write_bytes(Path("a.ckpt").read_bytes())
     assert gap(reference, bc.load_policy("b.ckpt")) < 1e-5  # known by its content, not by its name
     assert [*Path("cache").glob("*.policy")] == [made]
@@ -174,6 +193,55 @@ def test_what_is_kept_is_made_again_if_it_is_damaged_or_by_other_code(monkeypatc
     monkeypatch.setattr("blockcache.models.dpt.public.source_hash", lambda file: "older")
     load_checkpoint("a.ckpt")
     assert len([*Path("cache").glob("*.policy")]) == 2
+
+
+@pytest.mark.parametrize("swap", [os.replace, lambda new, old: Path(old).write_bytes(Path(new).read_bytes())])
+def test_a_file_that_is_exchanged_while_it_is_read_is_not_kept_as_the_other(swap, monkeypatch):
+    reference, other = (write_checkpoint(f"{name}.ckpt", config(steps=5), seed=ord(name)) for name in "ab")
+    whole, hashed = Path("a.ckpt").read_bytes(), reader._sha256
+
+    def hashed_before_it_is_exchanged(*arguments):
+        found = hashed(*arguments)
+        if Path("b.ckpt").exists():
+            swap("b.ckpt", "a.ckpt")
+            Path("b.ckpt").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(reader, "_sha256", hashed_before_it_is_exchanged)
+    if swap is os.replace:  # another file of that name: the one that was opened is read
+        assert gap(reference, load_checkpoint("a.ckpt")) < 1e-5
+    else:  # the same file with other bytes
+        with pytest.raises(FileError, match=r"a\.ckpt was changed while it was read"):
+            load_checkpoint("a.ckpt")
+    assert gap(other, load_checkpoint("a.ckpt")) < 1e-5
+    Path("a.ckpt").write_bytes(whole)
+    assert gap(reference, load_checkpoint("a.ckpt")) < 1e-5
+
+
+def test_a_flipped_bit_in_what_is_kept_is_noticed():
+    write_checkpoint("a.ckpt", config(steps=5))
+    expected = load_checkpoint("a.ckpt").state_dict()
+    (made,) = Path("cache").glob("*.policy")
+    for file in sorted(made.iterdir()):
+        whole = file.read_bytes()
+        for place in {0, len(whole) // 3, len(whole) // 2, len(whole) - 1}:
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+            found = load_checkpoint("a.ckpt")
+            assert all(torch.equal(value, expected[name]) for name, value in found.state_dict().items())
+            assert file.read_bytes() == whole  # it was made again
+
+
+def test_exchanged_entries_are_noticed():
+    references = {name: write_checkpoint(f"{name}.ckpt", config(steps=5), seed=ord(name)) for name in "ab"}
+    for name in references:
+        load_checkpoint(f"{name}.ckpt")
+    first, second = Path("cache").glob("*.policy")
+    for part in ("", "model.safetensors", "config.json"):  # the whole entry, and a file of it
+        os.rename(first / part, "aside")
+        os.rename(second / part, first / part)
+        os.rename("aside", second / part)
+        for name, reference in references.items():
+            assert gap(reference, load_checkpoint(f"{name}.ckpt")) < 1e-5
 
 
 def test_converted_policies_count_in_the_cache(monkeypatch):

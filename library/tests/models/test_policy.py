@@ -11,11 +11,13 @@ import safetensors.torch
 import torch
 
 import blockcache as bc
-from blockcache.errors import FileError, ObservationError, PolicyError, SamplerError
+from blockcache.errors import FileError, ObservationError, PolicyError, SamplerError, ScheduleError
 from blockcache.models.checkpoint import load_tensors
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.policy_files import shipped_policies
-from blockcache.samplers import DDIM, DDPM
+from blockcache.models.registry import port_of
+from blockcache.samplers import DDIM, DDPM, ChosenSampler
+from blockcache.schedule import Schedule
 from blockcache.tasks import task_names, task_spec
 
 
@@ -437,6 +439,50 @@ def test_what_was_tuned_has_its_weights_from_the_policy_around_it(policy, tmp_pa
     (tmp_path / "policy/config.json").unlink()  # no policy any more
     with pytest.raises(FileError, match=r"tuned/model\.safetensors"):
         bc.load_policy(tmp_path / "policy/tuned")
+
+
+def test_what_was_tuned_for_other_weights_is_refused(policy, tmp_path):
+    placed = policy.with_sampler(replace(policy.sampler, timesteps=(3, 1), num_inference_steps=2))
+    bc.save_policy(policy, tmp_path / "policy")
+    tuned = tmp_path / "policy" / "tuned"
+    bc.save_policy(placed, tuned)
+    (tuned / "model.safetensors").unlink()
+    with pytest.raises(PolicyError, match=r"sampler\.json: it must say for which weights"):
+        bc.load_policy(tuned)  # nothing says for which
+    ChosenSampler(placed.sampler, port_of(policy).fingerprint).save(tuned / "sampler.json")
+    assert bc.load_policy(tuned).sampler == placed.sampler
+    trained = DiffusionTransformerPolicy.random(policy.config, seed=7)
+    bc.save_policy(trained, tmp_path / "again")
+    os.replace(tmp_path / "again/model.safetensors", tmp_path / "policy/model.safetensors")
+    with pytest.raises(SamplerError, match=r"tuned/sampler\.json: this .* was chosen for another policy \(weights"):
+        bc.load_policy(tuned)
+    ChosenSampler(policy.sampler, port_of(trained).fingerprint).save(tuned / "sampler.json")
+    with pytest.raises(PolicyError, match="it must say for which weights"):  # it vouches for another sampler
+        bc.load_policy(tuned)
+
+
+def test_a_schedule_beside_a_policy_is_that_of_its_own_directory(policy, tmp_path, monkeypatch):
+    for name, updates in (("here", 2), ("there", 3)):
+        place = tmp_path / name / "policy"
+        bc.save_policy(policy, place)
+        observations = [port_of(policy).synthetic_observations(1)["obs"]]
+        recording = bc.calibrate(policy, observations, progress=False)
+        bc.solve(recording, updates=updates).save(place / "schedule.json")
+    monkeypatch.chdir(tmp_path / "here")
+    loaded = bc.load_policy("policy")
+    monkeypatch.chdir(tmp_path / "there")
+    with bc.accelerate(loaded, engine="patched") as fast:
+        assert fast.stats().notes == (f"the schedule is {tmp_path / 'here/policy/schedule.json'}",)
+    unbound = json.loads((tmp_path / "here/policy/schedule.json").read_text())
+    unbound["fingerprint"]["weights"] = None
+    (tmp_path / "here/policy/schedule.json").write_text(json.dumps(unbound))
+    with pytest.raises(
+        ScheduleError, match="made for no weights in particular, and is not followed unless it is named"
+    ):
+        bc.accelerate(loaded, engine="patched")
+    named = Schedule.load(tmp_path / "here/policy/schedule.json")
+    with bc.accelerate(loaded, named, engine="patched") as fast:
+        assert "no weights in particular" in fast.stats().notes[0]
 
 
 def test_what_was_tuned_for_a_shipped_policy_goes_by_name():

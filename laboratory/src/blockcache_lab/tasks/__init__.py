@@ -35,6 +35,15 @@ def _maniskill(name: str, max_steps: int) -> TaskEntry:
     return TaskEntry(spec, f"{module}:ManiSkill", f"{module}:expert", LABORATORY)
 
 
+def _robosuite(name: str, obs_dim: int) -> TaskEntry:
+    """The name ends with who demonstrates it: "ph", one clean expert, or "mh", six of them from fast to clumsy."""
+    spec = TaskSpec(
+        name, obs_dim=obs_dim, action_dim=7, max_steps=400, success="the simulator's flag", extra="robosuite"
+    )
+    module = "blockcache_lab.tasks.robosuite"
+    return TaskEntry(spec, f"{module}:Robosuite", f"{module}_experts:expert", LABORATORY)
+
+
 BLOCK_PUSHING = TaskEntry(
     TaskSpec(
         "block-pushing",
@@ -68,3 +77,9 @@ PUSH_CUBE = _maniskill("maniskill-push-cube", max_steps=150)
 PICK_CUBE = _maniskill("maniskill-pick-cube", max_steps=150)
 STACK_CUBE = _maniskill("maniskill-stack-cube", max_steps=200)
 PEG_INSERTION_SIDE = _maniskill("maniskill-peg-insertion-side", max_steps=300)
+LIFT_PH = _robosuite("robosuite-lift-ph", obs_dim=19)
+LIFT_MH = _robosuite("robosuite-lift-mh", obs_dim=19)
+CAN_PH = _robosuite("robosuite-can-ph", obs_dim=23)
+CAN_MH = _robosuite("robosuite-can-mh", obs_dim=23)
+SQUARE_PH = _robosuite("robosuite-square-ph", obs_dim=23)
+SQUARE_MH = _robosuite("robosuite-square-mh", obs_dim=23)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,8 @@ from blockcache_lab.tasks.block_pushing_scene import Scene
 WITHIN = 0.05  # metres between the middles of a block and of its zone
 ONE_IN = 0.49  # the score once a block has entered a zone, as the public reward counts it
 _CENTRE_X, _BLOCKS_Y, _ZONES_Y = 0.4, -0.2, 0.2
-_BLOCKS_APART, _ZONES_APART = 0.1, 0.12  # metres along x, at least
+_BLOCKS_APART = 0.1  # metres along x, at least
+_ATTEMPTS = 1000  # to place the second block far enough from the first
 _RATE = 10.0  # actions a second
 
 
@@ -171,29 +171,29 @@ class _Pusher:
 
 
 def _two_blocks(random: np.random.RandomState) -> Array:
-    """x, y and angle of both."""
-    first = (*_place(random, _CENTRE_X, 0.1, _BLOCKS_Y, 0.15), random.uniform(math.pi))
-    second = _far_from(first[0], _BLOCKS_APART, lambda: _place(random, _CENTRE_X, 0.1, _BLOCKS_Y, 0.15))
-    return np.array([first, (*second, random.uniform(math.pi))])
+    """x, y and angle of both. Where the first leaves hardly any room for the second, it is drawn again after a while."""
+
+    def draw() -> tuple[float, float]:
+        return _place(random, _CENTRE_X, 0.1, _BLOCKS_Y, 0.15)
+
+    while True:
+        first = (*draw(), random.uniform(math.pi))
+        tries = (draw() for _ in range(_ATTEMPTS))
+        second = next((place for place in tries if abs(place[0] - first[0]) > _BLOCKS_APART), None)
+        angle = random.uniform(math.pi)
+        if second is not None:
+            return np.array([first, (*second, angle)])
 
 
 def _two_zones(random: np.random.RandomState) -> Array:
-    """x, y and angle of both, on either side; which is left is drawn."""
+    """x, y and angle of both, on either side, which keeps them apart; which is left is drawn."""
     side = 0.12 * random.choice([-1, 1])
-    first = (*_place(random, _CENTRE_X + side, 0.005, _ZONES_Y, 0.0075), _zone_angle(random))
-    second = _far_from(first[0], _ZONES_APART, lambda: _place(random, _CENTRE_X - side, 0.005, _ZONES_Y, 0.0075))
-    return np.array([first, (*second, _zone_angle(random))])
+    zones = [(*_place(random, _CENTRE_X + x, 0.005, _ZONES_Y, 0.0075), _zone_angle(random)) for x in (side, -side)]
+    return np.array(zones)
 
 
 def _place(random: np.random.RandomState, x: float, dx: float, y: float, dy: float) -> tuple[float, float]:
     return x + random.uniform(-dx, dx), y + random.uniform(-dy, dy)
-
-
-def _far_from(x: float, distance: float, draw: Any) -> tuple[float, float]:
-    while True:
-        found: tuple[float, float] = draw()
-        if abs(found[0] - x) > distance:
-            return found
 
 
 def _zone_angle(random: np.random.RandomState) -> float:

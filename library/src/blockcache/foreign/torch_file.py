@@ -56,12 +56,16 @@ class Storage:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor whose numbers are still in the file: all of them within its storage, none of them twice."""
+    """A tensor whose numbers are still in the file: all of them within its storage, none of them twice.
+
+    `negative` is torch's negative bit: the tensor's numbers are those of the storage with the other sign.
+    """
 
     storage: Storage
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    negative: bool = False
 
     @property
     def count(self) -> int:
@@ -109,7 +113,7 @@ class TorchFile:
         plain = _counts([offset]) and _counts(shape) and _counts(stride) and len(shape) == len(stride) <= 16
         if not plain:
             raise ContentError(f"a tensor of shape {short(shape)} and strides {short(stride)} at {short(offset)}")
-        found = StoredTensor(storage, offset, tuple(shape), tuple(stride))
+        found = StoredTensor(storage, offset, tuple(shape), tuple(stride), _is_negative(value))
         last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if found.count else 0
         if found.count > storage.count or (found.count and last >= storage.count):
             raise ContentError(
@@ -209,6 +213,17 @@ def _oddities(entry: zipfile.ZipInfo, parts: list[str]) -> dict[str, bool]:
         "is locked with a password": bool(entry.flag_bits & 1),
         "is packed": entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size,
     }
+
+
+def _is_negative(call: Call) -> bool:
+    """Whether torch's negative bit is set. What else is said behind shape, strides, gradient and hooks may change numbers,
+    and is refused: the conjugate bit, say, or what a backend of torch writes there."""
+    said = call.arguments[6] if len(call.arguments) == 7 and _torch_function(call) == "_rebuild_tensor_v2" else {}
+    if len(call.arguments) > 7 or not isinstance(said, dict) or not said.keys() <= {"neg", "conj"}:
+        raise ContentError(f"a tensor of which it says {short(call.arguments[6:])}, which is not known")
+    if said.get("conj", False) is not False or not isinstance(said.get("neg", False), bool):
+        raise ContentError("a tensor that is stored as its conjugate; save it with .resolve_conj()")
+    return bool(said.get("neg", False))
 
 
 def _torch_function(call: Call) -> str:

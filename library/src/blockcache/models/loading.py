@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from pathlib import Path
 from typing import Any
 
 from blockcache.errors import PolicyError, in_one_line, short
@@ -16,16 +17,21 @@ from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.own_policy import OwnPolicy
 from blockcache.models.policy_files import (
     CONFIG,
+    SAMPLER,
+    WEIGHTS,
     is_checkpoint,
     is_entry,
     policy_directory,
     read_config,
     remember_place,
+    shared_file,
     split_entry,
 )
 from blockcache.models.port import Port
 from blockcache.models.rdt.policy import RDTPolicy
 from blockcache.models.registry import port_of
+from blockcache.models.stored import naming
+from blockcache.samplers import ChosenSampler
 
 FAMILIES: dict[str, type[OwnPolicy]] = {
     policy.CONFIG.FAMILY: policy for policy in (DiffusionTransformerPolicy, DiTPolicy, RDTPolicy)
@@ -59,7 +65,31 @@ def load_policy(source: PathLike | Any) -> Any:
         known_class = FAMILIES[family] if isinstance(family, str) else DiffusionTransformerPolicy
         policy = checkpoint.load(known_class, source)
     remember_place(policy, policy_directory(source))
+    check_tuned(policy, policy_directory(source))
     return policy
+
+
+def check_tuned(policy: Any, directory: Path) -> None:
+    """Refuse a sampler that was chosen for other weights than those of the policy above, which a directory `tuned` without
+    weights of its own takes: `sampler.json` says for which ones it was.
+
+    Args:
+        policy: what was loaded.
+        directory: from where.
+    """
+    if shared_file(directory, WEIGHTS) == directory / WEIGHTS:
+        return
+    file, sampler = directory / SAMPLER, policy.sampler
+    with naming(file, "sampler"):
+        chosen = ChosenSampler.load(file) if file.is_file() else None
+        vouched = chosen is not None and chosen.sampler == sampler and chosen.policy and chosen.policy.weights
+        if not vouched and (sampler.type == "fitted" or sampler.timesteps is not None):
+            raise PolicyError(
+                f"it must say for which weights the sampler in {directory / CONFIG} was chosen, since those of "
+                f"{directory.parent} are used; tune the policy again"
+            )
+        if chosen is not None:
+            chosen.check_fit(port_of(policy).fingerprint)
 
 
 def save_policy(policy: Any, directory: PathLike) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import CodeType
+from collections.abc import Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -91,6 +92,30 @@ def _compiled(where: str, way_out: str) -> PolicyError:
 def is_altered(module: nn.Module) -> bool:
     """Whether somebody put a hook on one of the modules, or something in place of its forward."""
     return any(map(has_hook, module.modules()))
+
+
+def runs_known_code(parts: Sequence[nn.Module], *others: type) -> bool:
+    """Whether modules (and other classes) run nothing but code of this package and of torch, as it was written: no class,
+    method or tensor of somebody else took the place of theirs, on a class or on one module alone, and there are no hooks."""
+    classes = {kind for item in (*map(type, parts), *others) for kind in item.__mro__ if kind is not object}
+    members = [member for kind in classes if _is_own(kind) for member in map(_function, vars(kind).values())]
+    code = [*classes, *(member for member in members if isinstance(member, FunctionType))]
+    return all(map(_is_known, code)) and not any(has_hook(part) or _is_overridden(part) for part in parts)
+
+
+def _is_overridden(part: nn.Module) -> bool:
+    """Whether this very module has something in the place of a method of its class, or of one of its tensors and parts."""
+    registered = {**part._parameters, **part._buffers, **part._modules}
+    replaced = (name for name in vars(part) if name in registered or callable(getattr(type(part), name, None)))
+    return not all(_is_own(type(vars(part)[name])) for name in replaced)  # what this package put there is known
+
+
+def _is_known(item: Any) -> bool:
+    return str(getattr(item, "__module__", "")).partition(".")[0] in ("blockcache", "torch")
+
+
+def _is_own(kind: type) -> bool:
+    return kind.__module__.startswith("blockcache.")
 
 
 def has_hook(part: nn.Module) -> bool:

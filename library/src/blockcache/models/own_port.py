@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockcache.files import PathLike
 from blockcache.models import checkpoint
-from blockcache.models.modules import has_hook
+from blockcache.models.modules import runs_known_code
 from blockcache.models.own_policy import OwnPolicy
 from blockcache.models.port import Port
 from blockcache.models.sampling import Sampling
@@ -20,7 +20,6 @@ from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import SamplerConfig
 
 P = TypeVar("P", bound="OwnPort")
-_OWN_CODE = ("predict_action", "check", "encode", "denoiser_output", "constrain", "actions")
 
 
 def _setting(name: str) -> Any:
@@ -73,9 +72,7 @@ class OwnPort(Port):
     def trusted(self) -> bool:
         outside = {part for module in self.parts_outside_program for part in module.modules()}
         inside = [part for part in self.policy.modules() if part not in outside]
-        code = [*(getattr(type(self.policy), name) for name in _OWN_CODE), *(type(part).forward for part in inside)]
-        known = all(str(getattr(item, "__module__", "")).startswith(("blockcache.", "torch.")) for item in code)
-        return known and not any(map(has_hook, inside))
+        return runs_known_code(inside, type(self.policy.config))
 
     def check_weights(self) -> None:
         outside = {part for module in self.parts_outside_program for part in module.modules()}

@@ -62,8 +62,8 @@ def policy_directory(source: PathLike) -> Path:
 
 
 def remember_place(policy: Any, directory: Path) -> None:
-    """That a policy object was loaded from a directory; nothing is put on the object."""
-    _places[policy] = directory
+    """That a policy object was loaded from a directory, wherever its name leads later; nothing is put on the object."""
+    _places[policy] = Path(os.path.realpath(directory))
 
 
 def place_of(policy: Any) -> Path | None:

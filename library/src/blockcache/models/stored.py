@@ -32,7 +32,8 @@ def read_stored(file: TorchFile, tensors: Mapping[str, StoredTensor]) -> dict[st
                 buffers[storage.entry] = file.read(storage)
                 bar.update(storage.bytes)
             numbers = torch.frombuffer(buffers[storage.entry], dtype=dtype)
-            found[name] = numbers.as_strided(stored.shape, stored.stride, stored.offset)
+            values = numbers.as_strided(stored.shape, stored.stride, stored.offset)
+            found[name] = values.neg() if stored.negative else values
     return found
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torch import Tensor
 
 from blockcache.cache import Cache, digest, source_hash
-from blockcache.errors import ContentError, PolicyError, shortened
+from blockcache.errors import ContentError, FileError, PolicyError, shortened
 from blockcache.files import PathLike, opened
 from blockcache.foreign.configs import Config
 from blockcache.foreign.pickles import as_mapping
-from blockcache.foreign.torch_file import StoredTensor, TorchFile, open_torch_file
+from blockcache.foreign.torch_file import StoredTensor, TorchFile
 from blockcache.models.checkpoint import check_sizes, load, load_tensors, save
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.models.dpt.public_config import HYBRID, architecture, camera_config, low_dim_config, uses_ema
@@ -46,18 +46,27 @@ def convert_checkpoint(source: PathLike, directory: PathLike) -> DiffusionTransf
 
 def load_checkpoint(source: PathLike) -> DiffusionTransformerPolicy:
     """The policy of a checkpoint; converted once, and kept in the cache by the file's content."""
-    sha256 = _sha256(source)
-    key = digest(sha256, source_hash(__file__))
-    policy = _CONVERTED.get(key, lambda directory: load(DiffusionTransformerPolicy, directory))
-    if policy is None:
-        policy = made = read_checkpoint(source, sha256)
-        _CONVERTED.put(key, lambda directory: save(made, directory))
+    with opened(source, WHAT) as (file, size):
+        sha256 = _sha256(file, size)
+        key = digest(sha256, source_hash(__file__))
+        policy = _CONVERTED.get(key, lambda directory: load(DiffusionTransformerPolicy, directory))
+        if policy is None:
+            policy = made = _converted(source, file, size, sha256)
+            _CONVERTED.put(key, lambda directory: save(made, directory))
     return policy
 
 
-def read_checkpoint(source: PathLike, sha256: str | None = None) -> DiffusionTransformerPolicy:
-    """The policy of a checkpoint, in eval mode; `sha256` is the file's, where it is known."""
-    with open_torch_file(source, WHAT) as file, naming(source, WHAT):
+def read_checkpoint(source: PathLike) -> DiffusionTransformerPolicy:
+    """The policy of a checkpoint, in eval mode."""
+    with opened(source, WHAT) as (file, size):
+        return _converted(source, file, size, _sha256(file, size))
+
+
+def _converted(source: PathLike, opened_file: BinaryIO, size: int, sha256: str) -> DiffusionTransformerPolicy:
+    """The policy of an open checkpoint, which must hold the same bytes before and after it is read: those of its hash."""
+    opened_file.seek(0)
+    file = TorchFile(opened_file, size, WHAT, source)
+    with naming(source, WHAT):
         content = as_mapping(file.content)
         if content is None or not {"cfg", "state_dicts"} <= content.keys():
             names = "" if content is None else shortened(", ".join(map(str, content)), 200)
@@ -68,13 +77,15 @@ def read_checkpoint(source: PathLike, sha256: str | None = None) -> DiffusionTra
         config = Config(content["cfg"])
         kind = architecture(config)
         tensors = _tensors(file, content["state_dicts"], uses_ema(config))
-        record = {"converted_from": shortened(Path(source).name, 200), "sha256": sha256 or _sha256(source)}
+        record = {"converted_from": shortened(Path(source).name, 200), "sha256": sha256}
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         settings = camera_config(config, record, shapes) if kind == HYBRID else low_dim_config(config, record)
         storages = {tensor.storage for tensor in tensors.values()}
         check_sizes(settings, len(tensors), sum(storage.count for storage in storages))
         policy = DiffusionTransformerPolicy(settings)
         load_tensors(policy, _repeated(read_stored(file, tensors), policy))
+    if _sha256(opened_file, size) != sha256:
+        raise FileError(f"the {WHAT} {source} was changed while it was read; load it again once it is whole")
     return policy.eval()
 
 
@@ -112,12 +123,10 @@ def _repeated(tensors: Mapping[str, Tensor], policy: DiffusionTransformerPolicy)
     return found
 
 
-def _sha256(source: PathLike) -> str:
+def _sha256(file: BinaryIO, size: int) -> str:
     found = hashlib.sha256()
-    with (
-        opened(source, WHAT) as (file, size),
-        progress_bar(desc="reading", total=size, unit="B", unit_scale=True, leave=False, delay=2.0) as bar,
-    ):
+    file.seek(0)
+    with progress_bar(desc="reading", total=size, unit="B", unit_scale=True, leave=False, delay=2.0) as bar:
         while part := file.read(2**22):
             found.update(part)
             bar.update(len(part))

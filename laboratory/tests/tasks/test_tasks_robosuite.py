@@ -1,0 +1,110 @@
+"""robosuite: Robomimic's observations, the same episode every time, experts that succeed in every style."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockcache.errors import TaskError
+from blockcache.tasks import expert_factory, make_task, task_names
+
+NAMES = tuple(name for name in task_names() if name.startswith("robosuite-"))
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[[str], Any]]:
+    """Makes simulators that are closed at the end."""
+    pytest.importorskip("robosuite", reason='needs the extra "robosuite" of blockcache-lab')
+    made: list[Any] = []
+
+    def one(name: str) -> Any:
+        made.append(make_task(name))
+        return made[-1]
+
+    yield one
+    for task in made:
+        task.close()
+
+
+def moved(task: Any, seed: int) -> np.ndarray:
+    """What is seen while the expert begins."""
+    seen = [task.reset(seed)]
+    act = expert_factory(task.spec.name)(task)
+    for _ in range(12):
+        task.step(act(seen[-1]))
+        seen.append(task.observe())
+    return np.stack(seen)
+
+
+def test_three_scenes_are_shown_by_one_expert_or_by_six() -> None:
+    assert set(NAMES) == {f"robosuite-{scene}-{who}" for scene in ("lift", "can", "square") for who in ("ph", "mh")}
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("lift-ph", 19), ("can-ph", 23), ("square-mh", 23)])
+def test_same_seed_same_episode_whatever_was_before(name: str, numbers: int, make: Callable[[str], Any]) -> None:
+    task = make(f"robosuite-{name}")
+    first = moved(task, 100_000)
+    other = moved(task, 100_001)
+    np.testing.assert_array_equal(moved(task, 100_000), first)
+    assert first.shape == (13, numbers)
+    assert first.dtype == np.float32
+    assert np.abs(first[0] - other[0]).max() > 1e-3
+
+
+def test_the_observation_is_in_robomimics_order(make: Callable[[str], Any]) -> None:
+    task = make("robosuite-lift-ph")
+    seen = task.reset(4)
+    data = task.env.sim.data
+    np.testing.assert_allclose(seen[:3], data.body_xpos[task.env.cube_body_id], atol=1e-6)
+    np.testing.assert_allclose(seen[10:13], data.site_xpos[task.env.robots[0].eef_site_id["right"]], atol=1e-6)
+    np.testing.assert_allclose(np.abs(seen[7:10]), np.abs(seen[10:13] - seen[:3]), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(seen[13:17]), 1, atol=1e-5)
+    assert seen[17] > 0 > seen[18]  # both fingers, which are open
+
+
+@pytest.mark.parametrize("seed", range(6))  # of each style one
+def test_every_style_lifts_the_cube(seed: int, make: Callable[[str], Any]) -> None:
+    task = make("robosuite-lift-mh")
+    task.reset(seed)
+    act = expert_factory("robosuite-lift-mh")(task)
+    while not task.done:
+        action = act(task.observe())
+        assert np.abs(action).max() <= 1
+        task.step(action)
+    assert task.success
+    assert task.score == 1.0
+
+
+def test_styles_differ_and_the_clean_expert_has_one(make: Callable[[str], Any]) -> None:
+    clean, mixed = make("robosuite-lift-ph"), make("robosuite-lift-mh")
+    np.testing.assert_array_equal(moved(clean, 6), moved(mixed, 6))  # the first of six
+    assert np.abs(moved(clean, 11) - moved(mixed, 11)).max() > 0.01  # the clumsiest
+
+
+def test_useless_actions_and_pictures_are_refused(make: Callable[[str], Any]) -> None:
+    task = make("robosuite-lift-ph")
+    with pytest.raises(TaskError, match="has not begun"):
+        task.step(np.zeros(7))
+    task.reset(0)
+    with pytest.raises(TaskError, match="7 finite numbers"):
+        task.step(np.full(7, np.nan))
+    with pytest.raises(TaskError, match="there is no picture"):
+        task.render()
+
+
+def test_a_mujoco_that_is_too_new_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco", SimpleNamespace(__version__="4.0.1"))
+    with pytest.raises(TaskError, match=r"needs a MuJoCo below 4\.0, got 4\.0\.1"):
+        make_task("robosuite-can-ph")
+
+
+def test_a_missing_simulator_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "robosuite", None)
+    monkeypatch.setitem(sys.modules, "mujoco", SimpleNamespace(__version__="3.3.0"))
+    with pytest.raises(TaskError, match=r'pip install "blockcache-lab\[robosuite\]"'):
+        make_task("robosuite-lift-ph")

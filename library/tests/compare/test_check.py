@@ -238,7 +238,7 @@ def test_nothing_is_promised_of_a_policy_unlike_the_data():
     features = ActionFeatures(0.0, 0.0, 0.0, 0.0, 0.07, 0.039)
     found = replace(made(0.0), features=features, setting={**made(0.0).setting, "actions": 8})  # of no known family
     assert found.verdict == "cannot be told"
-    assert "nothing is promised: no policy of family  is in the data" in check_blocks(found)[0].text
+    assert "nothing is promised: no policy of family is in the data" in check_blocks(found)[0].text
     same = replace(found, error=ActionError(1e-7, 1e-7))  # the policy's own actions, whatever the policy
     assert same.verdict == "looks lossless"
     rough = replace(found, features=replace(features, rougher=1.0))

@@ -8,7 +8,7 @@ from blockcache.errors import FileError
 from blockcache_lab.pages.figures import count, fill
 from repository import RECORDS, ROOT
 
-PAGES = ("README.md", "docs/who-wins-where.md")
+PAGES = ("README.md", "docs/who-wins-where.md", "docs/tune-and-check.md")
 DIFFERENCE = "-0.003 [-0.025, +0.018]"
 
 
@@ -17,6 +17,11 @@ def test_the_page_has_the_figures_of_the_records(page):
     text = (ROOT / page).read_text()
     assert count(text) == len(re.findall("<!-- figures?: ", text)) > 5
     assert fill(text, RECORDS) == text
+
+
+def test_every_page_with_a_figure_of_the_records_is_compared_with_them():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert {str(page.relative_to(ROOT)) for page in pages if count(page.read_text())} == set(PAGES)
 
 
 def test_another_number_is_replaced_and_the_rest_stays():
@@ -50,6 +55,10 @@ def test_two_directories_are_two_columns_and_policies_of_one_task_are_taken_toge
         ),
         ("frontier-pusht ddpm-16 beauty", "no quantity 'beauty' of frontier-pusht, expected one of ms"),
         ("frontier-pusht plain against full", "no episode that both plain policy and full finished"),
+        (
+            "pusht/tuned chosen beauty",
+            "of a tuning there is 'chosen' with tuning-seeds, fresh-seeds, pairs, minutes, got",
+        ),
         ("frontier-nowhere full ms", "no suite's results in"),
         ("metaworld-nowhere-seed* full difference", "no records at"),
         (

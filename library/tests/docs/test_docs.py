@@ -15,6 +15,7 @@ from blockcache.models.loading import save_policy
 from blockcache.schedule import Schedule
 from pages import FENCE, PAGES, fenced, lines, mentioned, parse, typed
 from repository import ROOT
+from served_toy import served
 
 LANGUAGES = ("json", "python", "sh", "text", "toml")  # sh is typed, text is printed
 QUICK = {"calibrate": ["--generations", "1"], "solve": [], "show": [], "export": []}  # the others take minutes
@@ -112,6 +113,36 @@ def test_a_page_works_from_top_to_bottom(page, robot, blockcache):
 def test_the_first_run_works(robot, blockcache):
     run(PAGES["docs/start.md"], robot, blockcache)
     assert Path("policy.onnx").exists()
+
+
+def test_the_control_loop_and_the_client_of_the_page_work(robot, blockcache):
+    pytest.importorskip("websockets", reason="websockets is not installed")
+    run(PAGES["docs/on-a-robot.md"], robot, blockcache)
+    executed = []
+
+    class Robot:
+        def observation(self):
+            return robot["observation"]
+
+        def execute(self, action):
+            executed.append(action)
+
+    counters = robot["control"](Robot(), ticks=40, rate_hz=20)
+    assert counters["ticks"] == 40
+    assert len(executed) == 40 - counters["waiting"] > 10
+    client = robot["Client"]
+    with served() as server:
+        address = f"ws://127.0.0.1:{server.port}"
+        one = client(address)
+        state = np.array([5, 0], dtype=np.float32)
+        assert one.infer(state=state, observe_only=True) is None
+        assert one.infer(state=state)[0, :2].tolist() == [5, 5]
+        assert one.metadata["n_obs_steps"] == 2
+        with pytest.raises(ValueError, match="has no 'state'"):
+            one.infer(other=state)
+    with pytest.raises(Exception, match=r"1001|refused|close"):
+        one.infer(state=state)
+    assert one.socket is None
 
 
 def anchors(text):

@@ -1,11 +1,13 @@
 """The onnx engine's cache of exports, and the libraries and threads it takes."""
 
 import os
+import subprocess
 import sys
 import tempfile
 import types
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -16,9 +18,10 @@ from blockcache import cache as exports
 from blockcache.cache import cache_directory
 from blockcache.engines import onnx as engine
 from blockcache.engines.build import build
-from blockcache.errors import EngineError, FileError
+from blockcache.errors import EngineError, FileError, StaleError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
+from blockcache_runtime import session as session_module
 from blockcache_runtime.session import MINIMUM
 from onnx_files import BLOCKS, hashed, header, with_header
 from repository import ROOT
@@ -362,9 +365,64 @@ def test_installing_brings_new_enough_libraries(house, library, minimum):
 @pytest.mark.parametrize(("seconds", "taken"), [({1: 1.0, 4: 2.0}, 1), ({1: 2.0, 4: 1.0}, 4)])
 def test_the_faster_number_of_threads_is_taken(exported, monkeypatch, seconds, taken):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4), raising=False)
-    asked = lambda session, _: seconds[session.get_session_options().intra_op_num_threads]  # noqa: E731
-    monkeypatch.setattr(f"{SESSION}.seconds_per_run", asked)
+    clock = SimpleNamespace(now=0.0)
+
+    def run(session, outputs, feed):
+        clock.now += seconds[session.get_session_options().intra_op_num_threads] / 100
+        return []
+
+    monkeypatch.setattr(f"{SESSION}.run_session", run)
+    monkeypatch.setattr(f"{SESSION}.time", SimpleNamespace(perf_counter=lambda: clock.now, sleep=lambda _: None))
     assert bc.open_export(exported).threads == taken
+
+
+def trial(monkeypatch, seconds, rate_hz=10.0):
+    """Two sessions that take so long when they are called so long after the last call, and the whole time of the trial."""
+    clock = SimpleNamespace(now=0.0, last={"one": -9.0, "many": -9.0}, calls=0)
+
+    def run(session, outputs, feed):
+        clock.calls += 1
+        taken = seconds[session.name](clock.now - clock.last[session.name])
+        clock.now += taken
+        clock.last[session.name] = clock.now
+        return []
+
+    def sleep(pause):
+        clock.now += pause
+
+    monkeypatch.setattr(session_module, "run_session", run)
+    monkeypatch.setattr(session_module, "time", SimpleNamespace(perf_counter=lambda: clock.now, sleep=sleep))
+    one, many = (SimpleNamespace(name=name, get_inputs=list) for name in ("one", "many"))
+    return session_module.prefers_second(one, many, None, rate_hz), clock
+
+
+def test_threads_are_tried_as_a_control_loop_calls_them(monkeypatch):
+    """Back to back many win, after a pause they lose."""
+    seconds = {"one": lambda pause: 0.0035, "many": lambda pause: 0.0031 if pause < 0.02 else 0.009}
+    assert not trial(monkeypatch, seconds)[0]
+    assert not trial(monkeypatch, seconds, rate_hz=30)[0]
+    assert trial(monkeypatch, seconds, rate_hz=200)[0]
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.3, 1.5, 9.0])
+def test_the_trial_is_bounded(monkeypatch, seconds):
+    preferred, clock = trial(monkeypatch, {"one": lambda _: seconds, "many": lambda _: seconds / 2}, rate_hz=1)
+    assert preferred
+    assert clock.now <= max(seconds, session_module.TRIAL_SECONDS + 4 * seconds)
+    assert clock.calls <= 10
+
+
+def test_the_trial_is_remembered(policy, monkeypatch, exports_stay_here):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2), raising=False)
+    asked = []
+    monkeypatch.setattr(f"{SESSION}.prefers_second", lambda *args: asked.append(args[-1]) or True)
+    for rate_hz in (10.0, 10.0, 30.0, 30.0):
+        with bc.accelerate(policy, engine="onnx", rate_hz=rate_hz):
+            pass
+    assert asked == [10.0, 30.0]
+    for rate_hz in (0, -1, float("nan")):
+        with pytest.raises(EngineError, match="rate_hz is calls a second, more than 0"):
+            bc.accelerate(policy, engine="onnx", rate_hz=rate_hz)
 
 
 def test_threads_are_measured_or_given(policy, exported):
@@ -373,3 +431,59 @@ def test_threads_are_measured_or_given(policy, exported):
     for threads in (0, -1):
         with pytest.raises(EngineError, match=f"one thread at least, got {threads}"):
             bc.accelerate(policy, engine="onnx", threads=threads)
+
+
+DAEMONS = """
+import sys, threading, time
+import numpy as np
+from blockcache_runtime import open_export
+policy = open_export(sys.argv[1], threads=1)
+obs = np.zeros((1, *policy.sizes["obs"][1:]), dtype=np.float32)
+def work():
+    while True:
+        policy.predict_action(obs)
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_daemon_threads_in_the_midst_of_a_run_do_not_abort_the_process(exported):
+    for _ in range(3):
+        ran = subprocess.run(
+            [sys.executable, "-c", DAEMONS, str(exported)], timeout=60, capture_output=True, check=False
+        )
+        assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+# -- what the cached export is of, and what answers
+
+
+def test_numbers_in_no_fingerprint_count_too(policy, schedule):
+    """A normaliser that somebody overrode, say: every number that goes into the file is in its name."""
+    mine, fingerprint = build(port_of(policy), schedule, "onnx"), port_of(policy).fingerprint
+    names = {engine._digest(mine, fingerprint)}
+    for name, weight in mine.program.weights.items():
+        other = weight.clone()
+        other.view(-1)[-1] += 1
+        changed = replace(mine, program=replace(mine.program, weights={**mine.program.weights, name: other}))
+        names.add(engine._digest(changed, fingerprint))
+    for name, table in mine.program.tables.items():
+        tables = {**mine.program.tables, name: replace(table, values=table.values + 1)}
+        names.add(engine._digest(replace(mine, program=replace(mine.program, tables=tables)), fingerprint))
+    assert len(names) == 1 + len(mine.program.weights) + len(mine.program.tables)
+    assert engine._digest(build(port_of(policy), schedule, "onnx"), fingerprint) in names
+
+
+def test_verify_runs_the_engine_that_answers(policy, schedule, monkeypatch):
+    """The torch program is right, and the session that stands in the policy's place is not."""
+    with bc.accelerate(policy, schedule, engine="onnx", threads=1) as fast:
+        fast.verify()
+        right = engine.OnnxRunner.__call__
+
+        def wrong(self, obs, noise):
+            return {name: value + 4.4 for name, value in right(self, obs, noise).items()}
+
+        monkeypatch.setattr(engine.OnnxRunner, "__call__", wrong)
+        with pytest.raises(StaleError, match="no longer acts as this engine, its actions differ from the engine's"):
+            fast.verify()

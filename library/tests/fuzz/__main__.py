@@ -19,21 +19,25 @@ from typing import Any
 
 from tqdm import tqdm
 
+from . import caches, interrupts
 from .engines import compare
 from .running import Outcome, Plan, Runner, damaged, prepare
 from .samples import SAMPLES
 
 ENGINES, CORES = "engines", len(os.sched_getaffinity(0))
+CHECKS = {"caches": caches.check, "interrupts": interrupts.check}
+"""What is no file: (seed, case, a directory) -> an outcome."""
+ALL = (*SAMPLES, ENGINES, *CHECKS)
 PART = 10_000  # cases of one format that a process takes at a time
 
 
 def main() -> None:
     options = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
-    options.add_argument(
-        "--format", action="append", choices=[*SAMPLES, ENGINES], help="only these; may be given often"
-    )
+    options.add_argument("--format", action="append", choices=ALL, help="only these; may be given often")
     options.add_argument("--cases", type=int, default=100_000, help="damaged files of each format")
-    options.add_argument("--policies", type=int, default=2_000, help="random policies, in every engine")
+    options.add_argument(
+        "--policies", type=int, default=2_000, help="random policies, in every engine, and of each other kind of case"
+    )
     options.add_argument("--seed", type=int, default=0, help="of all that is random")
     options.add_argument("--case", type=int, help="only this one of --format, here and with its traceback")
     options.add_argument("--keep", type=Path, metavar="DIR", help="with --case: write the damaged file here")
@@ -41,17 +45,18 @@ def main() -> None:
     options.add_argument("--list", action="store_true", help="name the formats")
     asked = options.parse_args()
     if asked.list:
-        print("\n".join([*SAMPLES, ENGINES]))
+        print("\n".join(ALL))
         return
-    names = asked.format or [*SAMPLES, ENGINES]
+    names = asked.format or ALL
     if asked.case is not None:
         for name in names:
             repeat(name, asked.seed, asked.case, asked.keep)
         return
     started = time.time()
-    found = all_files([name for name in names if name != ENGINES], asked.seed, asked.cases)
+    found = all_files([name for name in names if name in SAMPLES], asked.seed, asked.cases)
     if ENGINES in names:
         found[ENGINES] = engines(asked.seed, asked.policies)
+    found |= {name: checks(name, asked.seed, asked.policies) for name in names if name in CHECKS}
     findings = [line for item in found.values() for line in item.pop("findings")]
     summary: dict[str, Any] = {"seed": asked.seed, "formats": found, "findings": findings}
     summary["seconds"] = round(time.time() - started)
@@ -106,6 +111,17 @@ def engines(seed: int, policies: int) -> dict[str, Any]:
     return {"cases": policies, "wrong": len(findings), **largest, "findings": findings}
 
 
+def checks(name: str, seed: int, cases: int) -> dict[str, Any]:
+    """Cases of one of `CHECKS`."""
+    kinds, findings = Counter[str](), []
+    with scratch() as place, ProcessPoolExecutor(CORES, multiprocessing.get_context("spawn")) as pool:
+        answers: Iterable[Any] = pool.map(partial(CHECKS[name], seed, directory=place), range(cases))
+        for found in tqdm(answers, desc=name, total=cases, unit="case", disable=None):
+            kinds[found.tag or "nothing"] += 1
+            findings += [found.line(name)] if found.finding else []
+    return {"cases": cases, "wrong": len(findings), **kinds, "findings": findings}
+
+
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A directory for exports, which are kept there too."""
@@ -119,6 +135,9 @@ def repeat(name: str, seed: int, case: int, keep: Path | None) -> None:
     with scratch() as place:
         if name == ENGINES:
             print(compare(seed, case, place))
+            return
+        if name in CHECKS:
+            print(CHECKS[name](seed, case, place))
             return
         whole = prepare(SAMPLES[name], place / name)
         file, data, note = damaged(Plan(name, seed, case, 1), case, whole)

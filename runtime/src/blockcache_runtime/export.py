@@ -17,24 +17,31 @@ from blockcache_runtime.atomic import PathLike
 from blockcache_runtime.checks import Array, check_generation, largest, read_array, read_frames, shape_text
 from blockcache_runtime.chunks import PREVIOUS_CHUNK, TOLD, Previous
 from blockcache_runtime.errors import ObservationError
-from blockcache_runtime.session import EARLIER_FEATURES, Encoder, load_export, load_output, run_session
+from blockcache_runtime.session import EARLIER_FEATURES, RATE_HZ, Encoder, load_export, load_output, run_session
 
 
-def open_export(path: PathLike, threads: int | None = None) -> ExportedPolicy:
+def open_export(path: PathLike, threads: int | None = None, rate_hz: float = RATE_HZ) -> ExportedPolicy:
     """Open a file that `blockcache export` wrote.
 
     Args:
         path: The file.
-        threads: How many cores one generation may use; without it one and all of them are tried, and the faster is taken.
+        threads: How many cores one generation may use; without it one and all of them are tried for up to two seconds, and
+            the faster is taken.
+        rate_hz: How many generations a second will be asked for: so often are they called when they are tried.
     """
-    return ExportedPolicy(path, threads)
+    return ExportedPolicy(path, threads, rate_hz=rate_hz)
 
 
 class ExportedPolicy:
     """A policy that needs numpy and onnxruntime only. Several threads may call it at once."""
 
     def __init__(
-        self, path: PathLike, threads: int | None = None, data: bytes | None = None, remember: bool = True
+        self,
+        path: PathLike,
+        threads: int | None = None,
+        data: bytes | None = None,
+        remember: bool = True,
+        rate_hz: float = RATE_HZ,
     ) -> None:
         """Open an export.
 
@@ -43,18 +50,17 @@ class ExportedPolicy:
             threads: See `open_export`.
             data: The file's content, if that is at hand and need not be read.
             remember: Whether the features of frames are kept for the next call.
+            rate_hz: See `open_export`.
         """
         self.path = Path(path)
-        self._loaded = loaded = load_export(self.path, threads, data)
+        self._loaded = loaded = load_export(self.path, threads, data, rate_hz)
         self.threads = loaded.threads
         self.header: Mapping[str, Any] = loaded.header
         """What the file says of itself: schedule, origin, output, executed, fingerprint, what made it."""
         self.fingerprint = loaded.fingerprint
         start, stop = loaded.header["executed"]
-        self.executed = (
-            start,
-            stop,
-        )  # of a whole chunk, the actions from the first to before the second are in `action`
+        self.executed = start, stop
+        """Of a whole chunk, the actions from the first to before the second are in `action`."""
         self._encoder = loaded.encoder
         self.cameras = () if loaded.encoder is None else loaded.encoder.cameras  # inputs that are frames
         self.sizes: dict[str, list[Any]] = _sizes(loaded.session.get_inputs(), loaded.encoder)
@@ -183,6 +189,11 @@ class ExportedPolicy:
         if self._memory is not None and features is not None:
             self._memory.store(frames, features)
         return found
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """What it observes: shapes by name, without the batch."""
+        return {name: tuple(self.sizes[name][1:]) for name in self._observed}
 
     @property
     def takes_previous(self) -> bool:

@@ -5,11 +5,14 @@ Knows how ONNX Runtime is set up and how many threads are worth it, and nothing 
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import re
 import reprlib
-import timeit
+import statistics
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -60,6 +63,8 @@ FORMAT = Format(
 EARLIER_FEATURES = "kept_features"
 """The input of an export with cameras that takes the features of earlier frames, which are not encoded again."""
 MOST_BYTES = 2**31 - 1  # protobuf has no larger files
+RATE_HZ = 10.0  # calls a second, for which the number of threads is chosen
+TRIAL_SECONDS, ROUNDS = 2.0, 4  # how long one thread and all cores are tried, at most
 MINIMUM = (1, 23)  # ONNX Runtime has the Attention operator on the CPU since then
 
 # The hash of an export is its last metadata entry, over every byte before it: metadata_props {key: HASH, value: 64 digits}.
@@ -81,7 +86,7 @@ class LoadedExport:
     threads: int
 
 
-def load_export(path: Path, threads: int | None, data: bytes | None = None) -> LoadedExport:
+def load_export(path: Path, threads: int | None, data: bytes | None = None, rate_hz: float = RATE_HZ) -> LoadedExport:
     """Check the file and load it; nothing in it is run for that.
 
     ONNX Runtime gets it once it has the form of an export, and its hash is computed while it is being loaded: a graph of
@@ -91,15 +96,18 @@ def load_export(path: Path, threads: int | None, data: bytes | None = None) -> L
         path: Where it is, or for `data` is going to be.
         threads: How many to use; without it, one thread and all cores are tried and the faster is taken.
         data: Its content, where that is at hand.
+        rate_hz: How many generations a second will be asked for: so they are tried.
     """
     _require_onnxruntime()
     if threads is not None and threads < 1:
         raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
+    if not 0 < rate_hz < float("inf"):
+        raise EngineError(f"rate_hz is calls a second, more than 0, got {rate_hz}")
     data = read_bytes(path, "ONNX file", MOST_BYTES) if data is None else data
     found = _if_intact(data, path, lambda: _loaded(data, path, threads or 1))
     if threads is None and (many := cores()) > 1:
         other = _session(data, path, many)
-        if seconds_per_run(other, found.encoder) < seconds_per_run(found.session, found.encoder):
+        if prefers_second(found.session, other, found.encoder, rate_hz):
             return replace(found, session=other, threads=many)
     return found
 
@@ -257,18 +265,59 @@ def new_session(data: bytes, threads: int) -> Any:
     return session
 
 
+_running: dict[object, int] = {}  # calls that are in ONNX Runtime, and the thread of each
+_ending = threading.Event()
+
+
 def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:
     """One run of a session on what was checked already; if it fails, in one sentence."""
+    this = object()
+    _running[this] = threading.get_ident()
+    if _ending.is_set() and threading.current_thread() is not threading.main_thread():
+        del _running[this]
+        threading.Event().wait()  # a daemon thread: the process is about to end
     try:
         return session.run(outputs, feed)  # type: ignore[no-any-return]
     except Exception as error:  # ONNX Runtime's own errors share no base class
         hint = "take a smaller batch, or export it again"
         raise EngineError(f"ONNX Runtime cannot run this ({in_one_line(error)}); {hint}") from error
+    finally:
+        _running.pop(this, None)
 
 
-def seconds_per_run(session: Any, encoder: Encoder | None = None) -> float:
-    """The best of a few runs at batch 1; all frames are encoded."""
+@atexit.register
+def _let_runs_end() -> None:
+    """Python ends a daemon thread where it asks for the interpreter again; out of ONNX Runtime that aborts the process."""
+    _ending.set()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        living = {thread.ident for thread in threading.enumerate()}  # after a fork, others are gone
+        if not living.intersection(_running.values()):
+            return
+        time.sleep(0.001)
+
+
+def prefers_second(first: Any, second: Any, encoder: Encoder | None, rate_hz: float) -> bool:
+    """Whether the second of two sessions, of one thread and of all cores, is faster in a control loop; at batch 1, where all
+    frames are encoded. Back to back more threads seem better than they are: between calls cores and threads fall asleep."""
     sizes = {"batch": 1, "kept": 0, "moments": 0 if encoder is None else encoder.n_obs_steps}
-    shapes = {item.name: [sizes.get(size, size) for size in item.shape] for item in session.get_inputs()}
+    shapes = {item.name: [sizes.get(size, size) for size in item.shape] for item in first.get_inputs()}
     feed = {name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
-    return min(timeit.repeat(lambda: run_session(session, [], feed), number=1, repeat=4))
+
+    def seconds(session: Any) -> float:
+        started = time.perf_counter()
+        run_session(session, [], feed)
+        return time.perf_counter() - started
+
+    deadline = time.perf_counter() + TRIAL_SECONDS
+    if seconds(first) > TRIAL_SECONDS:
+        return True  # so large that more cores help, and that nobody waits for a trial
+    seconds(second)
+    taken: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        for session, times in zip((first, second), taken, strict=True):
+            time.sleep(min(0.5 / rate_hz, 0.05))  # each is called once in a period
+            times.append(seconds(session))
+        if time.perf_counter() > deadline:
+            break
+    return statistics.median(taken[1]) < statistics.median(taken[0])

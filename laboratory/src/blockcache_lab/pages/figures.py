@@ -4,7 +4,7 @@
     <!-- figure: pusht ddpm-16 against bac:S=10,n=5 -->...<!-- end -->
     <!-- figures: frontier-pusht | full tuned ddpm-16 | ms flops difference -->   (in front of a table, below)
 
-The first word is a directory of records; a pattern such as `metaworld-assembly-seed*` takes several policies of one task
+The first word is a directory of records, or `POLICY/tuned` for what was tuned for a shipped policy; a pattern such as `metaworld-assembly-seed*` takes several policies of one task
 together. A method has its name, or `plain` (the policy in torch), `tuned`, or `ddpm@bac:S=10,n=5`: the method beginning
 with "ddpm" that was chosen to have the FLOPs of the other. A table has one row for each method, and for each directory
 one column for each quantity; its first column stays as it is written.
@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from blockcache.errors import FileError
 from blockcache.measure.statistics import Estimate
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.summary import MethodSummary
+from blockcache.results.tuning import Tuning
 from blockcache_lab.pages.frontier import FrontierSuite
 from blockcache_lab.pages.other_policies import TaskPolicies, load_other_policies
 from blockcache_lab.studies.suite_results import Collection
@@ -42,6 +44,8 @@ def fill(text: str, records: Path) -> str:
 
     @cache
     def source(name: str) -> _Source:
+        if name.endswith("/tuned"):
+            return _ShippedTuning.load(name)
         return _Policies.load(records, name) if "*" in name else _Policy.load(records, name)
 
     def one(match: re.Match[str]) -> str:
@@ -88,10 +92,12 @@ class _Policy:
 
     def figure(self, method: str, quantity: str, other: str | None = None) -> str:
         if quantity == "correlation":
-            return f"{self._correlations[method.replace('-', ' ')]:.2f}"
+            return f"{self._frontier.correlations()[method.replace('-', ' ')]:.2f}"
         if quantity == "noise-floor":
             return f"{self.collection.first.noise_floor.mean:.3f}"
         found = self._named(method)
+        if quantity in _DISTANCES:
+            return self._distance(found, quantity)
         if quantity == "against" and other is not None:
             value = self.collection.compare(found, self._named(other))
             if value is None:
@@ -111,9 +117,48 @@ class _Policy:
             raise FileError(f"the records {self.name} hold no time of {method}; run 'blockcache paper timing' for it")
         return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
+    def _distance(self, method: str, quantity: str) -> str:
+        known = {} if self._frontier.distances is None else self._frontier.distances.methods
+        if method not in known:
+            raise FileError(f"the records {self.name} hold no distances of {method}; run 'blockcache paper distances'")
+        value: Estimate = getattr(known[method].distances, _DISTANCES[quantity])
+        return f"{value.mean:.2f}" if quantity == "spread" else value.text("{:.3f}")
+
     @cached_property
-    def _correlations(self) -> Mapping[str, float]:
-        return FrontierSuite.load(str(self.directory)).correlations()
+    def _frontier(self) -> FrontierSuite:
+        return FrontierSuite.load(str(self.directory))
+
+
+_DISTANCES = {
+    "centre-shift": "centre_shift",
+    "energy": "energy",
+    "beyond-spread": "beyond_spread",
+    "spread": "spread",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class _ShippedTuning:
+    """What was tuned for a shipped policy: `chosen` on its tuning seeds, on fresh ones, and how long it took."""
+
+    tuning: Tuning
+
+    @classmethod
+    def load(cls, name: str) -> _ShippedTuning:
+        place = resources.files("blockcache").joinpath("assets", "policies", *name.split("/"), "tuning.json")
+        with resources.as_file(place) as path:
+            return cls(Tuning.load(path))
+
+    def figure(self, method: str, quantity: str, other: str | None = None) -> str:
+        known = {
+            "tuning-seeds": _signed(self.tuning.chosen.rollouts),
+            "fresh-seeds": _signed(self.tuning.fresh),
+            "pairs": str(self.tuning.fresh.n if self.tuning.fresh else 0),
+            "minutes": f"{self.tuning.setting['seconds'] / 60:.0f}",
+        }
+        if method != "chosen" or quantity not in known:
+            raise FileError(f"of a tuning there is 'chosen' with {', '.join(known)}, got '{method} {quantity}'")
+        return known[quantity]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +212,7 @@ def _of_row(quantity: str, where: str) -> Callable[[MethodSummary, MethodSummary
         "jerk": lambda row, full: "" if row.jerk is None else f"{row.jerk:.2f}",
     }
     if quantity not in known:
-        words = ", ".join(("ms", "times-plain", "against METHOD", "noise-floor", "correlation", *known))
+        words = ", ".join(("ms", "times-plain", "against METHOD", "noise-floor", "correlation", *_DISTANCES, *known))
         raise FileError(f"no quantity {quantity!r} of {where}, expected one of {words}")
     return known[quantity]
 

@@ -19,7 +19,8 @@ from blockcache_lab.tasks.robosuite import Robosuite, scene_of
 _STEP, _TURN = 0.05, 0.5  # metres and radians of an action of 1
 _DOWN = np.diag([1.0, -1.0, -1.0])  # the hand's axes where its fingers open along y
 _OPEN, _CLOSED = -1.0, 1.0
-_PATIENCE = 60  # steps that a motion may take
+_PATIENCE = 60  # steps that a motion may take at full speed
+_WRIST = (-1.8, 3.0)  # turns of the hand that the last joint can bear
 _GAIN = 4.0  # beyond what would bring the hand there: the arm falls short of small steps
 
 
@@ -122,7 +123,7 @@ class _Driver:
     def _over(self, left: Array) -> bool:
         if self._motion.steps is not None:
             return self._steps >= self._motion.steps
-        return bool(np.linalg.norm(left) < self._motion.within) or self._steps >= _PATIENCE
+        return bool(np.linalg.norm(left) < self._motion.within) or self._steps >= _PATIENCE / self._style.speed
 
 
 def _lift(task: Robosuite, first: Scene, style: Style, random: np.random.Generator) -> Iterator[Motion]:
@@ -190,8 +191,11 @@ def _square(task: Robosuite, first: Scene, style: Style, random: np.random.Gener
 
 
 def _effort(final: float, first: float, grasp: float) -> float:
-    """How far the wrist is turned when the nut is, and how far the arm must reach: the handle best points back to it."""
-    return abs(grasp + _nearest(final - first, 2 * math.pi)) + math.cos(final)
+    """How far the nut is turned; more where its handle points away from the arm, which is at its reach there, and most where
+    the wrist is at its end."""
+    turned = _nearest(final - first, 2 * math.pi)
+    beyond = not _WRIST[0] < grasp + turned < _WRIST[1]
+    return abs(turned) + 2 * math.cos(final) + 10 * beyond
 
 
 def _approach(

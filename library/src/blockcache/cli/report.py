@@ -25,13 +25,14 @@ def report(files: tuple[str, ...], output: str, figures: Path | None) -> None:
     """Make one page of the FILES of a policy: what is gained, what it costs, and why.
 
     FILES are any of: a policy's directory or the name of a shipped one, a recording, schedules, results, timings, a
-    tuning, an analysis, a benchmark's JSON, or directories of such files. The page needs no network and no server; a
-    section whose file is missing says which command makes it.
+    tuning, a check, an analysis, a benchmark's JSON, or directories of such files. The page needs no network and no
+    server; a section whose file is missing says which command makes it.
 
     \b
     Examples:
       blockcache report docs/generated/records/frontier-pusht pusht
       blockcache report recording.safetensors schedule.json results.json -o page.html
+      blockcache report tuned/ check.json
       blockcache report analysis.safetensors --figures figures/
     """
     from blockcache.report.html import require_plotly

@@ -25,6 +25,7 @@ from blockcache.models.policy_files import SCHEDULE, place_of
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule, Strategy
+from blockcache_runtime.session import RATE_HZ
 
 BESIDE: Final = "beside"  # no schedule was named: the one beside the policy, if any
 ENGINES = ("auto", "onnx", "loop", "patched")
@@ -106,6 +107,7 @@ def accelerate(
     threads: int | None = None,
     trust: bool = False,
     rtc: bool = False,
+    rate_hz: float = RATE_HZ,
 ) -> Acceleration:
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
@@ -126,12 +128,15 @@ def accelerate(
         engine: "onnx", "loop", "patched", or "auto": the fastest of these that supports the policy.
         output: "chunk", or "action" to leave out what the robot does not execute (loop and onnx, causal policies).
         check: "strict", or "shape" to accept a schedule that was made for other weights; `stats()` says so.
-        threads: Threads of the onnx engine; without it the faster of one thread and all cores is found out when it starts.
+        threads: Threads of the onnx engine. Without it one thread and all cores are tried when it first starts, for up to
+            two seconds and at `rate_hz`, and which is faster is kept on disk.
         trust: Whether to leave out that loop and onnx compare a policy of other code than this package's with its own
             `predict_action`, at every start, in three generations; `rehearsal_seconds` says how long that took. For whoever
             knows that the policy, and all code that it runs, are those of an earlier start.
         rtc: Whether `predict_action` takes `previous`, what is known of the chunk before (real-time chunking); see
             `blockcache_runtime.chunks.Previous`.
+        rate_hz: How many chunks a second a control loop is going to ask for. More threads may win back to back and lose at
+            such a rate, since between calls cores and threads fall asleep.
 
     Returns:
         The handle: call it as the policy, ask it for `stats()`, and `disable()` it; it is a context manager as well.
@@ -169,7 +174,7 @@ def accelerate(
             notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
             notes += () if followed is None else (f"the schedule is {followed}",)
             strategy, counts, passed_over = schedule or _full(port), Counts(), tuple[str, ...]()
-            prepare = functools.partial(_prepare, port, strategy, output, threads, trust, rtc, counts)
+            prepare = functools.partial(_prepare, port, strategy, output, threads, rate_hz, trust, rtc, counts)
             if engine == "auto":
                 engine, prepared, passed_over = _prepare_fastest(prepare, strategy, output)
             else:
@@ -244,6 +249,7 @@ def _prepare(
     strategy: Strategy,
     output: str,
     threads: int | None,
+    rate_hz: float,
     trust: bool,
     rtc: bool,
     counts: Counts,
@@ -273,7 +279,7 @@ def _prepare(
         runner = Loop(built.program, built.plan, built.sampler)
     else:
         require_size(built.program)
-        runner = open_cached(built, port.fingerprint, threads)
+        runner = open_cached(built, port.fingerprint, threads, rate_hz)
     return prepare_runner(port, built, runner, counts)
 
 
@@ -328,18 +334,19 @@ def export_policy(
     return (*notes, *outside)
 
 
-def open_export(path: PathLike, policy: Any = None, threads: int | None = None) -> OnnxRunner:
+def open_export(path: PathLike, policy: Any = None, threads: int | None = None, rate_hz: float = RATE_HZ) -> OnnxRunner:
     """Open an ONNX file that blockcache wrote, to run it on torch tensors (`blockcache_runtime` needs no torch).
 
     Args:
         path: The file.
         policy: If given, a file that was made for another policy is refused.
         threads: Threads to run it with; without it the faster of one thread and all cores is found out.
+        rate_hz: How many calls a second, see `accelerate`.
 
     Returns:
         A runner; its `predict_action(obs)` gives what the policy's would.
     """
-    runner = OnnxRunner(path, threads)
+    runner = OnnxRunner(path, threads, rate_hz=rate_hz)
     if policy is not None:
         port = port_of(policy)
         runner.check_policy(port.fingerprint, port.executed)

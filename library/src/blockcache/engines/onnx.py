@@ -6,8 +6,12 @@ are kept on disk by fingerprint, so that the wait comes once. How a file is run 
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import platform
 from collections.abc import Mapping
+from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +29,13 @@ from blockcache.models.program import Program
 from blockcache.observations.tensors import Observation, as_tensor
 from blockcache_runtime import ExportedPolicy
 from blockcache_runtime.chunks import Previous
+from blockcache_runtime.cores import cores
 from blockcache_runtime.graph import check_model
-from blockcache_runtime.session import FORMAT, MINIMUM, MOST_BYTES, with_hash
+from blockcache_runtime.session import FORMAT, MINIMUM, MOST_BYTES, RATE_HZ, with_hash
 
 ONNX_MINIMUM = (1, 18)
 _EXPORTS = Cache("an export", "onnx")
+_THREADS = Cache("the faster number of threads", "threads")
 _SINGLE = torch.empty(0, dtype=torch.float32)
 
 
@@ -88,32 +94,58 @@ def _encoder(program: Program) -> dict[str, Any]:
     return {"cameras": list(program.cameras), "n_obs_steps": moments, "features": program.features}
 
 
-def open_cached(build: Build, fingerprint: Fingerprint, threads: int | None) -> OnnxRunner:
-    """A runner for just this policy, schedule and output, from the cache; made if there is none that is whole and right."""
+def open_cached(build: Build, fingerprint: Fingerprint, threads: int | None, rate_hz: float = RATE_HZ) -> OnnxRunner:
+    """A runner for just this policy, schedule and output, from the cache; made if there is none that is whole and right.
+
+    How many threads are faster at `rate_hz` calls a second is tried once on a machine, and kept as well.
+    """
     key = _digest(build, fingerprint)
+    if threads is None and (many := cores()) > 1:
+        trial = digest(key, many, rate_hz, platform.node(), version("onnxruntime"))
+        threads = _THREADS.get(trial, lambda path: {"1": 1, str(many): many}.get(path.read_text()))
+        runner = _open_cached(build, fingerprint, key, threads, rate_hz)
+        if threads is None:
+            _THREADS.put(trial, lambda path: path.write_text(str(runner.threads)))
+        return runner
+    return _open_cached(build, fingerprint, key, threads, rate_hz)
+
+
+def _open_cached(build: Build, fingerprint: Fingerprint, key: str, threads: int | None, rate_hz: float) -> OnnxRunner:
     content = {**_content(build, fingerprint), "build": key}
-    runner = _EXPORTS.get(key, lambda path: _open_kept(path, content, threads))
+    runner = _EXPORTS.get(key, lambda path: _open_kept(path, content, threads, rate_hz))
     if runner is None:
         path = _EXPORTS.path(key)
         data = _file(build, content, path)
-        runner = OnnxRunner(path, threads, data)
+        runner = OnnxRunner(path, threads, data, rate_hz)
         _EXPORTS.put(key, lambda place: write_bytes(place, data))
     return runner
 
 
-def _open_kept(path: Path, content: dict[str, Any], threads: int | None) -> OnnxRunner | None:
-    runner = OnnxRunner(path, threads)
+def _open_kept(path: Path, content: dict[str, Any], threads: int | None, rate_hz: float) -> OnnxRunner | None:
+    runner = OnnxRunner(path, threads, rate_hz=rate_hz)
     expected = {key: read(FORMAT.keys[key], value) for key, value in content.items() if key != "origin"}
     same = all(runner.header.get(key) == value for key, value in expected.items())
     return runner if same else None  # otherwise an export of something else, under this name
 
 
 def _digest(build: Build, fingerprint: Fingerprint) -> str:
-    """One name for all that goes into a file: what the header says, and numbers that are in no fingerprint."""
+    """One name for all that goes into a file: what the header says, every number of the program, and the code."""
     header = {**FORMAT.header, **_content(build, fingerprint)}
     del header["origin"]  # for the record only
-    code = source_hash(inspect.getfile(type(build.program)))
-    return digest(header, build.program.causal, build.program.signature, code)
+    program = build.program
+    numbers = hashlib.sha256()
+    held = {**program.weights, **{f"{name} (table)": table.values for name, table in program.tables.items()}}
+    for name, tensor in held.items():
+        numbers.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        numbers.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    plain = {
+        item.name: repr(getattr(program, item.name))
+        for item in fields(program)
+        if item.name not in ("weights", "tables")
+    }
+    shapes = {name: [table.shape, table.pads] for name, table in program.tables.items()}
+    code = source_hash(inspect.getfile(type(program)))
+    return digest(header, numbers.hexdigest(), plain, shapes, code)
 
 
 class OnnxRunner:
@@ -122,10 +154,12 @@ class OnnxRunner:
     obs (B, n_obs, obs) in robot units, noise (1 + draws, B, horizon, D): `sizes` gives the sizes, B is "batch".
     """
 
-    def __init__(self, path: PathLike, threads: int | None = None, data: bytes | None = None) -> None:
+    def __init__(
+        self, path: PathLike, threads: int | None = None, data: bytes | None = None, rate_hz: float = RATE_HZ
+    ) -> None:
         """Open an export. The arguments are those of `blockcache_runtime.ExportedPolicy`."""
         # frames are looked at in every call: who times calls, or compares engines, asks about the same ones
-        self._export = ExportedPolicy(path, threads, data, remember=False)
+        self._export = ExportedPolicy(path, threads, data, remember=False, rate_hz=rate_hz)
         self.path, self.threads, self.sizes = self._export.path, self._export.threads, self._export.sizes
         self.header, self.fingerprint = self._export.header, self._export.fingerprint
 

@@ -449,6 +449,20 @@ def test_a_tuning_is_the_answer_with_the_figure_of_most_rollouts(tmp_path):
     known = [found for found in (tuning.fresh, tuning.chosen.rollouts) if found is not None]
     assert answer.difference == max(known, key=lambda found: found.n)
     assert answer.next[0] == f"blockcache export {tmp_path} -o policy.onnx"
+    command = "blockcache tune my_module:make --loss 0.03 --observations obs.npz"
+    for source, setting, typed in (
+        ("my_module:make", {"command": command}, "my_module:make"),
+        ("lerobot/", {"command": command, "holds_policy": False}, "lerobot/"),
+        ("", {"command": command}, "POLICY"),
+    ):
+        other = replace(tuning, policy={**tuning.policy, "source": source}, setting={**tuning.setting, **setting})
+        made = Sources(tunings=(Source("out/tuning.json", other),))
+        expected = [
+            f"blockcache {verb}"
+            for verb in (f"export {typed} --tuned out -o policy.onnx", f"bench {typed} --tuned out")
+        ]
+        assert list(find_answer(made).next) == expected  # which the directory itself would not do: no policy is in it
+        assert f"`{command}`" in markdown(page(made))
 
 
 def without_rollouts(tuning, **changes):

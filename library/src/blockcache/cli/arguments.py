@@ -18,6 +18,7 @@ from blockcache.files import check_writable, exists
 from blockcache.models.policy_files import (
     OBSERVATIONS,
     SCHEDULE,
+    TUNING,
     check_source,
     in_directory,
     policy_directory,
@@ -74,6 +75,15 @@ class PolicySource:
         chosen = ChosenSampler.load(sampler)
         chosen.check_fit(self.port.fingerprint)
         return self.port.with_sampler(chosen.sampler)
+
+    def tuned(self, directory: Path) -> tuple[Port, Schedule]:
+        """With what `tune` wrote into a directory: its sampler in place of its own, and the schedule to follow."""
+        from blockcache.engines.tuned import tuned_port
+        from blockcache.schedule import Schedule
+
+        port, schedule = tuned_port(directory, self.port)
+        blocks = [block.name for block in port.adapter.blocks]
+        return port, schedule or Schedule.every_step(len(port.timesteps), blocks)
 
     def task(self, named: str | None) -> str:
         """The task that somebody named, or else the one that the policy says it was trained for."""
@@ -170,6 +180,13 @@ def _known_task(name: str) -> str:
     return task_spec(name).name
 
 
+def _tuned_directory(name: str) -> Path:
+    place = Path(name) if exists(name) else policy_directory(name)
+    if not exists(place / TUNING):
+        raise FileError(f"{name} has no {TUNING}; name a directory that 'blockcache tune' wrote")
+    return place
+
+
 def _writable_file(path: str) -> str:
     check_writable(path)
     return path
@@ -199,8 +216,8 @@ def policy_argument(**settings: Any) -> Callable[[Verb], Verb]:
     def add(verb: Verb) -> Verb:
         first, _, rest = str(verb.__doc__).partition("\n\n")
         kinds = (
-            "POLICY is a shipped policy by name, a policy directory, a checkpoint FILE.ckpt of the public Diffusion Policy "
-            "code, or a Python entry module:function that returns one."
+            "POLICY is a shipped policy by name, a policy directory, a LeRobot directory, a checkpoint FILE.ckpt of the "
+            "public Diffusion Policy code, or a Python entry module:function that returns one."
         )
         verb.__doc__ = f"{first}\n\n    {kinds}\n\n{rest}"
         return click.argument("policy", type=POLICY, **settings)(verb)
@@ -219,6 +236,11 @@ generations_option = click.option(
 )
 sampler_file_option = click.option(
     "--sampler-file", metavar="FILE", help="A sampler file in place of the policy's own, such as 'policy fit' writes."
+)
+tuned_option = click.option(
+    "--tuned",
+    type=Checked("directory", _tuned_directory),
+    help="What 'tune' wrote for POLICY: its sampler and schedule.",
 )
 threads_option = click.option("--threads", type=CORES, default=1, help="Threads for torch.")
 task_option = click.option("--task", type=TASK, help="Default: the one that the policy says it was trained for.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from blockcache_runtime.cores import cores
 if TYPE_CHECKING:
     from blockcache.compare.evaluation import Evaluation
     from blockcache.schedule import Schedule
-    from blockcache.tasks import Task
+    from blockcache.tasks import Clock, Task
     from blockcache.tasks.video import Frame
 
 
@@ -41,6 +42,18 @@ def _method(text: str) -> Method:
 @arg.run_options
 @click.option("--repeats", type=click.IntRange(0, arg.MOST), default=5, help="Timed chunks per method.")
 @click.option("--video", type=arg.OUTPUT, help="A .gif or .mp4 of the first episode: full beside the last method.")
+@click.option(
+    "--clock", help="Let time pass while the policy computes: live, a time (40ms), or a file of recorded times."
+)
+@click.option(
+    "--rate", type=click.FloatRange(0, min_open=True), default=10.0, help="On the clock: actions in a second."
+)
+@click.option(
+    "--replan", type=arg.COUNT, help="On the clock: actions from one chunk to the next. Default: half a chunk."
+)
+@click.option("--stop", is_flag=True, help="On the clock: stop and think, instead of asking while the robot moves.")
+@click.option("--rtc", is_flag=True, help="On the clock: tell each chunk what is executed while it is made.")
+@click.option("--overlap", type=click.IntRange(0, 1000), default=0, help="With --rtc: how far the old chunk pulls.")
 def evaluate(
     policy: arg.PolicySource,
     methods: tuple[Method, ...],
@@ -51,6 +64,12 @@ def evaluate(
     observations: str | None,
     repeats: int,
     video: str | None,
+    clock: str | None,
+    rate: float,
+    replan: int | None,
+    stop: bool,
+    rtc: bool,
+    overlap: int,
     **amount: Any,
 ) -> None:
     """Let POLICY do its task under several methods: the same episodes, the same noise, compared pair by pair.
@@ -64,12 +83,26 @@ def evaluate(
       blockcache eval pusht -m bac:S=10,n=5 -m uniform:S=16 -m ddim-16 --rollouts 250 -o pusht.json
       blockcache eval my_policy/ -m schedule.json --engine patched --video side_by_side.gif
       blockcache eval my_module:make_policy --task pusht --observations obs.npz -m bac --ray auto
+      blockcache eval pusht/tuned --clock 400ms --rate 10 --replan 4 --rtc -o late.json
+      blockcache eval pusht -m bac --clock results.timings.json -o clock.json
     """
     from blockcache.tasks.video import check_video
 
     backend = arg.chosen_backend(workers, ray)
     if video is not None:
         check_video(video)
+    clocks: Callable[[str], Clock] | None = None
+    if clock is not None:
+        from blockcache.compare.clocks import choose_clock, read_latencies
+
+        latencies = read_latencies(clock)
+        settings = {"rate": rate, "replan": replan, "stop": stop, "rtc": rtc, "overlap": overlap}
+
+        def clocks(name: str) -> Clock:
+            return choose_clock(latencies.of(name), policy.port.n_action_steps, **settings)
+
+    elif replan is not None or stop or rtc or overlap:
+        raise click.UsageError("--replan, --stop, --rtc and --overlap go with --clock")
     chosen, seen = policy.task(task), policy.observations(observations)
 
     from blockcache.compare.evaluation import prepare, save_timings
@@ -78,7 +111,9 @@ def evaluate(
 
     state = Path(output).with_suffix(".state")
     with arg.resumable(state):
-        evaluation = prepare(policy.port, chosen, methods, seen, state=state, source=str(policy), **amount)
+        evaluation = prepare(
+            policy.port, chosen, methods, seen, state=state, source=str(policy), clock=clocks, **amount
+        )
         evaluation.check_output(output)
         results = evaluation.run(backend)
         results.save(output)
@@ -170,7 +205,9 @@ def check(
     from blockcache.report.terminal import display
 
     torch.set_num_threads(threads)
-    found = run(policy.port, chosen, seen, moments=moments, source=str(policy), name=name, **settings)
+    found = run(
+        policy.port, chosen, seen, moments=moments, source=str(policy), name=name, command=arg.typed(), **settings
+    )
     display(*check_blocks(found))
     if output is not None:
         found.save(output)

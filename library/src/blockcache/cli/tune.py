@@ -88,6 +88,7 @@ def tune(
             loss=loss,
             state=state,
             source=str(policy),
+            command=arg.typed(),
             started=STARTED,
             backend=arg.chosen_backend(workers, None),
             **settings,
@@ -110,9 +111,7 @@ def _written(policy: arg.PolicySource, found: Tuned, output: Path) -> list[str]:
     whole = save_tuned(policy.port, found, output)
     if whole:
         return [f"written to {output}; a file for the robot: blockcache export {output} -o policy.onnx"]
-    sampler = "" if found.sampler is None else f" --sampler-file {output / 'sampler.json'}"
-    schedule = "" if found.schedule is None else f" {output / 'schedule.json'}"
     return [
         f"written to {output}, without the policy itself, which only your own code can save",
-        f"a file for the robot: blockcache export {policy}{schedule}{sampler} -o policy.onnx",
+        f"a file for the robot: blockcache export {policy} --tuned {output} -o policy.onnx",
     ]

@@ -41,6 +41,7 @@ def check(
     seed: int = 0,
     engine: str = "auto",
     source: str = "",
+    command: str = "",
     progress: bool = True,
 ) -> Check:
     """How far a method's actions are from the full policy's, and what that is likely to cost. No simulator is needed.
@@ -57,6 +58,7 @@ def check(
         seed: Of the noise and of the choice of observations.
         engine: For the method and the full policy.
         source: Where the policy came from, for the record.
+        command: What somebody typed, for the record.
         progress: Whether to show bars.
     """
     if samples < 4 or samples % 2 or count < 2:
@@ -116,6 +118,7 @@ def check(
             "calibration": generations,
             "seed": seed,
             "observed": hash_observations(observations),
+            "command": command,
         },
         error=_error(found, full),
         noise_floor=_error(*np.split(full, 2, axis=1)),

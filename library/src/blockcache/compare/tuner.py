@@ -35,6 +35,7 @@ from blockcache.results.tuning import Goal, Point, Tuning, TuningError, choose, 
 from blockcache.samplers import ChosenSampler, Diffusion, SamplerConfig
 from blockcache.schedule import Schedule
 from blockcache.tasks import task_spec
+from blockcache_runtime.session import RATE_HZ
 
 STATE = Format(
     "blockcache.tuning-state",
@@ -67,7 +68,7 @@ class Tuned:
 
     @property
     def sampler(self) -> SamplerConfig | None:
-        """For `policy.with_sampler`; None is the policy's own."""
+        """None is the policy's own. `accelerate(policy, tuned=...)` uses it with the schedule, once they are saved."""
         return None if self.chosen is None else self.chosen.sampler
 
 
@@ -84,9 +85,10 @@ def tune(
     keep_sampler: bool = False,
     keep_spread: bool = False,
     engine: str = "auto",
-    rate_hz: float = 10.0,
+    rate_hz: float = RATE_HZ,
     seed: int = 0,
     source: str = "",
+    command: str = "",
     backend: Backend = one_by_one,
     started: float | None = None,
     progress: bool = True,
@@ -109,6 +111,7 @@ def tune(
         rate_hz: How often a control loop asks for a chunk: calls are timed at that rate, not back to back.
         seed: Of all noise and of the split of the observations.
         source: Where the policy came from, for the record.
+        command: What somebody typed, for the record.
         backend: Runs the rollouts, see `jobs`.
         started: When the minutes began, by `time.monotonic`; with this call unless given.
         progress: Whether to show bars.
@@ -169,6 +172,7 @@ def tune(
             "rollouts": 0 if task is None else rollouts,
             "seconds": round(box.passed, 1),
             "rate_hz": rate_hz,
+            "command": command,
         },
         machine=describe(),
         plain_ms=plain_ms,
@@ -337,5 +341,5 @@ def save_tuned(policy: Any, tuned: Tuned, directory: PathLike) -> bool:
         tuned.chosen.save(place / SAMPLER)
     if tuned.schedule is not None:
         tuned.schedule.save(place / SCHEDULE)
-    tuned.tuning.save(place / TUNING)
+    replace(tuned.tuning, setting={**tuned.tuning.setting, "holds_policy": whole}).save(place / TUNING)
     return whole

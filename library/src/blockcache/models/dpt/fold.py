@@ -23,7 +23,7 @@ from blockcache.models.dpt.denoiser import DPTShape, folded_blocks, folded_every
 from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.folding import cast, double, named, refuse, scaled_queries, signature, step_times
 from blockcache.models.port import Port
-from blockcache.models.program import Table, UnsupportedError
+from blockcache.models.program import StepTable, UnsupportedError
 
 FEATURES = "features"
 Double = Callable[..., Tensor]
@@ -98,7 +98,7 @@ def fold(port: Port) -> DPTProgram:
         once=folded_once(shape) + sum(network.flops for network in seen.networks) * (shape.cond_tokens - 1),
         every_step=folded_every_step(shape),
         weights={name: cast(tensor, like) for name, tensor in (weights | crossed).items()},
-        tables={name: Table(cast(item.values, like), item.shape, item.pads) for name, item in tables.items()},
+        tables={name: StepTable(cast(item.values, like), item.shape, item.pads) for name, item in tables.items()},
         causal=causal,
         signature=signature((eps, seen.inputs, seen.entries, seen.networks), time, *masks.values()),
         shape=shape,
@@ -132,7 +132,7 @@ def time_tokens(port: Port, double: Double) -> tuple[Tensor, Tensor]:
 
 def _cross_attention(
     double: Double, shape: DPTShape, heads: int, time: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Table]]:
+) -> tuple[dict[str, Tensor], dict[str, StepTable]]:
     """From encoded condition tokens to what cross-attention multiplies by, and the time token's share by step.
 
     `time` (K, d) is the time token, encoded.
@@ -170,9 +170,9 @@ def _cross_attention(
     }
     w, b, v = (torch.stack(shares[name], dim=1) for name in "wbv")  # (K, L, d, H), (K, L, 1, H), (K, L, H, d)
     tables = {
-        "time_w": Table(w[..., None], (1, width, columns), (0, 0, observed)),
-        "time_b": Table(b[..., None], (1, 1, columns), (0, 0, observed)),
-        "time_v": Table(v[:, :, :, None], (1, columns, width), (0, observed, 0)),
+        "time_w": StepTable(w[..., None], (1, width, columns), (0, 0, observed)),
+        "time_b": StepTable(b[..., None], (1, 1, columns), (0, 0, observed)),
+        "time_v": StepTable(v[:, :, :, None], (1, columns, width), (0, observed, 0)),
     }
     return constants, tables
 

@@ -309,6 +309,7 @@ SAMPLES = {
             "tuning state",
             "reference",
             "parity",
+            "losses",
             "distances",
             "stored result",
             "benchmark",

@@ -307,6 +307,7 @@ SAMPLES = {
             "LeRobot statistics",
             "tuning",
             "tuning state",
+            "losses",
             "distances",
             "stored result",
             "benchmark",

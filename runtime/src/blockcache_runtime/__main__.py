@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check_libraries() -> None:
     """Refuse to serve without the libraries of the extra `serve`."""
     if missing := [name for name in ("websockets", "msgpack") if find_spec(name) is None]:
-        raise EngineError(f"serving needs {missing[0]}, which comes with: pip install 'blockcache-runtime[serve]'")
+        raise EngineError(f"serving needs {missing[0]}, which comes with blockcache-runtime[serve] (docs/start.md)")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,10 @@ def load_output(path: Path, like: LoadedExport, output: str) -> Any:
 
 
 def _require_onnxruntime() -> None:
-    hint = f"version {'.'.join(map(str, MINIMUM))} or newer comes with: pip install blockcache-runtime"
+    hint = (
+        f"version {'.'.join(map(str, MINIMUM))} or newer comes with blockcache-runtime, which docs/start.md says how to "
+        "install from a clone or a wheel"
+    )
     try:
         import onnxruntime
 

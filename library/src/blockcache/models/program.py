@@ -101,7 +101,7 @@ class Ops(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class StepTable:
     """What depends on the step alone, by step: `values` (K, parts, ...).
 
     A row has `pads` zeros behind each of its axes and then takes `shape`, which begins with a 1 for the batch; so a table
@@ -150,7 +150,7 @@ class Program(ABC):
     once: int
     every_step: int
     weights: Mapping[str, Tensor] = field(repr=False)
-    tables: Mapping[str, Table] = field(repr=False)
+    tables: Mapping[str, StepTable] = field(repr=False)
     whole: bool = True
     causal: bool = False
     gated: bool = False

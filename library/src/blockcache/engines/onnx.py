@@ -100,25 +100,19 @@ def open_cached(build: Build, fingerprint: Fingerprint, threads: int | None, rat
 
     How many threads are faster at `rate_hz` calls a second is tried once on a machine, and kept as well.
     """
-    key = _digest(build, fingerprint)
-    if threads is None and (many := cores()) > 1:
-        trial = digest(key, many, rate_hz, platform.node(), version("onnxruntime"))
-        threads = _THREADS.get(trial, lambda path: {"1": 1, str(many): many}.get(path.read_text()))
-        runner = _open_cached(build, fingerprint, key, threads, rate_hz)
-        if threads is None:
-            _THREADS.put(trial, lambda path: path.write_text(str(runner.threads)))
-        return runner
-    return _open_cached(build, fingerprint, key, threads, rate_hz)
-
-
-def _open_cached(build: Build, fingerprint: Fingerprint, key: str, threads: int | None, rate_hz: float) -> OnnxRunner:
+    key, many = _digest(build, fingerprint), cores()
+    trial = digest(key, many, rate_hz, platform.node(), version("onnxruntime"))
+    known = threads or _THREADS.get(trial, lambda path: {"1": 1, str(many): many}.get(path.read_text()))
     content = {**_content(build, fingerprint), "build": key}
-    runner = _EXPORTS.get(key, lambda path: _open_kept(path, content, threads, rate_hz))
+    runner = _EXPORTS.get(key, lambda path: _open_kept(path, content, known, rate_hz))
     if runner is None:
         path = _EXPORTS.path(key)
         data = _file(build, content, path)
-        runner = OnnxRunner(path, threads, data, rate_hz)
+        runner = OnnxRunner(path, known, data, rate_hz)
         _EXPORTS.put(key, lambda place: write_bytes(place, data))
+    if known is None and many > 1:
+        chosen = str(runner.threads)
+        _THREADS.put(trial, lambda path: path.write_text(chosen))
     return runner
 
 

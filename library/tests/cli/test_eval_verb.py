@@ -103,7 +103,7 @@ def test_the_verb_refuses_unknown_tasks_and_missing_simulators(shell, monkeypatc
     monkeypatch.setattr("toy_task.Toy", missing)
     code, _, err = shell()
     assert code == 2
-    assert 'pip install "blockcache[toy]"' in err
+    assert '"blockcache[toy]"' in err
 
 
 # ---- the video

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 def _milliseconds(text: str) -> float:
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)(?:\s*ms)?", text, re.ASCII)
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*(ms|s)?", text, re.ASCII)
     if found is None or not float(found[1]):
-        raise click.BadParameter(f"a deadline is a number of milliseconds above 0, such as 25ms, got {text!r}")
-    return float(found[1])
+        raise click.BadParameter(f"a deadline is a time above 0, such as 25ms or 0.025s, got {text!r}")
+    if found[2] is None:
+        raise click.BadParameter(f"a deadline needs its unit: {text}ms or {text}s?")
+    return float(found[1]) * (1e3 if found[2] == "s" else 1)
 
 
 @click.command()

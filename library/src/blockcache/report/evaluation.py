@@ -128,7 +128,7 @@ def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: S
     rows = []
     for row in summarise(results):
         name, latency = row.method.name, speed[row.method.name]
-        before = stored.of(name) if stored else None
+        before = stored.of(method_named(name).portable_name) if stored else None
         rows.append(
             {
                 **cells(row),

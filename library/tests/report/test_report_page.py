@@ -499,7 +499,8 @@ def test_a_check_makes_a_page_of_its_own(tmp_path, no_library, blockcache):
 def test_of_several_checks_the_one_that_is_predicted_to_lose_least_is_the_answer(tmp_path):
     found = Check.load(WRITE["check"](tmp_path))
     still = Distances(*(Estimate(value, value, value, 9) for value in (0.0, 0.0, 1.0, 0.0)))
-    better = replace(found, method={**found.method, "name": "ddpm-10"}, distances=still)
+    fine = replace(found.features, beyond_spread=0.0, rougher=0.0)
+    better = replace(found, method={**found.method, "name": "ddpm-10"}, distances=still, features=fine)
     both = Sources(checks=(Source("one.json", found), Source("two.json", better)))
     assert find_answer(both).what == "ddpm-10: looks lossless"
     text = markdown(page(both))

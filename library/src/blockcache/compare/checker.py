@@ -14,9 +14,10 @@ from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.dealing import CALIBRATION, DISTANCES, deal
 from blockcache.compare.methods import parse_method
 from blockcache.errors import ObservationError, PolicyError
-from blockcache.fitting.clouds import draw_chunks, flattened
+from blockcache.fitting.clouds import draw_chunks
 from blockcache.measure.action_error import Act, ActionError, action_error
 from blockcache.measure.distance import Distances, distances
+from blockcache.measure.features import action_features, flattened
 from blockcache.measure.statistics import mean_jerk
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick
@@ -97,6 +98,7 @@ def check(
             full, full_roughness = drawn(plain.act, "full precision")
         found, roughness = drawn(fast.act, name or "the schedule")
         stats = fast.stats()
+    apart = _distances(found, full)
     return Check(
         policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
         method={
@@ -111,6 +113,7 @@ def check(
             "observations": count,
             "samples": samples,
             "features": port.n_action_steps * len(port.action_scale),
+            "actions": port.n_action_steps,
             "seams": len(seams),
             "calibration": generations,
             "seed": seed,
@@ -119,10 +122,11 @@ def check(
         },
         error=_error(found, full),
         noise_floor=_error(*np.split(full, 2, axis=1)),
-        distances=_distances(found, full),
+        distances=apart,
         floor=_distances(*np.split(full, 2, axis=1)),
         roughness=roughness,
         full_roughness=full_roughness,
+        features=action_features(found, full, apart),
     )
 
 

@@ -30,11 +30,12 @@ from blockcache.compare.time_box import TimeBox, TimeUpError
 from blockcache.errors import BlockcacheError, in_one_line
 from blockcache.fitting.clouds import BATCH, pass_seed
 from blockcache.measure.distance import Cloud, distances
+from blockcache.measure.features import action_features
 from blockcache.measure.latency import measure
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, hash_observations, parts, rows
 from blockcache.progress import progress_bar
-from blockcache.results.check import predicted_loss
+from blockcache.results.losses import Prediction, predict_loss
 from blockcache.results.rollouts import PLAIN
 from blockcache.results.tuning import Point, TuningError
 from blockcache.samplers import ChosenSampler, Diffusion
@@ -65,6 +66,7 @@ class Trials:
         engine: For every method.
         rate_hz: How often a control loop asks for a chunk: so often are timed calls made.
         seed: Of all noise.
+        bounded: Whether points are judged by the bound of their loss, since no rollouts follow.
         progress: Whether to show bars.
     """
 
@@ -78,12 +80,14 @@ class Trials:
         engine: str,
         rate_hz: float,
         seed: int,
+        bounded: bool,
         progress: bool,
     ) -> None:
         self.port, self.state, self.box, self.engine, self.period = port, state, box, engine, 1 / rate_hz
-        self.seed, self.progress = seed, progress
+        self.seed, self.bounded, self.progress = seed, bounded, progress
         self.candidates: dict[str, Candidate] = {}
         self.notes: list[str] = []
+        self.unlike = ""  # why nothing is promised of this policy's methods
         self.late: list[str] = []  # methods that there was no time for
         self._everywhere, self._opening = dealt[DISTANCES], 0.0
         self._as_it_is, self._one = Candidate(engine=engine), rows(dealt[DISTANCES], 0, 1)
@@ -246,6 +250,13 @@ class Trials:
         own = self._cloud(self._as_it_is, samples, share)
         found = own if candidate == self._as_it_is else self._cloud(candidate, samples, share)
         times, measured = self._times(candidate), distances(found, own)
+        predicted = Prediction(0.0, 0.0)
+        if candidate != self._as_it_is:
+            actions = self.port.n_action_steps
+            shape = (*found.shape[:2], actions, -1)
+            features = action_features(found.reshape(shape), own.reshape(shape), measured)
+            predicted = predict_loss(features, self.port.fingerprint.family or "", actions)
+        self.unlike = predicted.unlike or self.unlike
         self.candidates[method.name] = candidate
         return Point(
             method=method.name,
@@ -256,7 +267,8 @@ class Trials:
             flops=flops,
             chunks=found.shape[0] * samples,
             distances=measured,
-            loss=predicted_loss(measured, found.shape[-1]),
+            loss=predicted.loss,
+            bound=(1.0 if predicted.bound is None else predicted.bound) if self.bounded else None,
         )
 
     def _times(self, candidate: Candidate) -> Outcome:

@@ -126,13 +126,15 @@ def tune(
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()) if state is None else state)
         _claim(directory, port, observations, seed)
         how: dict[str, Any] = {"engine": engine, "rate_hz": rate_hz, "seed": seed, "progress": progress}
-        trials = Trials(port, dealt, directory, box, **how)
+        trials = Trials(port, dealt, directory, box, bounded=task is None, **how)
         tried = try_methods(trials, goal, keep_sampler)
         check_tried(trials, tried, minutes)
         plain_ms, points = trials.timed(sorted(tried, key=goal.order))
         fresh = None
         if task is None:
             chosen = choose(measured_most(points), goal)
+            if trials.unlike:
+                trials.notes.append(f"nothing is promised of any method's loss: {trials.unlike}; roll out with --task")
         else:
 
             def differences(methods: list[str], first_seed: int) -> dict[str, Estimate]:
@@ -255,9 +257,10 @@ def roll_out(
 
 
 def measured_most(points: list[Point]) -> list[Point]:
-    """Those of the longest trial: a first one is not enough to be chosen by, unless there was no time for another."""
+    """Those of the longest trial: a first one is not enough to be chosen by, unless there was no time for another. The
+    policy as it is needs none: it loses nothing."""
     most = max((point.chunks for point in points if point.method != BASELINE), default=0)
-    return [point for point in points if point.chunks >= most]
+    return [point for point in points if point.chunks >= most or point.method == BASELINE]
 
 
 def sizes(total: int) -> dict[str, int]:

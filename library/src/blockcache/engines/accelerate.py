@@ -12,13 +12,13 @@ from typing import Any, Final, Literal
 import torch
 
 from blockcache.attach.patching import handle_on, locks
+from blockcache.engines.handle import Acceleration, Counts, PreparedEngine
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import open_cached, require_onnxruntime, require_size
 from blockcache.engines.patched import follow
 from blockcache.engines.rehearsal import Runner, rehearsed_build
-from blockcache.engines.stats import Counts, Stats
 from blockcache.engines.tuned import answer_for, tuned_port
-from blockcache.engines.whole_loop import PreparedEngine, prepare_runner
+from blockcache.engines.whole_loop import prepare_runner
 from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
@@ -34,69 +34,6 @@ OUTPUTS = ("chunk", "action")
 CHECKS = ("strict", "shape")
 _logger = logging.getLogger("blockcache")
 _told: set[str] = set()
-
-
-class Acceleration:
-    """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
-
-    def __init__(
-        self, policy: Any, port: Port, engine: str, prepared: PreparedEngine, counts: Counts, notes: tuple[str, ...]
-    ) -> None:
-        self.policy, self.engine = policy, engine
-        self.noticed_within = prepared.noticed_within
-        """Calls after which a change of weights or settings was noticed, see `accelerate`; patched reads them anyway."""
-        self.rehearsal_seconds = prepared.rehearsal_seconds
-        """What comparing with the policy's own actions took, see `accelerate`; 0 if that was not needed, or left out."""
-        self._blocks = tuple(block.name for block in port.adapter.blocks)
-        self._patches, self._verify = prepared.patches, prepared.verify
-        self._counts, self._notes, self._entry = counts, notes, port.entry
-        prepared.patches.handle = self  # for `handle_of`
-
-    @property
-    def enabled(self) -> bool:
-        return bool(self._patches)
-
-    @property
-    def predict_action(self) -> Callable[..., Any]:
-        """The policy's entry, accelerated, with the signature of its own: callers look for `generator` in it."""
-
-        @functools.wraps(getattr(self.policy, self._entry), updated=())
-        def predict_action(*args: Any, **kwargs: Any) -> Any:
-            self._require_enabled()
-            return getattr(self.policy, self._entry)(*args, **kwargs)
-
-        return predict_action
-
-    def stats(self) -> Stats:
-        """What was computed and what was reused since enabling."""
-        return self._counts.stats(self.engine, self._blocks, self._notes)
-
-    def verify(self) -> None:
-        """Make sure that the policy is still what the engine was made of; a `StaleError` says what is not.
-
-        Reads every byte of the weights and every setting, and then runs a few generations beside the policy's own, which
-        takes about as long as those do. The patched engine runs the policy as it is: there is nothing to verify.
-        """
-        self._require_enabled()
-        self._verify()
-
-    def disable(self) -> None:
-        """Put the policy back exactly as it was, when the generations of other threads have ended: it waits for them.
-
-        Whoever calls the policy meanwhile waits too, and then gets the policy as it was. Calling it again does nothing.
-        """
-        self._patches.remove()
-        self._verify = lambda: None  # which holds the engine
-
-    def _require_enabled(self) -> None:
-        if not self.enabled:
-            raise PolicyError("this acceleration was disabled; call the policy itself, or accelerate it again")
-
-    def __enter__(self) -> Acceleration:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.disable()
 
 
 def accelerate(

@@ -307,6 +307,8 @@ SAMPLES = {
             "LeRobot statistics",
             "tuning",
             "tuning state",
+            "reference",
+            "parity",
             "losses",
             "distances",
             "stored result",

@@ -54,6 +54,7 @@ from blockcache_lab.studies.suites import Cell, Suite, suite_of
 from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.state import Progress, read_state, write_state
 from blockcache_runtime import open_export
+from blockcache_runtime.parity import Parity, Reference
 from public_policy import config, write_checkpoint
 from toy_analysis import toy_analysis
 
@@ -469,6 +470,17 @@ def write_export(directory: Path) -> Path:
     return directory / "policy.onnx"
 
 
+def write_reference(directory: Path) -> Path:
+    inputs, noise = {"obs": np.zeros((2, 2, 5), np.float32)}, np.zeros((3, 2, 6, 2), np.float32)
+    Reference("0" * 64, inputs, noise, np.zeros((2, 3, 2), np.float32), np.ones(2)).save(directory / "a.reference.npz")
+    return directory / "a.reference.npz"
+
+
+def write_parity(directory: Path) -> Path:
+    Parity(2, 1e-6, 1e-7, 1e-3, 2.0, 2.5, same_export=True).save(directory / "parity.json")
+    return directory / "parity.json"
+
+
 EXAMPLES = [
     Example("schedule", write_schedule, Schedule.load, ("blockcache.schedule",)),
     Example("recording", write_recording, Recording.load, ("blockcache.recording",)),
@@ -512,6 +524,8 @@ EXAMPLES = [
     ),
     Example("demonstrations", write_demonstrations, lambda path: read_demonstrations(task_spec("pusht"), path)),
     Example("observations", write_observations, load_observations),
+    Example("reference", write_reference, Reference.load, ("blockcache.reference",)),
+    Example("parity", write_parity, Parity.load, ("blockcache.parity",)),
     Example("export", write_export, lambda path: open_export(path, threads=1), ("blockcache.onnx",)),
 ]
 

@@ -55,8 +55,9 @@ FORMAT = Format(
         "build": str,
         "encoder": Encoder,
         "outside": Annotated[dict[Name, str], Limit(1, 100)],
+        "fixed": dict[Name, list[float]],
     },
-    optional=("build", "encoder", "outside"),
+    optional=("build", "encoder", "outside", "fixed"),
     version=3,  # 1 had no hash, 2 one norm a row
     again="export it again",
 )

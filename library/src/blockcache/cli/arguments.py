@@ -108,6 +108,16 @@ class PolicySource:
         file, arrays = self._arrays(path)
         return fit_observations(arrays, self.port.inputs, self.port.cameras, file)
 
+    def known_observations(self, path: str | None) -> Any:
+        """The same; None where no file is named and none lies beside the policy: then made-up ones serve."""
+        if path is None and not (in_directory(self.name) and exists(self._beside)):
+            return None
+        return self.observations(path)
+
+    @property
+    def _beside(self) -> Path:
+        return shared_file(policy_directory(self.name), OBSERVATIONS)
+
     def moments(self, path: str | None) -> Any:
         """When each observation was made, (N, 2) episode and place in it, where that file says so; else None."""
         from blockcache_runtime.observation_log import MOMENTS
@@ -115,9 +125,7 @@ class PolicySource:
         return self._arrays(path)[1].get(MOMENTS)
 
     def _arrays(self, path: str | None) -> tuple[Path, dict[str, Any]]:
-        beside = (
-            shared_file(policy_directory(self.name), OBSERVATIONS) if not path and in_directory(self.name) else None
-        )
+        beside = self._beside if not path and in_directory(self.name) else None
         file = Path(path) if path else beside
         if file is None or (file == beside and not exists(file)):
             from blockcache.observations import RECORDING
@@ -198,6 +206,7 @@ def _writable_directory(path: str) -> Path:
 
 
 POLICY = Checked("policy", PolicySource)
+POLICY_OR_EXPORT = Checked("policy", lambda name: name if name.endswith(".onnx") else PolicySource(name))
 TASK = Checked("task", _known_task)
 OUTPUT = Checked("file", _writable_file)
 OUTPUT_DIRECTORY = Checked("directory", _writable_directory)
@@ -220,7 +229,7 @@ def policy_argument(**settings: Any) -> Callable[[Verb], Verb]:
             "public Diffusion Policy code, or a Python entry module:function that returns one."
         )
         verb.__doc__ = f"{first}\n\n    {kinds}\n\n{rest}"
-        return click.argument("policy", type=POLICY, **settings)(verb)
+        return click.argument("policy", **{"type": POLICY, **settings})(verb)
 
     return add
 

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     "--fixed", metavar="FILE.npz", help="Inputs that never change, such as the token ids of one task: become constants."
 )
 @click.option("--rtc", is_flag=True, help="Take the chunk before as inputs, for the new one to go on from it.")
+@click.option(
+    "--with-reference",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Also write the policy's own answers to N observations, to compare with on the robot.",
+)
+@arg.observations_option
 @arg.sampler_file_option
 @arg.tuned_option
 def export(
@@ -38,6 +45,8 @@ def export(
     other_weights: bool,
     fixed: str | None,
     rtc: bool,
+    with_reference: int | None,
+    observations: str | None,
     sampler_file: str | None,
     tuned: Path | None,
 ) -> None:
@@ -71,6 +80,13 @@ def export(
     port = policy.port_with(sampler_file)
     notes = export_policy(port, followed, output, kind, check, rtc=rtc, fixed=constants, tuned=tuned)
     click.echo(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB")
+    if with_reference:
+        from blockcache.compare.parity import save_reference
+        from blockcache.engines.tuned import tuned_port
+
+        port = port if tuned is None else tuned_port(tuned, port)[0]
+        place = save_reference(output, port, policy.known_observations(observations), with_reference)
+        click.echo(f"{place}: on the robot, python -m blockcache_runtime check {output} --reference {place}")
     for note in notes:
         click.echo(f"note: {note}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,11 +160,39 @@ def _method_or_schedule(text: str) -> tuple[Schedule | str, str]:
     return name, name
 
 
+def _check_export(
+    path: arg.PolicySource | str,
+    schedule: str | None,
+    against: arg.PolicySource | None,
+    sampler_file: str | None,
+    observations: str | None,
+    count: int,
+    tolerance: float,
+    output: str | None,
+) -> None:
+    """An export beside its policy; ends with exit code 1 if they differ."""
+    if not isinstance(path, str) or against is None or schedule is not None:
+        raise click.UsageError("--against compares an export: blockcache check FILE.onnx --against POLICY")
+    seen = against.known_observations(observations)
+
+    from blockcache.compare.parity import check_export
+
+    found = check_export(path, against.port_with(sampler_file), seen, count, tolerance)
+    click.echo(f"{path} {found}")
+    if output is not None:
+        found.save(output)
+    if not found.agrees:
+        sys.exit(1)
+
+
 @click.command(epilog=f"\b\nMethods:\n{NAMES}")
-@arg.policy_argument()
-@click.argument("schedule")
+@arg.policy_argument(type=arg.POLICY_OR_EXPORT)
+@click.argument("schedule", required=False)
 @arg.observations_option
 @click.option("-o", "--output", type=arg.OUTPUT, help="Keep the figures in this file (.json).")
+@click.option("--against", type=arg.POLICY, metavar="POLICY", help="The policy that an export was made of.")
+@click.option("--tolerance", type=click.FloatRange(0), default=1e-3, help="Of an export: the largest difference.")
+@arg.sampler_file_option
 @click.option("--count", type=click.IntRange(2, arg.MOST), default=OBSERVATIONS, help="Observations to compare at.")
 @click.option(
     "--samples", type=click.IntRange(4, arg.MOST), default=SAMPLES, help="Chunks for each observation; an even number."
@@ -178,23 +207,33 @@ def _method_or_schedule(text: str) -> tuple[Schedule | str, str]:
 @click.option("--engine", type=arg.ENGINE, default="auto")
 @click.option("--threads", type=arg.CORES, default=cores, show_default="all cores", help="Threads for the engine.")
 def check(
-    policy: arg.PolicySource,
-    schedule: str,
+    policy: arg.PolicySource | str,
+    schedule: str | None,
     observations: str | None,
     output: str | None,
+    against: arg.PolicySource | None,
+    tolerance: float,
+    sampler_file: str | None,
     threads: int,
     **settings: Any,
 ) -> None:
     """Compare the actions of POLICY under SCHEDULE with those of the full policy, at recorded observations. No simulator.
 
-    SCHEDULE is a schedule file, one of the paper's by name, or a method.
+    SCHEDULE is a schedule file, one of the paper's by name, or a method. In the place of both, an export FILE.onnx is
+    compared --against the policy that it was made of, with the same noise: the exit code is 1 if they differ.
 
     \b
     Examples:
+      blockcache check pusht.onnx --against pusht --count 16 -o parity.json
       blockcache check pusht schedule.json
       blockcache check pusht ddpm-10
       blockcache check my_module:make_policy bac:S=10,n=5,metric=mse --observations obs.npz -o check.json
     """
+    if isinstance(policy, str) or against is not None:
+        _check_export(policy, schedule, against, sampler_file, observations, settings["count"], tolerance, output)
+        return
+    if schedule is None or sampler_file is not None:
+        raise click.UsageError("name a SCHEDULE to compare; or an export FILE.onnx, and --against what it was made of")
     chosen, name = _method_or_schedule(schedule)
     seen, moments = policy.observations(observations), policy.moments(observations)
 

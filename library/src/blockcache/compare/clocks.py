@@ -81,11 +81,11 @@ def read_clock_file(path: PathLike) -> Latencies:
 
 
 def describe_clocks(clocks: Mapping[str, Clock]) -> dict[str, Any]:
-    """The clocks of all methods, in JSON types; of recorded times their number and median."""
+    """The clocks of all methods, in JSON types; of times that are known their number and median."""
     shared = next(iter(clocks.values())).describe()
     del shared["seconds"]
     times = {
-        name: LIVE
+        name: {}
         if clock.seconds is None
         else {"chunks": len(clock.seconds), "median_ms": float(np.median(clock.seconds)) * 1e3}
         for name, clock in clocks.items()

@@ -85,6 +85,7 @@ def _content(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
         "fingerprint": fingerprint.to_dict(),
         **({"encoder": _encoder(build.program)} if build.program.cameras else {}),
         **({"outside": dict(build.program.outside)} if build.program.outside else {}),
+        **({"fixed": dict(build.program.fixed)} if build.program.fixed else {}),
     }
 
 
@@ -153,14 +154,14 @@ class OnnxRunner:
     ) -> None:
         """Open an export. The arguments are those of `blockcache_runtime.ExportedPolicy`."""
         # frames are looked at in every call: who times calls, or compares engines, asks about the same ones
-        self._export = ExportedPolicy(path, threads, data, remember=False, rate_hz=rate_hz)
-        self.path, self.threads, self.sizes = self._export.path, self._export.threads, self._export.sizes
-        self.header, self.fingerprint = self._export.header, self._export.fingerprint
+        self.exported = ExportedPolicy(path, threads, data, remember=False, rate_hz=rate_hz)
+        self.path, self.threads, self.sizes = self.exported.path, self.exported.threads, self.exported.sizes
+        self.header, self.fingerprint = self.exported.header, self.exported.fingerprint
 
     def __call__(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]:
         """One generation of float32 tensors that were checked already."""
         observed = {name: value.detach().numpy() for name, value in obs.items()}
-        return _to_torch(self._export.run_checked(observed, noise.detach().numpy()))
+        return _to_torch(self.exported.run_checked(observed, noise.detach().numpy()))
 
     def predict_action(
         self,
@@ -171,14 +172,14 @@ class OnnxRunner:
         previous: Previous | None = None,
     ) -> dict[str, Tensor]:
         """One generation, as the policy that was exported gives it for the same `generator`, `noise` and `previous`."""
-        observed = self._export.check_observation(_to_numpy(obs))
+        observed = self.exported.check_observation(_to_numpy(obs))
         if noise is None:
             noise = self.draw_noise(len(next(iter(observed.values()))), generator)
-        return _to_torch(self._export.run(observed, _to_numpy(noise, "noise"), previous))
+        return _to_torch(self.exported.run(observed, _to_numpy(noise, "noise"), previous))
 
     def features(self, obs: Observation) -> Any:
         """The encoder alone, of an export with cameras: (n_obs_steps, B, features)."""
-        return self._export.features(self._export.check_observation(_to_numpy(obs)))
+        return self.exported.features(self.exported.check_observation(_to_numpy(obs)))
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """(1 + draws, B, horizon, D), tensor by tensor as the policy draws them; torch's global generator without one."""
@@ -188,7 +189,7 @@ class OnnxRunner:
     def check_policy(self, actual: Fingerprint, executed: tuple[int, int]) -> None:
         """Refuse to stand for another policy than the file was made from."""
         differences = [*fingerprint_differences(self.fingerprint, actual)]
-        start, stop = self._export.executed
+        start, stop = self.exported.executed
         if (start, stop) != executed:
             differences.append(f"executed actions {executed[0]} to {executed[1] - 1} instead of {start} to {stop - 1}")
         if differences:

@@ -139,6 +139,7 @@ class Program(ABC):
     gated       whether `gate` gives something: then skipped blocks are not summed up beforehand
     signature   tells apart what no fingerprint does, such as tables that a policy makes in code
     outside     inputs that a part of the policy computes which the program does not hold, and how to come by each
+    fixed       inputs of the policy that became constants, and what they were
     """
 
     inputs: Mapping[str, tuple[int, ...]]
@@ -158,6 +159,7 @@ class Program(ABC):
     cameras: tuple[str, ...] = ()
     features: int = 0
     outside: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, list[float]] = field(default_factory=dict)
 
     @property
     def like(self) -> Tensor:

@@ -65,7 +65,7 @@ def _clock_table(results: Results) -> tuple[Block, ...]:
         rows.append(
             [
                 plain(method.name),
-                waited if isinstance(waited, str) else f"{waited['median_ms']:.0f}",
+                f"{waited['median_ms']:.0f}" if "median_ms" in waited else "live",
                 *(_mean([getattr(item, name) for item in of], form) for name, form in _CLOCKED.items()),
             ]
         )

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Annotated, Any, TypeAlias
 
 from blockcache.errors import BlockcacheError
-from blockcache.files import Count, Fields, Format, JsonFile, PathLike, exists, keys_of
+from blockcache.files import Count, Fields, Format, JsonFile, PathLike, dict_of, exists, keys_of
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.measure.action_error import ActionError
 
@@ -117,8 +117,12 @@ class Clocked:
 
 
 _COUNTS = dict.fromkeys(("first_seed", "rollouts", "group", "open_loop_observations"), Count)
+_TIMES = Fields({}, {"chunks": Count, "median_ms": float})  # neither where each call was timed as it was made
+_CLOCK = Fields(
+    {"rate": float, "replan": Count, "mode": str, "latency": dict_of(_TIMES)}, {"rtc": bool, "overlap": Count}
+)
 _Setting: TypeAlias = Annotated[
-    Mapping[str, Any], Fields({**_COUNTS, "calibration": Calibration}, {"noise": str}, others=True)
+    Mapping[str, Any], Fields({**_COUNTS, "calibration": Calibration}, {"noise": str, "clock": _CLOCK}, others=True)
 ]
 
 
@@ -158,6 +162,10 @@ class Results(OfPolicy):
             raise ValueError("a rollout stands there twice")
         if found.clocked and [(item.method, item.seed) for item in found.clocked] != rollouts:
             raise ValueError("the rollouts that were clocked are not those that there are records of")
+        if found.clocked and set(found.setting.get("clock", {"latency": ()})["latency"]) != set(names):
+            raise ValueError(
+                "rollouts that were clocked go with a clock in the setting that has all methods' latencies"
+            )
         return found
 
 

@@ -1,11 +1,14 @@
 """Run an exported policy in a control loop, as on a robot: numpy and onnxruntime are there, torch is not.
 
+The robot waits here while the policy thinks; `blockcache_runtime.Player` (docs/on-a-robot.md) computes while it moves.
+
 blockcache export pusht schedule.json -o policy.onnx
 python examples/deploy_onnx.py policy.onnx
 """
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -36,15 +39,18 @@ def main() -> None:
     generator = np.random.default_rng(0)
 
     seen = history.push(robot.observe())  # by name, each (1, n_obs_steps, ...)
-    for chunk in range(5):
-        started = time.perf_counter()
-        actions = policy.predict_action(seen, generator=generator)["action"][0]  # (n_action_steps, action_dim)
-        took = (time.perf_counter() - started) * 1e3
-        print(f"chunk {chunk}: {len(actions)} actions in {took:.1f} ms, the first is {np.round(actions[0], 2)}")
-        for action in actions:
-            robot.execute(action)
-            seen = history.push(robot.observe())
-            policy.encode_frames(seen)  # encodes a camera's new frame meanwhile; without cameras it does nothing
+    with ThreadPoolExecutor(1) as aside:  # encoding a frame takes longer than a tick of the robot
+        for chunk in range(5):
+            started = time.perf_counter()
+            actions = policy.predict_action(seen, generator=generator)["action"][0]  # (n_action_steps, action_dim)
+            took = (time.perf_counter() - started) * 1e3
+            print(f"chunk {chunk}: {len(actions)} actions in {took:.1f} ms, the first is {np.round(actions[0], 2)}")
+            encoding = None
+            for action in actions:
+                robot.execute(action)
+                seen = history.push(robot.observe())
+                if encoding is None or encoding.done():  # a camera's new frame, ahead of the next chunk
+                    encoding = aside.submit(policy.encode_frames, seen)
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def test_without_the_laboratory_its_verbs_say_how_to_get_it(tmp_path, verb):
     code, _, err = run(tmp_path, *verb.split(), "pusht", before=WITHOUT_THE_LABORATORY)
     assert code == 2
     assert f"'blockcache {verb}' is in blockcache-lab, which is not installed" in err
-    assert "pip install blockcache-lab" in err
+    assert '"blockcache-lab", which docs/start.md says how to install' in err
 
 
 def test_without_the_laboratory_the_others_are_there(tmp_path):

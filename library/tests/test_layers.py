@@ -285,7 +285,7 @@ def test_a_violation_is_reported_by_name(path, text, named):
         ("blockcache/schedule/plan.py", "from blockcache_runtime.fields import Fields"),
         (
             "blockcache/engines/loop.py",
-            "from blockcache.engines.stats import Stats\nfrom blockcache.attach import recorder",
+            "from blockcache.engines.handle import Stats\nfrom blockcache.attach import recorder",
         ),
         ("blockcache/models/adapter.py", "from blockcache.block import Block"),
         ("blockcache/cli/show.py", "def show():\n    import blockcache, torch"),

@@ -10,7 +10,7 @@ import pytest
 from blockcache.compare import dealing
 from blockcache.compare.candidates import Calibrations
 from blockcache.compare.methods import method_named, parse_method
-from blockcache.compare.parts import MethodError, TunedFiles
+from blockcache.compare.parts import TunedFiles
 from blockcache.errors import FileError, FitError, ObservationError
 from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
@@ -65,7 +65,7 @@ def test_a_tuned_directory_is_its_sampler_and_its_schedule(policy, tmp_path):
     method = parse_method(f"tuned:{tmp_path}")
     assert method.sampler == TunedFiles(str(tmp_path))
     assert parse_method(method.name) == method
-    with pytest.raises(MethodError, match=r"has no tuning.json; name a directory that 'blockcache tune' wrote"):
+    with pytest.raises(FileError, match=r"has no tuning.json; name a directory that 'blockcache tune' wrote"):
         calibrations.candidate(method)
     (tmp_path / "tuning.json").write_text("{}")
     assert calibrations.candidate(method).sampler is calibrations.candidate(method).strategy is None

@@ -148,7 +148,7 @@ def test_missing_simulator_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("metaworld", "metaworld.env_dict"):
         monkeypatch.setitem(sys.modules, name, None)
     assert task_spec("metaworld-assembly").obs_dim == 39  # facts need no simulator
-    with pytest.raises(TaskError, match=r'pip install "blockcache-lab\[metaworld\]"'):
+    with pytest.raises(TaskError, match=r'"blockcache-lab\[metaworld\]"'):
         make_task("metaworld-assembly")
 
 

@@ -24,6 +24,17 @@ def installed_version(module: str) -> str | None:
         return None
 
 
+def how_to_install(distribution: str, extra: str | None = None) -> str:
+    """What brings a library, and where it is said how to install it: nothing is published on a package index.
+
+    Args:
+        distribution: Such as "blockcache" or "blockcache-lab".
+        extra: Of the distribution, if it is one.
+    """
+    what = f'"{distribution}[{extra}]"' if extra else f'"{distribution}"'
+    return f"{what}, which docs/start.md says how to install from a clone or a wheel"
+
+
 def require(
     module: str,
     extra: str | None,
@@ -36,15 +47,14 @@ def require(
 
     Args:
         module: What would be imported, such as "PIL".
-        extra: What stands in pip install "blockcache[...]"; None for what comes with blockcache itself.
+        extra: The extra of blockcache that brings it; None for what comes with blockcache itself.
         what_for: Who needs it, as the subject of a sentence: "a picture", "the onnx engine".
         error: The kind of error to raise.
         minimum: The oldest version that will do; None takes any, and imports nothing.
     """
     name = _PACKAGES.get(module, module)
     wanted = "it" if minimum is None else f"version {'.'.join(map(str, minimum))} or newer"
-    what = f'"blockcache[{extra}]"' if extra else "blockcache"
-    hint = f"{wanted} comes with: pip install {what}, from a clone or a wheel as docs/start.md says"
+    hint = f"{wanted} comes with {how_to_install('blockcache', extra)}"
     found = installed_version(module) if minimum else installed(module)
     if not found:
         raise error(f"{what_for} needs {name}, which is not installed; {hint}")

@@ -26,11 +26,12 @@ from blockcache_runtime.atomic import (
     writing,
 )
 from blockcache_runtime.errors import FileError, in_one_line
-from blockcache_runtime.fields import Count, Fields, Kind, Limit, Name, Names, Positive, Steps, expect_keys, read
+from blockcache_runtime.fields import NEWER, Count, Fields, Kind, Limit, Name, Names, Positive, Steps, expect_keys, read
 from blockcache_runtime.files import JSON_BYTES, opened, parse_json, read_bytes, reading
 
 __all__ = [
     "JSON_BYTES",
+    "NEWER",
     "Count",
     "Fields",
     "Format",

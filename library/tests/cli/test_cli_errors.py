@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -291,6 +293,52 @@ def test_an_interrupt_ends_with_130(monkeypatch, capsys):
     assert capsys.readouterr().err.strip() == "interrupted"
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["tun"], "No such command 'tun'. Did you mean 'tune'?"),
+        (["policy", "observ"], "Did you mean 'observe'?"),
+        (["eval", "pusht", "-m", "bca:S=3"], "did you mean bac?"),
+        (["eval", "pusht", "-m", "dpm-16"], "did you mean ddpm-N?"),
+        (["tune", "pusht", "--deadline", "15"], "a deadline needs its unit: 15ms or 15s?"),
+        (["tune", "pusht", "--deadline", "15m"], "a deadline is a time above 0, such as 25ms or 0.025s, got '15m'"),
+    ],
+)
+def test_what_was_nearly_right_is_answered_with_what_was_meant(refused, words, sentence):
+    assert sentence in refused(*words)
+
+
+def test_without_click_one_sentence_says_so():
+    code = "import sys; sys.modules['click'] = None; from blockcache.cli import main; main(['--help'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the command line needs click, which is not installed; ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", "from blockcache.cli import main; main(['show', 'square_ph'])"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("seconds", [0.03, 0.06, 0.1, 0.15])
+def test_an_interrupt_right_at_the_start_is_no_traceback(seconds):
+    """The verb is reached within a few milliseconds of Python's own start, which is waited for."""
+    code = (
+        "import sys, blockcache.cli; print('started', flush=True); blockcache.cli.main(['demo', '--help'])\n"
+        "import time; time.sleep(9)"
+    )
+    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert started.stdout.readline() == "started\n"
+    time.sleep(seconds / 10)
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=60)
+    assert (started.returncode, err.strip()) in ((130, "interrupted"), (-signal.SIGINT, "interrupted"))
+
+
 def test_a_reader_that_goes_away_is_no_error():
     """As in `blockcache show square_ph --plan | head -1`."""
     read, write = os.pipe()
@@ -300,4 +348,4 @@ def test_a_reader_that_goes_away_is_no_error():
         done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
     finally:
         os.close(write)
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")

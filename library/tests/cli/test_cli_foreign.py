@@ -13,6 +13,7 @@ from blockcache.results.rollouts import Results
 from blockcache.tasks import TaskEntry, TaskSpec
 from foreign_policy import ACTION, BLOCKS, EXECUTED, OBS, SEEN, STEPS, TOKENS, Policy
 from toy_task import Toy
+from tuned_directory import write_tuned
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 SPEC = TaskSpec("narrow", obs_dim=OBS, action_dim=ACTION, max_steps=9, success="within 0.6 of the centre", extra="toy")
@@ -84,6 +85,15 @@ def test_it_is_evaluated_on_the_task_that_it_names(blockcache, refused, seen):
     assert len({record.score for record in found.records}) > 4
     assert "uniform:S=2" in text
     assert "does not fit task pusht" in refused("eval", MADE, *seen, "--task", "pusht", "-o", "other.json")
+
+
+def test_what_was_tuned_for_it_is_evaluated(blockcache, seen):
+    write_tuned(make(), Path("tuned"))
+    amount = "--generations 3 --rollouts 2 --group 2 --first-seed 0 --workers 1 --repeats 0 --engine loop"
+    blockcache("eval", MADE, *seen, "-m", "tuned:tuned", *amount.split())
+    found = Results.load("results.json")
+    assert [method.name for method in found.methods] == ["full", "tuned:tuned"]
+    assert found.methods[1].sampler["num_inference_steps"] == 3
 
 
 def test_it_is_timed(blockcache):

@@ -103,7 +103,7 @@ def test_the_verb_refuses_unknown_tasks_and_missing_simulators(shell, monkeypatc
     monkeypatch.setattr("toy_task.Toy", missing)
     code, _, err = shell()
     assert code == 2
-    assert 'pip install "blockcache[toy]"' in err
+    assert '"blockcache[toy]"' in err
 
 
 # ---- the video
@@ -146,3 +146,45 @@ def test_the_video_is_of_the_very_rollout_in_the_results(make_policy, results, t
     done = ready(make_policy(), tmp_path / "state").play("uniform:S=3", 3, lambda toy: frames.append(toy.seed))
     assert done.score == results.of("uniform:S=3")[3].score
     assert frames == [3] * 10  # the start and nine steps; the last chunk of four is not used up
+
+
+# ---- on the clock
+
+
+def test_the_verb_lets_time_pass(shell, tmp_path):
+    clock = ("--clock", "100ms", "--rate", 10, "--replan", 2)
+    code, out, err = shell("-m", "ddim-3", "--engine", "loop", *clock, "--rtc", "-o", "clock.json")
+    assert (code, err) == (0, "")
+    found = Results.load(tmp_path / "clock.json")
+    assert {item.first_action for item in found.clocked} == {0.1}
+    assert "each chunk told of the one before, 10 ticks a second, replanning after 2" in out
+    code, _, err = shell("-m", "ddim-3", "--engine", "loop", "-o", "clock.json")
+    assert code == 2
+    assert "holds results of another clock, or of none" in err
+    code, _, _ = shell(
+        "-m", "ddim-3", "--engine", "loop", "--clock", "clock.timings.json", "--rate", 1, "-o", "two.json"
+    )
+    assert code == 0
+    assert set(Results.load(tmp_path / "two.json").setting["clock"]["latency"]) == {"full", "ddim-3"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--clock", "soon"), "a clock is live, a time such as 40ms"),
+        (("--clock", "empty.txt"), "is empty"),
+        (("--clock", "negative.txt"), "0 or more"),
+        (("--clock", "900ms", "--rate", "10"), "needs a horizon of"),
+        (("--clock", "10ms", "--stop", "--rtc"), "stops to think has nothing to tell"),
+        (("--replan", "2"), "go with --clock"),
+        (("--rtc",), "go with --clock"),
+        (("--clock", "10ms", "--rate", "0"), "--rate"),
+    ],
+)
+def test_a_clock_that_cannot_be_is_refused_in_one_sentence(shell, tmp_path, arguments, said):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "negative.txt").write_text("-1\n")
+    code, _, err = shell("-m", "ddim-3", "--engine", "loop", *arguments)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err

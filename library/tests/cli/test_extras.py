@@ -22,8 +22,8 @@ def test_what_is_missing_is_refused_in_the_words_of_the_caller():
     with pytest.raises(EngineError) as caught:
         require("surely_not_there", "extra", "an engine", error=EngineError)
     sentence = (
-        'an engine needs surely_not_there, which is not installed; it comes with: pip install "blockcache[extra]", from a '
-        "clone or a wheel as docs/start.md says"
+        'an engine needs surely_not_there, which is not installed; it comes with "blockcache[extra]", which docs/start.md '
+        "says how to install from a clone or a wheel"
     )
     assert str(caught.value) == sentence
 

@@ -1,5 +1,7 @@
 """Judging a schedule without a simulator: what is drawn, what is compared with what, and what is said of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ import foreign_policy
 from blockcache.compare.candidates import Candidate, running
 from blockcache.compare.checker import check
 from blockcache.errors import FileError, ObservationError, PolicyError
-from blockcache.fitting.clouds import draw_chunks, flattened
+from blockcache.fitting.clouds import draw_chunks
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.distance import Distances
+from blockcache.measure.features import ActionFeatures, flattened
 from blockcache.measure.statistics import Estimate
 from blockcache.models.registry import port_of
 from blockcache.report.check import check_blocks
@@ -175,6 +178,9 @@ def test_a_foreign_policy_is_checked_like_ours():
 # ---- what is said
 
 
+PUSHT = {"source": "pusht", "fingerprint": bc.Fingerprint("dp-t").to_dict()}
+
+
 def made(shift, beyond=0.0, features=16, width=0.001):
     def around(mean):
         return Estimate(mean, mean - width, mean + width, 24)
@@ -214,6 +220,31 @@ def test_the_verdict_follows_the_thresholds(figures, verdict):
     assert found.verdict == verdict
     assert found.clear
     assert verdict in check_blocks(found)[0].text
+
+
+def test_a_rough_method_never_looks_lossless_however_near_its_centre_is():
+    """uniform:S=27 on Push-T, which loses 0.11: chunks 3.3 times as rough as the policy's own, a shift of 0.004."""
+    own = ActionFeatures(0.004, 0.02, 0.68, 0.09, 0.07, 0.039)
+    found = replace(made(0.0), features=own, setting={**made(0.0).setting, "actions": 8}, policy=PUSHT)
+    assert found.verdict == "do not use"
+    assert found.prediction.bound > found.loss > 0.07
+    words = check_blocks(found)[0].text
+    assert f"with 90 % certainty it loses at most {found.prediction.bound:.3f}" in words
+    smooth = replace(found, features=replace(own, rougher=-0.01, beyond_spread=0.0))
+    assert smooth.verdict == "looks lossless"
+
+
+def test_nothing_is_promised_of_a_policy_unlike_the_data():
+    features = ActionFeatures(0.0, 0.0, 0.0, 0.0, 0.07, 0.039)
+    found = replace(made(0.0), features=features, setting={**made(0.0).setting, "actions": 8})  # of no known family
+    assert found.verdict == "cannot be told"
+    assert "nothing is promised: no policy of family is in the data" in check_blocks(found)[0].text
+    same = replace(found, error=ActionError(1e-7, 1e-7))  # the policy's own actions, whatever the policy
+    assert same.verdict == "looks lossless"
+    rough = replace(found, features=replace(features, rougher=1.0))
+    assert rough.verdict == "do not use"
+    with pytest.raises(ValueError, match="features but not the number of actions"):
+        replace(made(0.0), features=features)
 
 
 def test_an_interval_over_a_threshold_is_said():

@@ -4,7 +4,7 @@ import math
 import re
 import tempfile
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -17,7 +17,8 @@ import foreign_policy
 from blockcache.compare import block_times, trials, tuner
 from blockcache.compare.candidates import Running
 from blockcache.compare.dealing import deal
-from blockcache.errors import FileError, ObservationError
+from blockcache.errors import ContentError, FileError, ObservationError
+from blockcache.files import read
 from blockcache.measure.distance import Distances
 from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate
@@ -33,6 +34,7 @@ from engine_comparison import BLOCKS
 
 DDPM4 = DDPM(num_inference_steps=4)
 OBS = np.random.default_rng(0).standard_normal((30, 2, 5), dtype=np.float32)
+UNLIKE = "nothing is promised of any method's loss"  # random weights are unlike any trained policy
 
 
 def estimate(mean, n=8):
@@ -45,6 +47,29 @@ def point(method="full", ms=1.0, loss=0.0, spread=1.0, rollouts=None, threads=1)
 
 
 # ---- choosing
+
+
+def test_without_rollouts_a_loss_is_allowed_by_its_bound_alone():
+    goal, fine, rash = (
+        Goal(loss=0.05),
+        replace(point("fine", 3.0, 0.02), bound=0.04),
+        replace(point("rash", 1.0), bound=0.06),
+    )
+    assert choose([point(ms=9.0), fine, rash], goal) == fine
+    assert goal.miss(rash) == pytest.approx(0.01)
+    assert goal.miss(replace(rash, rollouts=estimate(0.0))) == 0  # rollouts tell more
+    assert goal.miss(replace(rash, bound=None)) == 0  # they are to come
+
+
+def test_a_point_of_before_there_were_bounds_can_be_read():
+    whole = asdict(point("ddpm-4"))
+    assert read(Point, whole) == point("ddpm-4")
+    del whole["bound"]
+    assert read(Point, whole) == point("ddpm-4")
+    del whole["loss"]
+    with pytest.raises(ContentError, match="missing or unknown keys"):
+        read(Point, whole)
+
 
 POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=8)
 
@@ -305,7 +330,9 @@ def test_all_kinds_of_methods_are_looked_at_and_one_is_chosen(policy, run):
     looked_at = {one.method for one in found.points}
     assert "full" in looked_at  # whatever it is that was chosen
     assert len(looked_at) >= 4
-    assert found.notes == ()
+    assert [note.partition(":")[0] for note in found.notes] == [UNLIKE]
+    assert found.chosen.method == "full"  # the one that needs no promise
+    assert {one.bound for one in found.points} == {0.0, 1.0}
     assert found.chosen in found.points
     assert found.met is (found.goal.miss(found.chosen) == 0)
     assert found.plain_ms > 0
@@ -326,7 +353,7 @@ def test_a_flow_is_tuned_too(run, monkeypatch):
         asked.extend(method.name for method in names), at(self, names, *more, **named)
     )[1])  # fmt: skip
     found = run(tiny_dit(sampler=Euler(num_inference_steps=5)), observations=tiny_observation(30))
-    assert found.tuning.notes == ()
+    assert [note.partition(":")[0] for note in found.tuning.notes] == [UNLIKE]
     kinds = {method.partition("-")[0].partition(":")[0] for method in asked}
     assert kinds == {"full", "euler", "action"}
     assert {"euler-4", "euler-3", "euler-4+action:budget=0.7"} <= set(asked)
@@ -450,7 +477,7 @@ def test_more_minutes_know_more_of_the_same(policy, run, monkeypatch):
     short, longer = (run(policy, minutes=minutes).tuning for minutes in (0.8, 20))
     assert 8 * 4 <= short.chosen.chunks < longer.chosen.chunks == 6 * 10
     assert any("not tried, as the time was up: " in note and "with more minutes" in note for note in short.notes)
-    assert longer.notes == ()
+    assert [note.partition(":")[0] for note in longer.notes] == [UNLIKE]
 
 
 def test_where_there_is_no_terminal_a_line_is_written_now_and_then(policy, run, monkeypatch, capsys):

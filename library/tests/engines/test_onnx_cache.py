@@ -321,7 +321,7 @@ def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatc
         bc.accelerate(policy, engine="onnx", threads=1)
     assert sentence in str(caught.value)
     assert str(caught.value).endswith(
-        "comes with: pip install blockcache, from a clone or a wheel as docs/start.md says"
+        'comes with "blockcache", which docs/start.md says how to install from a clone or a wheel'
     )
     with pytest.raises(EngineError, match="the onnx engine needs"):
         bc.export_policy(policy, None, tmp_path / "policy.onnx")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import blockcache as bc
-from blockcache.errors import ObservationError, PolicyError
+from blockcache.errors import ObservationError, PolicyError, StaleError
 from blockcache.models.registry import port_of
 
 
@@ -354,3 +354,18 @@ def test_a_failed_generation_does_not_count(policy, observe):
         assert fast.stats().generations == 0
         policy.predict_action(observe())
         assert fast.stats().generations == 1
+
+
+def test_another_entry_of_another_class_is_noticed(policy, observe, run):
+    """The patch hides it: what runs is the method that was there when it was made."""
+
+    class Other(type(policy)):
+        def predict_action(self, obs, **kwargs):
+            return {name: -value for name, value in super().predict_action(obs, **kwargs).items()}
+
+    fast = bc.accelerate(policy, engine="patched")
+    policy.__class__ = Other
+    with pytest.raises(StaleError, match="has another predict_action than when it was patched"):
+        run(policy, observe())
+    fast.disable()
+    run(policy, observe())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import blockcache as bc
-from blockcache.engines.accelerate import export_policy, open_export
+from blockcache.engines import export_policy, open_export
 from blockcache.errors import EngineError, ObservationError, PolicyError
 from blockcache.models.registry import port_of
 from blockcache.samplers import Fitted
@@ -102,9 +102,11 @@ def test_an_export_takes_it_as_inputs(tmp_path, make_policy, output):
     opened, plain = open_export(tmp_path / "told.onnx", policy), open_without_torch(tmp_path / "plain.onnx")
     start = policy.n_obs_steps - 1
     known = (policy.horizon if output == "chunk" else start + policy.n_action_steps) - start
-    assert opened.sizes[PREVIOUS_CHUNK] == ["batch", known, policy.action_dim]
-    assert opened.sizes[LATENCY] == opened.sizes[EXECUTION_HORIZON] == ["batch"]
-    assert PREVIOUS_CHUNK not in plain.sizes
+    inputs = opened.header["inputs"]
+    assert inputs[PREVIOUS_CHUNK] == ["batch", known, policy.action_dim]
+    assert inputs[LATENCY] == inputs[EXECUTION_HORIZON] == ["batch"]
+    assert PREVIOUS_CHUNK not in plain.header["inputs"]
+    assert opened.sizes == plain.sizes  # of observations and noise
     previous = told(policy)
     expected = policy.predict_action(observe(policy, 3), generator=generator(1), previous=previous)["action"]
     found = opened.predict_action(observe(policy, 3), generator=generator(1), previous=previous)["action"]

@@ -95,7 +95,7 @@ def test_what_was_noticed_has_an_effect(policy, edit):
 
 
 def test_the_sentence_says_what_changed(policy):
-    structure = Structure(policy, policy, "predict_action")
+    structure = Structure(port_of(policy))
     policy.model.ln_f.eps = 0.1
     with pytest.raises(StaleError, match=r"\(policy\.model\.ln_f\.eps was 1e-05, is 0\.1\)"):
         structure.check_everything()

@@ -20,7 +20,7 @@ from blockcache.engines.onnx import export
 from blockcache.engines.onnx_graph import build_graph
 from blockcache.errors import NonFiniteError
 from blockcache.fingerprint import Fingerprint
-from blockcache.models.program import Program, Table
+from blockcache.models.program import Program, StepTable
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM, table
 from blockcache.schedule import Schedule
@@ -69,7 +69,7 @@ def struck(place, step, value):
         once=0,
         every_step=0,
         weights={"ones": torch.ones(TOKENS, WIDTH), "nothing": torch.zeros(WIDTH, WIDTH)},
-        tables={"blow": Table(blow, (1, WIDTH))},
+        tables={"blow": StepTable(blow, (1, WIDTH))},
         place=place,
     )
     schedule = Schedule.every_step(STEPS, ["layers.0.FFN"])

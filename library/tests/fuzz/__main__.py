@@ -19,13 +19,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from . import caches, interrupts
+from . import caches, code, edits, interrupts
 from .engines import compare
 from .running import Outcome, Plan, Runner, damaged, prepare
 from .samples import SAMPLES
 
 ENGINES, CORES = "engines", len(os.sched_getaffinity(0))
-CHECKS = {"caches": caches.check, "interrupts": interrupts.check}
+CHECKS = {"caches": caches.check, "code": code.check, "edits": edits.check, "interrupts": interrupts.check}
 """What is no file: (seed, case, a directory) -> an outcome."""
 ALL = (*SAMPLES, ENGINES, *CHECKS)
 PART = 10_000  # cases of one format that a process takes at a time

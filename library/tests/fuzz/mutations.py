@@ -293,7 +293,13 @@ def _checkpoint_file(data: bytes, chance: random.Random) -> Mutated:
     return checkpoint_file(data, chance)
 
 
+def _message_file(data: bytes, chance: random.Random) -> Mutated:
+    from .frames import message_file  # which imports this
+
+    return message_file(data, chance)
+
+
 MUTATIONS: dict[str, Mutation] = {
     ".json": json_file, ".safetensors": safetensors_file, ".npz": npz_file, ".onnx": _onnx_file,
-    ".ckpt": _checkpoint_file, ".pt": _checkpoint_file,
+    ".ckpt": _checkpoint_file, ".pt": _checkpoint_file, ".msgpack": _message_file,
 }  # fmt: skip

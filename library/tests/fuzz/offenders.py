@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .frames import many_empty_lists, picture_of
 from .mutations import join_safetensors, raw, split_safetensors, write_json
 
 
@@ -230,4 +231,7 @@ OFFENDERS = (
     Offender("forged-export", "full.onnx", "padding that takes 4 GB at the first call", rewire(_pad_by_millions)),
     Offender("forged-export", "full.onnx", "a node without its input, with a hash that fits", rewire(_empty_an_input)),
     Offender("camera-export", "cameras.onnx", "a border that makes 160 GB of a frame", rewire(_widen_a_frame)),
+    Offender("openpi message", "plain.msgpack", "lists that become a hundred times as large", lambda _: many_empty_lists()),
+    Offender("openpi message", "plain.msgpack", "an array of objects", lambda data: data.replace(b"<f4", b"|O8")),
+    Offender("vla-eval message", "observation.msgpack", "a picture of gigabytes", lambda _: picture_of(20_000, 20_000)),
 )  # fmt: skip

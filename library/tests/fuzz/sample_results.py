@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from blockcache.compare.methods import parse_method
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError
-from blockcache.results.rollouts import MethodRun, Record, Results, check_alike
+from blockcache.report.evaluation import evaluation_blocks
+from blockcache.results.rollouts import Clocked, MethodRun, Record, Results, check_alike
 from blockcache.results.summary import summarise
 from blockcache.results.timings import Timings
 from blockcache_lab.pages.suite_parts import suite_tables
@@ -43,9 +45,18 @@ def _results() -> Results:
     )  # fmt: skip
 
 
+def _clocked() -> Results:
+    plain = _results()
+    latency = {"full": {}, "bac:S=2,n=1": {"chunks": 3, "median_ms": 40.0}}
+    clock = {"rate": 10, "replan": 4, "mode": "asynchronous", "latency": latency, "rtc": True, "overlap": 2}
+    clocked = tuple(Clocked(item.method, item.seed, 0.25, 3, 1, 0.1, 9.5) for item in plain.records)
+    return replace(plain, setting={**plain.setting, "clock": clock}, clocked=clocked)
+
+
 def make_results(place: Path) -> list[Path]:
     _results().save(place / "results.json")
-    return [place / "results.json"]
+    _clocked().save(place / "clocked.json")
+    return [place / "results.json", place / "clocked.json"]
 
 
 def use_results(path: Path) -> None:
@@ -53,8 +64,10 @@ def use_results(path: Path) -> None:
     found.save(again(path))
     assert Results.load(again(path)) == found
     bound = Fingerprint.from_dict(_results().policy["fingerprint"])
-    check_alike(path, "toy", bound, [("full", {"engine": "loop", "sampler": {"type": "ddpm"}, "reuse": None})])
+    clock = found.setting.get("clock")
+    check_alike(path, "toy", bound, [("full", {"engine": "loop", "sampler": {"type": "ddpm"}, "reuse": None})], clock)
     summarise(found)
+    evaluation_blocks(found, {}, 0)
 
 
 def make_suites(place: Path) -> list[Path]:

@@ -38,6 +38,7 @@ from file_formats import EXAMPLES
 from public_policy import DDIM, config, write_checkpoint
 
 from . import sample_results as made
+from .frames import FRAMES
 from .running import Sample
 from .sample_policy import (
     ACTION,
@@ -292,6 +293,7 @@ SAMPLES = {
     "export": Sample(make_export, use_export),
     "forged-export": Sample(make_forged, use_forged),
     "camera-export": Sample(make_camera_export, use_camera_export),
+    **FRAMES,
     **{
         name: _example(name)
         for name in (
@@ -305,6 +307,9 @@ SAMPLES = {
             "LeRobot statistics",
             "tuning",
             "tuning state",
+            "reference",
+            "parity",
+            "losses",
             "distances",
             "stored result",
             "benchmark",

@@ -27,6 +27,7 @@ from blockcache.compare.tuner import STATE as TUNING_STATE
 from blockcache.engines import export_policy
 from blockcache.files import write_arrays
 from blockcache.measure.distance import Distances
+from blockcache.measure.features import ActionFeatures
 from blockcache.measure.statistics import Estimate
 from blockcache.models.dit.lerobot import read_directory
 from blockcache.models.loading import load_policy, save_policy
@@ -37,6 +38,7 @@ from blockcache.results import bench
 from blockcache.results.analysis import Analysis
 from blockcache.results.check import Check, Roughness
 from blockcache.results.distances import FrontierDistances, MethodDistances, Modes
+from blockcache.results.losses import LossData, LossDataError, LossRow, judge
 from blockcache.results.rollouts import ActionError, MethodRun, Record, Results
 from blockcache.results.stored import Stored, StoredMethod
 from blockcache.results.summary import summarise
@@ -52,12 +54,14 @@ from blockcache_lab.studies.suites import Cell, Suite, suite_of
 from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.state import Progress, read_state, write_state
 from blockcache_runtime import open_export
+from blockcache_runtime.parity import Parity, Reference
 from public_policy import config, write_checkpoint
 from toy_analysis import toy_analysis
 
 NAMES = ("layers.0.SA", "layers.0.FFN")
 FINGERPRINT = Fingerprint("dp-t", NAMES, {"width": 16}, 5, {"type": "ddpm"}, "ab" * 32)
 ERROR = ActionError(0.1, 0.2)
+FEATURES = ActionFeatures(0.01, 0.02, 0.3, 0.05, 0.1, 0.08)
 MACHINE = {"processor": "toy", "cores": 2, "torch": "2", "onnxruntime": "1", "diffusers": None, "load_average": [1.0]}
 ROW = {
     "name": "eager",
@@ -194,13 +198,14 @@ def write_check(directory: Path) -> Path:
     Check(
         policy={"source": "tiny", "fingerprint": FINGERPRINT.to_dict()},
         method={"name": "uniform:S=3", "engine": "loop", "shares_all_noise": True, "flops": 10, "full_flops": 40},
-        setting={"observations": 9, "samples": 4, "features": 16, "seams": 0, "seed": 0},
+        setting={"observations": 9, "samples": 4, "features": 16, "actions": 8, "seams": 0, "seed": 0},
         error=ERROR,
         noise_floor=ERROR,
         distances=distances,
         floor=distances,
         roughness=Roughness(0.1, None),
         full_roughness=Roughness(0.1, 0.2),
+        features=FEATURES,
     ).save(directory / "check.json")
     return directory / "check.json"
 
@@ -230,6 +235,26 @@ def write_tuning(directory: Path) -> Path:
 def load_tuning(path: Path) -> Any:
     tuning = Tuning.load(path)
     return tuning.met, tuning.front
+
+
+def write_losses(directory: Path) -> Path:
+    rows = [
+        LossRow(
+            f"task {task}", "dp-t", "toy", f"method {lost}", 8, FEATURES, Estimate(-lost, -lost - 0.02, 0.02 - lost, 50)
+        )
+        for task in range(3)
+        for lost in (0.0, 0.1)
+    ]
+    LossData(9, 4, tuple(rows)).save(directory / "losses.json")
+    return directory / "losses.json"
+
+
+def load_losses(path: Path) -> Any:
+    found = LossData.load(path)
+    try:
+        return found.model.predict(FEATURES, "dp-t", 8), judge(found)
+    except LossDataError:  # too few tasks
+        return found
 
 
 def write_frontier_distances(directory: Path) -> Path:
@@ -445,6 +470,17 @@ def write_export(directory: Path) -> Path:
     return directory / "policy.onnx"
 
 
+def write_reference(directory: Path) -> Path:
+    inputs, noise = {"obs": np.zeros((2, 2, 5), np.float32)}, np.zeros((3, 2, 6, 2), np.float32)
+    Reference("0" * 64, inputs, noise, np.zeros((2, 3, 2), np.float32), np.ones(2)).save(directory / "a.reference.npz")
+    return directory / "a.reference.npz"
+
+
+def write_parity(directory: Path) -> Path:
+    Parity(2, 1e-6, 1e-7, 1e-3, 2.0, 2.5, same_export=True).save(directory / "parity.json")
+    return directory / "parity.json"
+
+
 EXAMPLES = [
     Example("schedule", write_schedule, Schedule.load, ("blockcache.schedule",)),
     Example("recording", write_recording, Recording.load, ("blockcache.recording",)),
@@ -455,6 +491,7 @@ EXAMPLES = [
     Example("stored result", write_stored, Stored.load, ("blockcache.stored",)),
     Example("check", write_check, load_check, ("blockcache.check",)),
     Example("tuning", write_tuning, load_tuning, ("blockcache.tuning",)),
+    Example("losses", write_losses, load_losses, ("blockcache.losses",)),
     Example("distances", write_frontier_distances, FrontierDistances.load, ("blockcache.frontier-distances",)),
     Example("tuning state", write_tuning_state, TUNING_STATE.load, ("blockcache.tuning-state",)),
     Example("job of rollouts", write_rollouts_job, functools.partial(load_job, GROUP), (JOB.name,)),
@@ -487,6 +524,8 @@ EXAMPLES = [
     ),
     Example("demonstrations", write_demonstrations, lambda path: read_demonstrations(task_spec("pusht"), path)),
     Example("observations", write_observations, load_observations),
+    Example("reference", write_reference, Reference.load, ("blockcache.reference",)),
+    Example("parity", write_parity, Parity.load, ("blockcache.parity",)),
     Example("export", write_export, lambda path: open_export(path, threads=1), ("blockcache.onnx",)),
 ]
 

@@ -19,7 +19,7 @@ from blockcache.errors import ObservationError
 from blockcache.models.adapter import Adapter, Layer
 from blockcache.models.flops import attention, feed_forward, linear
 from blockcache.models.port import Port
-from blockcache.models.program import Program, Table
+from blockcache.models.program import Program, StepTable
 from blockcache.models.sampling import Sampling
 from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache.samplers import Euler
@@ -265,6 +265,6 @@ def _fold(port):
         once=0,
         every_step=_every_step(),
         weights={name: tensor.detach().contiguous() for name, tensor in weights.items()},
-        tables={"time": Table(torch.stack(rows, dim=1).detach(), (1, 9, WIDTH))},
+        tables={"time": StepTable(torch.stack(rows, dim=1).detach(), (1, 9, WIDTH))},
         gated=True,
     )

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from blockcache.measure.statistics import Estimate, chunk_jump, mcnemar, mean_interval, mean_jerk, paired_difference
+from blockcache.measure.statistics import Estimate, mcnemar, mean_interval, mean_jerk, paired_difference, seam_jump
 
 
 def test_an_interval_of_many_normal_values_is_the_textbook_one():
@@ -111,10 +111,10 @@ def test_jerk_is_the_third_difference():
 
 def test_jump_is_the_step_between_chunks():
     actions = np.array([[0, 0], [9, 9], [12, 13], [0, 0], [0, 2]], dtype=float)
-    assert chunk_jump(actions, 2) == pytest.approx((5 + 2) / 2)
-    assert chunk_jump(actions[:4], 2) == pytest.approx(5)
-    assert chunk_jump(actions, 5) is None
-    assert chunk_jump(actions[:0], 2) is None
+    assert seam_jump(actions, [2, 4]) == pytest.approx((5 + 2) / 2)
+    assert seam_jump(actions[:4], range(2, 4, 2)) == pytest.approx(5)
+    assert seam_jump(actions, []) is None
+    assert seam_jump(actions[:0], range(2, 0, 2)) is None
 
 
 @pytest.mark.parametrize("values", [[], [math.nan], [[1.0]], [1.0, math.inf]])

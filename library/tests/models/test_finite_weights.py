@@ -13,7 +13,7 @@ import blockcache as bc
 import foreign_policy
 import toy_family
 from blockcache.errors import EngineError, PolicyError
-from blockcache.models.program import Table, UnsupportedError
+from blockcache.models.program import StepTable, UnsupportedError
 from blockcache.models.registry import port_of
 from blockcache.models.weights import check_mask, check_program
 
@@ -156,7 +156,7 @@ def test_a_programs_tables_and_masks_are_looked_at():
         with pytest.raises(kind, match=sentence):
             check_program(program)
         del program.weights[name]
-    program.tables["empty"] = Table(torch.ones(30, 0, 1), (1, 1))
+    program.tables["empty"] = StepTable(torch.ones(30, 0, 1), (1, 1))
     assert check_program(program) is program
 
 

@@ -112,7 +112,9 @@ def test_everything_that_goes_in_shows_in_the_answer(policy, tmp_path):
         assert np.abs(opened.predict_action(changed, noise=noise)["action"] - before).max() > 1e-2, name
 
 
-def test_no_frame_is_encoded_twice(policy, tmp_path):
+@pytest.mark.parametrize("changes", [{}, {"image_resize_shape": [18, 17]}], ids=str)
+def test_no_frame_is_encoded_twice(tmp_path, changes):
+    policy = policy_in(tmp_path / "policy", **changes)
     bc.export_policy(policy, None, tmp_path / "policy.onnx", fixed=words(observation(1)))
     opened, obs = open_export(tmp_path / "policy.onnx", threads=1), observation(1)
     given = {name: obs[name].numpy() for name in opened.sizes if name != "noise"}

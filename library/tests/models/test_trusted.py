@@ -1,12 +1,13 @@
 """A policy of this package's own classes that somebody changed before it is accelerated: noticed, or honoured."""
 
 import types
+from dataclasses import replace
 
 import pytest
 import torch
 
 import blockcache as bc
-from blockcache.errors import BlockcacheError
+from blockcache.errors import BlockcacheError, PolicyError
 from blockcache.models.loading import load_policy
 from blockcache.models.policy_files import shipped_policies
 from blockcache.models.registry import port_of
@@ -99,6 +100,24 @@ def test_what_was_changed_beforehand_is_noticed_or_honoured(family, edit, engine
         assert engine != "auto" or edit == "predict_action"  # auto runs the policy as it is, where its entry is its own
     else:
         assert torch.allclose(found, changed, atol=1e-4)
+
+
+@pytest.mark.parametrize("edit", ["encode", "unnormalize"])
+def test_what_a_copy_or_a_file_would_lose_is_refused(edit, make_policy, tmp_path):
+    policy = make_policy()
+    (ANY | NORMALISED)[edit](policy)
+    few = replace(policy.sampler, num_inference_steps=2)
+    if edit == "encode":
+        with pytest.raises(PolicyError, match=r"policy\.encode was replaced .* lost by a copy with other settings"):
+            policy.with_sampler(few)
+    else:  # the copy shares the normaliser
+        assert not port_of(policy.with_sampler(few)).trusted
+    with pytest.raises(PolicyError, match=rf"policy\.\S*{edit} was replaced .* lost by saving it; delete it, or make"):
+        bc.save_policy(policy, tmp_path / "policy")
+    assert not (tmp_path / "policy").exists()
+    with bc.accelerate(untouched := make_policy(), None, engine="loop"):  # what this package puts there is known
+        bc.save_policy(untouched, tmp_path / "policy")
+        untouched.with_sampler(replace(untouched.sampler, num_inference_steps=2))
 
 
 def test_a_method_that_is_replaced_in_the_class_is_noticed(make_policy, monkeypatch):

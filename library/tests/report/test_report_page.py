@@ -284,12 +284,12 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, refuse
     monkeypatch.setattr("blockcache.extras.installed_version", lambda module: None)
     said = refused("report", path, "-o", tmp_path / "out.html")
     assert said.startswith("a page with figures needs plotly, which is not installed")
-    assert 'pip install "blockcache[report]"' in said
+    assert '"blockcache[report]"' in said
     monkeypatch.undo()
     monkeypatch.setattr("blockcache.extras.installed", lambda module: False)
     said = refused("report", path, "-o", tmp_path / "out.html", "--figures", tmp_path / "figures")
     assert "a picture needs matplotlib" in said
-    assert 'pip install "blockcache[plots]"' in said
+    assert '"blockcache[plots]"' in said
     assert not (tmp_path / "out.html").exists()
 
 
@@ -449,6 +449,20 @@ def test_a_tuning_is_the_answer_with_the_figure_of_most_rollouts(tmp_path):
     known = [found for found in (tuning.fresh, tuning.chosen.rollouts) if found is not None]
     assert answer.difference == max(known, key=lambda found: found.n)
     assert answer.next[0] == f"blockcache export {tmp_path} -o policy.onnx"
+    command = "blockcache tune my_module:make --loss 0.03 --observations obs.npz"
+    for source, setting, typed in (
+        ("my_module:make", {"command": command}, "my_module:make"),
+        ("lerobot/", {"command": command, "holds_policy": False}, "lerobot/"),
+        ("", {"command": command}, "POLICY"),
+    ):
+        other = replace(tuning, policy={**tuning.policy, "source": source}, setting={**tuning.setting, **setting})
+        made = Sources(tunings=(Source("out/tuning.json", other),))
+        expected = [
+            f"blockcache {verb}"
+            for verb in (f"export {typed} --tuned out -o policy.onnx", f"bench {typed} --tuned out")
+        ]
+        assert list(find_answer(made).next) == expected  # which the directory itself would not do: no policy is in it
+        assert f"`{command}`" in markdown(page(made))
 
 
 def without_rollouts(tuning, **changes):
@@ -485,7 +499,8 @@ def test_a_check_makes_a_page_of_its_own(tmp_path, no_library, blockcache):
 def test_of_several_checks_the_one_that_is_predicted_to_lose_least_is_the_answer(tmp_path):
     found = Check.load(WRITE["check"](tmp_path))
     still = Distances(*(Estimate(value, value, value, 9) for value in (0.0, 0.0, 1.0, 0.0)))
-    better = replace(found, method={**found.method, "name": "ddpm-10"}, distances=still)
+    fine = replace(found.features, beyond_spread=0.0, rougher=0.0)
+    better = replace(found, method={**found.method, "name": "ddpm-10"}, distances=still, features=fine)
     both = Sources(checks=(Source("one.json", found), Source("two.json", better)))
     assert find_answer(both).what == "ddpm-10: looks lossless"
     text = markdown(page(both))

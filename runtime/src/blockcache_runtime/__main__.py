@@ -1,4 +1,4 @@
-"""`python -m blockcache_runtime serve policy.onnx`: what a robot's computer runs where nothing else is installed."""
+"""`python -m blockcache_runtime VERB policy.onnx`: what a robot's computer runs where nothing else is installed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Any
 
 from blockcache_runtime.errors import BlockcacheError, EngineError
 from blockcache_runtime.serve.settings import Settings, option_name, options
@@ -19,33 +20,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m blockcache_runtime")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    verb = verbs.add_parser("serve", help="serve an export to clients of openpi or vla-eval")
-    verb.add_argument("policy", help="a file that 'blockcache export' wrote")
-    verb.add_argument("--threads", type=int, help="cores for one generation; default: one or all, what is faster")
+    server = verbs.add_parser("serve", help="serve an export to clients of openpi or vla-eval")
     for name, default, said in options():
         shape = {"action": "append", "default": []} if default == () else {"type": type(default), "default": default}
-        verb.add_argument(option_name(name), help=said.pop("help"), **shape, **said)
+        server.add_argument(option_name(name), help=said.pop("help"), **shape, **said)
+    server.set_defaults(run=_serve)
+    checker = verbs.add_parser("check", help="compare an export with recorded answers of its policy; 1 if they differ")
+    checker.add_argument("--reference", required=True, help="the file that 'export --with-reference' wrote beside it")
+    checker.add_argument("--tolerance", type=float, help="the largest difference that is accepted; default: 0.001")
+    checker.add_argument("--json", metavar="FILE", help="write the figures here")
+    checker.set_defaults(run=_check)
+    for verb in (server, checker):
+        verb.add_argument("policy", help="a file that 'blockcache export' wrote")
+        verb.add_argument("--threads", type=int, help="cores for one generation; default: one or all, what is faster")
     asked = vars(parser.parse_args(argv))
-    path, threads = asked.pop("policy"), asked.pop("threads")
     try:
-        check_libraries()
-        settings = Settings(**{**asked, "rename": tuple(asked["rename"])})
-
-        from blockcache_runtime.export import open_export
-        from blockcache_runtime.serve.policies import ServedExport
-        from blockcache_runtime.serve.server import serve
-
-        serve(ServedExport(open_export(path, threads)), settings)
+        return int(asked.pop("run")(asked.pop("policy"), asked.pop("threads"), **asked))
     except BlockcacheError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before the port was open
+        return 130
+
+
+def _serve(path: str, threads: int | None, **asked: Any) -> int:
+    check_libraries()
+    settings = Settings(**{**asked, "rename": tuple(asked["rename"])})
+
+    from blockcache_runtime.export import open_export
+    from blockcache_runtime.serve.policies import ServedExport
+    from blockcache_runtime.serve.server import serve
+
+    serve(ServedExport(open_export(path, threads)), settings)
     return 0
+
+
+def _check(path: str, threads: int | None, reference: str, tolerance: float | None, json: str | None) -> int:
+    from blockcache_runtime.export import open_export
+    from blockcache_runtime.parity import TOLERANCE, Reference, compare
+
+    known = Reference.load(reference)
+    found = compare(open_export(path, threads), known, TOLERANCE if tolerance is None else tolerance)
+    if json is not None:
+        found.save(json)
+    print(f"{path} {found}")
+    return 0 if found.agrees else 1
 
 
 def check_libraries() -> None:
     """Refuse to serve without the libraries of the extra `serve`."""
     if missing := [name for name in ("websockets", "msgpack") if find_spec(name) is None]:
-        raise EngineError(f"serving needs {missing[0]}, which comes with: pip install 'blockcache-runtime[serve]'")
+        raise EngineError(f"serving needs {missing[0]}, which comes with blockcache-runtime[serve] (docs/start.md)")
 
 
 if __name__ == "__main__":

@@ -59,16 +59,15 @@ class ExportedPolicy:
         """What the file says of itself: schedule, origin, output, executed, fingerprint, what made it."""
         self.fingerprint = loaded.fingerprint
         start, stop = loaded.header["executed"]
-        self.executed = (
-            start,
-            stop,
-        )  # of a whole chunk, the actions from the first to before the second are in `action`
+        self.executed = start, stop
+        """Of a whole chunk, the actions from the first to before the second are in `action`."""
         self._encoder = loaded.encoder
         self.cameras = () if loaded.encoder is None else loaded.encoder.cameras  # inputs that are frames
         self.sizes: dict[str, list[Any]] = _sizes(loaded.session.get_inputs(), loaded.encoder)
         """The shape of each input; the batch is the word "batch"."""
+        self._previous, *_ = [self.sizes.pop(name, None) for name in TOLD]  # (batch, actions, A), or None
         self._outputs = {item.name: item.shape for item in loaded.session.get_outputs()}
-        self._observed = [name for name in self.sizes if name not in ("noise", *TOLD)]
+        self._observed = [name for name in self.sizes if name != "noise"]
         self.n_obs_steps: int = self.sizes[self._observed[0]][1]  # observations that it looks at; see `History`
         _, self.n_action_steps, self.action_dim = self._outputs["action"]
         """How many actions are to be executed before the next chunk is asked for, and how many numbers each of them has."""
@@ -193,13 +192,18 @@ class ExportedPolicy:
         return found
 
     @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """What it observes: shapes by name, without the batch."""
+        return {name: tuple(self.sizes[name][1:]) for name in self._observed}
+
+    @property
     def takes_previous(self) -> bool:
         """Whether it can be told of the chunk before (real-time chunking)."""
-        return PREVIOUS_CHUNK in self.sizes
+        return self._previous is not None
 
     def _told(self, previous: Previous | None, batch: int) -> dict[str, Array]:
-        if self.takes_previous:
-            _, actions, size = self.sizes[PREVIOUS_CHUNK]
+        if self._previous is not None:
+            _, actions, size = self._previous
             return (previous or Previous(np.zeros((1, size)), 0)).inputs(batch, actions, size)
         if previous is not None:
             raise ObservationError(f"{self.path} takes no previous chunk; export it with --rtc")

@@ -1,8 +1,8 @@
 """What a value out of a file must look like: said by a type, checked in one place. Knows no file and no format.
 
 A kind is a type as in an annotation: `bool`, `int`, `float`, `str`, `X | None`, `list[X]`, `tuple[X, ...]`, `tuple[X, X]`,
-`dict[str, X]`, a dataclass (an object with its fields and no others), a class with `from_dict`, `Fields`, or `Any`: whatever
-JSON can hold.
+`dict[str, X]`, a dataclass (an object with its fields, `NEWER` ones if they are there, and no others), a class with
+`from_dict`, `Fields`, or `Any`: whatever JSON can hold.
 `Annotated[X, Limit(low, high)]` bounds a number or a length; `Annotated[X, Fields(...)]` is an object with these fields.
 Strict: true is no number, "3" is none, and none is infinite.
 
@@ -21,6 +21,8 @@ from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_t
 
 from blockcache_runtime.errors import ContentError, short, shortened
 
+NEWER = "newer"
+"""In a dataclass field's metadata: files of before there was such a field lack it, and its default stands for it."""
 Kind: TypeAlias = Any  # a type as above; Python has no name for that
 Reader: TypeAlias = Callable[[Any], Any]
 
@@ -117,7 +119,9 @@ def _reader(kind: Kind) -> Reader:
         return lambda value: kind.from_dict(value)
     if isinstance(kind, type) and is_dataclass(kind):
         hints = get_type_hints(kind, include_extras=True)
-        return _object(Fields({item.name: hints[item.name] for item in fields(kind)}), kind)
+        newer = {item.name: hints[item.name] for item in fields(kind) if item.metadata.get(NEWER)}
+        older = {item.name: hints[item.name] for item in fields(kind) if item.name not in newer}
+        return _object(Fields(older, newer), kind)
     raise TypeError(f"no way to read a {kind!r}")
 
 

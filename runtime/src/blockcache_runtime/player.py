@@ -66,8 +66,7 @@ class ExportActor:
 
     def warm_up(self) -> int:
         """See `Actor`."""
-        sizes = {name: shape for name, shape in self.policy.sizes.items() if name != "noise"}
-        made_up = {name: np.zeros((1, *shape[1:]), dtype=np.float32) for name, shape in sizes.items()}
+        made_up = {name: np.zeros((1, *shape), dtype=np.float32) for name, shape in self.policy.inputs.items()}
         return int(self.policy.due_actions(self.policy.predict_action(made_up, seed=0)).shape[1])
 
     def encode_frames(self, observed: Any) -> None:
@@ -76,7 +75,8 @@ class ExportActor:
 
     def chunk(self, observed: Any, previous: Previous | None) -> Array:
         """See `Actor`."""
-        found = self.policy.predict_action(observed, generator=self._generator)
+        told = previous if self.policy.takes_previous else None
+        found = self.policy.predict_action(observed, generator=self._generator, previous=told)
         actions: Array = self.policy.due_actions(found)[0]
         return actions
 

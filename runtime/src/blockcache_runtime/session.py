@@ -55,8 +55,9 @@ FORMAT = Format(
         "build": str,
         "encoder": Encoder,
         "outside": Annotated[dict[Name, str], Limit(1, 100)],
+        "fixed": dict[Name, list[float]],
     },
-    optional=("build", "encoder", "outside"),
+    optional=("build", "encoder", "outside", "fixed"),
     version=3,  # 1 had no hash, 2 one norm a row
     again="export it again",
 )
@@ -125,7 +126,10 @@ def load_output(path: Path, like: LoadedExport, output: str) -> Any:
 
 
 def _require_onnxruntime() -> None:
-    hint = f"version {'.'.join(map(str, MINIMUM))} or newer comes with: pip install blockcache-runtime"
+    hint = (
+        f"version {'.'.join(map(str, MINIMUM))} or newer comes with blockcache-runtime, which docs/start.md says how to "
+        "install from a clone or a wheel"
+    )
     try:
         import onnxruntime
 

@@ -11,6 +11,7 @@ paper = LazyGroup(
         "timing": (".suites:timing", "Milliseconds of all the suites' methods, in one interleaved run."),
         "results": (".suite_pages:results", "The page of results, from the suites' files."),
         "distances": (".suites:distances", "How far the frontier's actions are from the policy's own."),
+        "losses": (".losses:losses", "The data that losses are predicted from, and how well they are."),
         "frontier": (".suite_pages:frontier", "The page of suite frontier, with its pictures."),
         "rdt": (".suite_pages:rdt", "The page of suite rdt, with its pictures."),
         "figures": (".suite_pages:figures", "The records' figures, put into pages that people write."),

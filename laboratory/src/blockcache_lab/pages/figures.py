@@ -20,6 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
+from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
 from blockcache.measure.statistics import Estimate
 from blockcache.results.rollouts import BASELINE, PLAIN
@@ -194,7 +195,7 @@ def _resolve(method: str, rows: Mapping[str, MethodSummary], equals: Sequence[Ce
     if at:
         found = [cell.method for cell in equals if cell.equals == equal and cell.method.startswith(start)]
     else:
-        found = [name for name in rows if name == method or (method == "tuned" and name.startswith("tuned:"))]
+        found = [name for name in rows if method in (name, method_named(name).portable_name)]
     if len(set(found)) != 1:
         raise FileError(f"the records {where} have {len(found)} methods {method!r}, expected one of {', '.join(rows)}")
     return found[0]

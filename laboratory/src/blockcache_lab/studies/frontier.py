@@ -13,8 +13,9 @@ from blockcache.compare import dealing
 from blockcache.compare.candidates import running
 from blockcache.errors import ObservationError
 from blockcache.files import PathLike
-from blockcache.fitting.clouds import draw_chunks, flattened
+from blockcache.fitting.clouds import draw_chunks
 from blockcache.measure.distance import Cloud, distances
+from blockcache.measure.features import flattened
 from blockcache.observations import batch_size, hash_observations
 from blockcache.progress import progress_bar
 from blockcache.results.distances import FrontierDistances, MethodDistances

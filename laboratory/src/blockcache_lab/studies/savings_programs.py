@@ -21,7 +21,7 @@ from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.flops import attention, feed_forward, linear
 from blockcache.models.folding import cast, named
 from blockcache.models.port import Port
-from blockcache.models.program import Ops, Program, Table, Value
+from blockcache.models.program import Ops, Program, StepTable, Value
 from blockcache.models.rdt.program import RDTProgram
 
 
@@ -112,7 +112,7 @@ def _dpt_variants(port: Port, program: DPTProgram) -> dict[str, DPTProgram]:
     }
 
 
-def _dpt_unfolded(port: Port, program: DPTProgram) -> tuple[dict[str, Tensor], dict[str, Table]]:
+def _dpt_unfolded(port: Port, program: DPTProgram) -> tuple[dict[str, Tensor], dict[str, StepTable]]:
     """What the variants multiply by instead: each layer's own projections, and the time tokens."""
     double, width, weights = doubles_of(port.policy.state_dict()), program.width, dict[str, Tensor]()
     for index in range(program.layers):
@@ -122,7 +122,7 @@ def _dpt_unfolded(port: Port, program: DPTProgram) -> tuple[dict[str, Tensor], d
         weights |= named("cross", linear_of(double, f"{name}.out_proj"), index)
         weights |= named("memory", (torch.cat([key_w, value_w], dim=1), torch.cat([key_b, value_b])), index)
     times = dict(zip(("time", "time_encoded"), time_tokens(port, double), strict=True))
-    tables = {name: Table(cast(time[:, None, None], program.like), (1, 1, width)) for name, time in times.items()}
+    tables = {name: StepTable(cast(time[:, None, None], program.like), (1, 1, width)) for name, time in times.items()}
     return {name: cast(tensor, program.like) for name, tensor in weights.items()}, tables
 
 
@@ -152,7 +152,7 @@ def _dit_variants(port: Port, program: dit.DiTProgram) -> dict[str, dit.DiTProgr
     denoiser: Any = port.adapter.denoiser
     shape, features = program.shape, time_features(port.timesteps, denoiser.time_mlp)
     time_w, _, _ = modulation(list(denoiser.transformer_blocks), shape)
-    table = Table(cast(features[:, None], program.like), (1, shape.time_dim))
+    table = StepTable(cast(features[:, None], program.like), (1, shape.time_dim))
     every_step = shape.ends + shape.modulation(shape.cond_dim)
     plain = _settings(program) | {
         "weights": {**program.weights, "time_w": cast(time_w, program.like)},

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
 from blockcache.files import PathLike, exists
 from blockcache.fingerprint import fingerprint_differences
 from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
 from blockcache.results.rollouts import BASELINE, GENERATIONS, GROUP, Results
-from blockcache.results.stored import Stored, StoredMethod, stored_name
+from blockcache.results.stored import Stored, StoredMethod
 from blockcache.results.summary import MethodSummary, most_rollouts, summarise
 from blockcache.results.timings import Timings
 from blockcache_lab.studies.suites import FRONTIER, SUITES, TIMINGS, Cell, Suite, suite_of
@@ -178,7 +179,7 @@ def summarise_suite(collection: Collection, suite: str = FRONTIER) -> Stored:
             f"a quick run is no result to store; run 'blockcache paper suite {suite} POLICY' without --quick"
         )
     methods = [
-        StoredMethod(stored_name(name), row.method.flops, collection.ms(name), row.score, row.difference)
+        StoredMethod(method_named(name).portable_name, row.method.flops, collection.ms(name), row.score, row.difference)
         for name, row in found.rows.items()
         if row.score is not None and row.score.n > 1  # a single rollout has no interval to write down
     ]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from blockcache.attach.norms import LargestNorm
 from blockcache.attach.patching import Make, Patches
-from blockcache.errors import PolicyError, StepError
+from blockcache.errors import PolicyError, StaleError, StepError
 from blockcache.models.adapter import Layer, Route
 from blockcache.models.port import Port
 from blockcache.observations.tensors import check_finite, largest
@@ -120,9 +120,13 @@ def attach(port: Port, begin: Callable[[], Generation], watched: bool = False) -
     patches, last = Attached(), len(port.adapter.layers) - 1
 
     def scoped(predict_action: Callable[..., Any]) -> Callable[..., Any]:
-        names = list(inspect.signature(predict_action).parameters)
+        names, own = list(inspect.signature(predict_action).parameters), getattr(type(port.policy), port.entry, None)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if getattr(type(port.policy), port.entry, None) is not own:
+                raise StaleError(
+                    f"the policy has another {port.entry} than when it was patched; disable() and begin again"
+                )
             port.mode.check()
             for name, value in (*zip(names, args, strict=False), *kwargs.items()):
                 check_finite(value, "noise" if name == "noise" else "the observation")

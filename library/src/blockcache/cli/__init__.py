@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -20,8 +21,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         cli.main([item for item in arguments if item != "--debug"], prog_name="blockcache", standalone_mode=False)
         sys.stdout.flush()  # a full disk shows here, not when Python ends
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, went away
+    except BrokenPipeError:
         _drop_output()
+    except SystemExit:
+        if not type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
+            raise
+        # the reader of a pipe, such as `head`, went away, for which click puts this around the output and ends with 1
+        _drop_output()
+        sys.exit(0)
     except KeyboardInterrupt:
         _end("interrupted", INTERRUPTED)
     except Exception as error:
@@ -61,4 +68,5 @@ def _end(line: str, code: int) -> None:
 
 def _drop_output() -> None:
     """What is still buffered for standard output goes nowhere: Python would complain of it when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError, ValueError):  # of an output that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]

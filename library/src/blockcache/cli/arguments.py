@@ -18,6 +18,7 @@ from blockcache.files import check_writable, exists
 from blockcache.models.policy_files import (
     OBSERVATIONS,
     SCHEDULE,
+    TUNING,
     check_source,
     in_directory,
     policy_directory,
@@ -75,6 +76,15 @@ class PolicySource:
         chosen.check_fit(self.port.fingerprint)
         return self.port.with_sampler(chosen.sampler)
 
+    def tuned(self, directory: Path) -> tuple[Port, Schedule]:
+        """With what `tune` wrote into a directory: its sampler in place of its own, and the schedule to follow."""
+        from blockcache.engines.tuned import tuned_port
+        from blockcache.schedule import Schedule
+
+        port, schedule = tuned_port(directory, self.port)
+        blocks = [block.name for block in port.adapter.blocks]
+        return port, schedule or Schedule.every_step(len(port.timesteps), blocks)
+
     def task(self, named: str | None) -> str:
         """The task that somebody named, or else the one that the policy says it was trained for."""
         said = named or (read_config(self.name).get("task") if in_directory(self.name) else self.port.task)
@@ -98,6 +108,16 @@ class PolicySource:
         file, arrays = self._arrays(path)
         return fit_observations(arrays, self.port.inputs, self.port.cameras, file)
 
+    def known_observations(self, path: str | None) -> Any:
+        """The same; None where no file is named and none lies beside the policy: then made-up ones serve."""
+        if path is None and not (in_directory(self.name) and exists(self._beside)):
+            return None
+        return self.observations(path)
+
+    @property
+    def _beside(self) -> Path:
+        return shared_file(policy_directory(self.name), OBSERVATIONS)
+
     def moments(self, path: str | None) -> Any:
         """When each observation was made, (N, 2) episode and place in it, where that file says so; else None."""
         from blockcache_runtime.observation_log import MOMENTS
@@ -105,9 +125,7 @@ class PolicySource:
         return self._arrays(path)[1].get(MOMENTS)
 
     def _arrays(self, path: str | None) -> tuple[Path, dict[str, Any]]:
-        beside = (
-            shared_file(policy_directory(self.name), OBSERVATIONS) if not path and in_directory(self.name) else None
-        )
+        beside = self._beside if not path and in_directory(self.name) else None
         file = Path(path) if path else beside
         if file is None or (file == beside and not exists(file)):
             from blockcache.observations import RECORDING
@@ -170,6 +188,13 @@ def _known_task(name: str) -> str:
     return task_spec(name).name
 
 
+def _tuned_directory(name: str) -> Path:
+    place = Path(name) if exists(name) else policy_directory(name)
+    if not exists(place / TUNING):
+        raise FileError(f"{name} has no {TUNING}; name a directory that 'blockcache tune' wrote")
+    return place
+
+
 def _writable_file(path: str) -> str:
     check_writable(path)
     return path
@@ -181,6 +206,7 @@ def _writable_directory(path: str) -> Path:
 
 
 POLICY = Checked("policy", PolicySource)
+POLICY_OR_EXPORT = Checked("policy", lambda name: name if name.endswith(".onnx") else PolicySource(name))
 TASK = Checked("task", _known_task)
 OUTPUT = Checked("file", _writable_file)
 OUTPUT_DIRECTORY = Checked("directory", _writable_directory)
@@ -199,11 +225,11 @@ def policy_argument(**settings: Any) -> Callable[[Verb], Verb]:
     def add(verb: Verb) -> Verb:
         first, _, rest = str(verb.__doc__).partition("\n\n")
         kinds = (
-            "POLICY is a shipped policy by name, a policy directory, a checkpoint FILE.ckpt of the public Diffusion Policy "
-            "code, or a Python entry module:function that returns one."
+            "POLICY is a shipped policy by name, a policy directory, a LeRobot directory, a checkpoint FILE.ckpt of the "
+            "public Diffusion Policy code, or a Python entry module:function that returns one."
         )
         verb.__doc__ = f"{first}\n\n    {kinds}\n\n{rest}"
-        return click.argument("policy", type=POLICY, **settings)(verb)
+        return click.argument("policy", **{"type": POLICY, **settings})(verb)
 
     return add
 
@@ -219,6 +245,11 @@ generations_option = click.option(
 )
 sampler_file_option = click.option(
     "--sampler-file", metavar="FILE", help="A sampler file in place of the policy's own, such as 'policy fit' writes."
+)
+tuned_option = click.option(
+    "--tuned",
+    type=Checked("directory", _tuned_directory),
+    help="What 'tune' wrote for POLICY: its sampler and schedule.",
 )
 threads_option = click.option("--threads", type=CORES, default=1, help="Threads for torch.")
 task_option = click.option("--task", type=TASK, help="Default: the one that the policy says it was trained for.")

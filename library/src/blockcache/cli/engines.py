@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
     "--fixed", metavar="FILE.npz", help="Inputs that never change, such as the token ids of one task: become constants."
 )
 @click.option("--rtc", is_flag=True, help="Take the chunk before as inputs, for the new one to go on from it.")
+@click.option(
+    "--with-reference",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Also write the policy's own answers to N observations, to compare with on the robot.",
+)
+@arg.observations_option
 @arg.sampler_file_option
+@arg.tuned_option
 def export(
     policy: arg.PolicySource,
     schedule: str | None,
@@ -36,7 +45,10 @@ def export(
     other_weights: bool,
     fixed: str | None,
     rtc: bool,
+    with_reference: int | None,
+    observations: str | None,
     sampler_file: str | None,
+    tuned: Path | None,
 ) -> None:
     """Write POLICY under SCHEDULE as one ONNX file: observation and noise in, actions in robot units out.
 
@@ -52,18 +64,29 @@ def export(
       blockcache export pusht schedule.json -o pusht.onnx
       blockcache export pusht schedule.json --actions-only -o fast.onnx
       blockcache export my_module:make_policy -o full.onnx
+      blockcache export my_module:make_policy --tuned tuned/ -o fast.onnx
       blockcache export pusht --sampler-file fitted.json -o fitted.onnx
       blockcache export pusht schedule.json --rtc -o asynchronous.onnx
     """
-    followed = policy.schedule() if schedule is None else arg.load_schedule(schedule)
+    if tuned is not None and (schedule or sampler_file):
+        raise click.UsageError("--tuned brings its own schedule and sampler; leave out SCHEDULE and --sampler-file")
+    followed = arg.load_schedule(schedule) if schedule else None if tuned else policy.schedule()
 
     from blockcache.engines import export_policy
     from blockcache.observations import load_observations
 
     kind, check = "action" if actions_only else "chunk", "shape" if other_weights else "strict"
     constants = load_observations(fixed) if fixed else None
-    notes = export_policy(policy.port_with(sampler_file), followed, output, kind, check, rtc=rtc, fixed=constants)
+    port = policy.port_with(sampler_file)
+    notes = export_policy(port, followed, output, kind, check, rtc=rtc, fixed=constants, tuned=tuned)
     click.echo(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB")
+    if with_reference:
+        from blockcache.compare.parity import save_reference
+        from blockcache.engines.tuned import tuned_port
+
+        port = port if tuned is None else tuned_port(tuned, port)[0]
+        place = save_reference(output, port, policy.known_observations(observations), with_reference)
+        click.echo(f"{place}: on the robot, python -m blockcache_runtime check {output} --reference {place}")
     for note in notes:
         click.echo(f"note: {note}")
 
@@ -71,6 +94,7 @@ def export(
 @click.command()
 @arg.policy_argument(required=False)
 @click.option("--schedule", help="A schedule file or a printed one. Default: the paper's square_ph, stretched to fit.")
+@arg.tuned_option
 @click.option("--width", type=arg.SIZE, default=256)
 @click.option("--layers", type=arg.LAYERS, default=8)
 @click.option("--horizon", type=arg.SIZE, default=10)
@@ -86,6 +110,7 @@ def export(
 def bench(
     policy: arg.PolicySource | None,
     schedule: str | None,
+    tuned: Path | None,
     threads: int | None,
     repeats: int,
     quick: bool,
@@ -104,6 +129,7 @@ def bench(
       blockcache bench
       blockcache bench pusht --schedule schedule.json
       blockcache bench my_module:make_policy --quick
+      blockcache bench my_module:make_policy --tuned tuned/
       blockcache bench --cameras 1
       blockcache bench --width 768 --horizon 16 --threads 2 --json bench.json --plot bench.png
     """
@@ -113,6 +139,8 @@ def bench(
         require_matplotlib()
     if policy:
         arg.refuse_sizes_beside_a_policy(set(sizes) - {"batch"})
+    if tuned and (schedule or not policy):
+        raise click.UsageError("--tuned needs a POLICY, and brings its schedule; leave out --schedule")
     followed = arg.load_schedule(schedule) if schedule else None
 
     import torch
@@ -128,7 +156,9 @@ def bench(
 
     shape = Shape(**sizes, obs_dim=max(Shape.obs_dim, CAMERA_FEATURES * sizes["cameras"] + 2))
     port = policy.port if policy else port_of(shape.policy())
-    if followed is None:
+    if policy and tuned:
+        port, followed = policy.tuned(tuned)
+    elif followed is None:
         followed = stretched_schedule("square_ph", port.adapter.blocks, len(port.timesteps))
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -141,6 +171,7 @@ def bench(
         threads=threads or cores(),
         repeats=5 if quick and not arg.given(["repeats"]) else repeats,
         quick=quick,
+        named="tuned" if tuned else "BAC",
     )
     figures = result.to_dict()
     display(bench_table(figures["rows"]), encoder_ceilings(figures), not_available(figures))

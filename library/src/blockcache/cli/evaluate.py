@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from blockcache_runtime.cores import cores
 if TYPE_CHECKING:
     from blockcache.compare.evaluation import Evaluation
     from blockcache.schedule import Schedule
-    from blockcache.tasks import Task
+    from blockcache.tasks import Clock, Task
     from blockcache.tasks.video import Frame
 
 
@@ -41,6 +43,18 @@ def _method(text: str) -> Method:
 @arg.run_options
 @click.option("--repeats", type=click.IntRange(0, arg.MOST), default=5, help="Timed chunks per method.")
 @click.option("--video", type=arg.OUTPUT, help="A .gif or .mp4 of the first episode: full beside the last method.")
+@click.option(
+    "--clock", help="Let time pass while the policy computes: live, a time (40ms), or a file of recorded times."
+)
+@click.option(
+    "--rate", type=click.FloatRange(0, min_open=True), default=10.0, help="On the clock: actions in a second."
+)
+@click.option(
+    "--replan", type=arg.COUNT, help="On the clock: actions from one chunk to the next. Default: half a chunk."
+)
+@click.option("--stop", is_flag=True, help="On the clock: stop and think, instead of asking while the robot moves.")
+@click.option("--rtc", is_flag=True, help="On the clock: tell each chunk what is executed while it is made.")
+@click.option("--overlap", type=click.IntRange(0, 1000), default=0, help="With --rtc: how far the old chunk pulls.")
 def evaluate(
     policy: arg.PolicySource,
     methods: tuple[Method, ...],
@@ -51,6 +65,12 @@ def evaluate(
     observations: str | None,
     repeats: int,
     video: str | None,
+    clock: str | None,
+    rate: float,
+    replan: int | None,
+    stop: bool,
+    rtc: bool,
+    overlap: int,
     **amount: Any,
 ) -> None:
     """Let POLICY do its task under several methods: the same episodes, the same noise, compared pair by pair.
@@ -64,12 +84,26 @@ def evaluate(
       blockcache eval pusht -m bac:S=10,n=5 -m uniform:S=16 -m ddim-16 --rollouts 250 -o pusht.json
       blockcache eval my_policy/ -m schedule.json --engine patched --video side_by_side.gif
       blockcache eval my_module:make_policy --task pusht --observations obs.npz -m bac --ray auto
+      blockcache eval pusht/tuned --clock 400ms --rate 10 --replan 4 --rtc -o late.json
+      blockcache eval pusht -m bac --clock results.timings.json -o clock.json
     """
     from blockcache.tasks.video import check_video
 
     backend = arg.chosen_backend(workers, ray)
     if video is not None:
         check_video(video)
+    clocks: Callable[[str], Clock] | None = None
+    if clock is not None:
+        from blockcache.compare.clocks import choose_clock, read_latencies
+
+        latencies = read_latencies(clock)
+        settings = {"rate": rate, "replan": replan, "stop": stop, "rtc": rtc, "overlap": overlap}
+
+        def clocks(name: str) -> Clock:
+            return choose_clock(latencies.of(name), policy.port.n_action_steps, **settings)
+
+    elif replan is not None or stop or rtc or overlap:
+        raise click.UsageError("--replan, --stop, --rtc and --overlap go with --clock")
     chosen, seen = policy.task(task), policy.observations(observations)
 
     from blockcache.compare.evaluation import prepare, save_timings
@@ -78,7 +112,9 @@ def evaluate(
 
     state = Path(output).with_suffix(".state")
     with arg.resumable(state):
-        evaluation = prepare(policy.port, chosen, methods, seen, state=state, source=str(policy), **amount)
+        evaluation = prepare(
+            policy.port, chosen, methods, seen, state=state, source=str(policy), clock=clocks, **amount
+        )
         evaluation.check_output(output)
         results = evaluation.run(backend)
         results.save(output)
@@ -124,11 +160,39 @@ def _method_or_schedule(text: str) -> tuple[Schedule | str, str]:
     return name, name
 
 
+def _check_export(
+    path: arg.PolicySource | str,
+    schedule: str | None,
+    against: arg.PolicySource | None,
+    sampler_file: str | None,
+    observations: str | None,
+    count: int,
+    tolerance: float,
+    output: str | None,
+) -> None:
+    """An export beside its policy; ends with exit code 1 if they differ."""
+    if not isinstance(path, str) or against is None or schedule is not None:
+        raise click.UsageError("--against compares an export: blockcache check FILE.onnx --against POLICY")
+    seen = against.known_observations(observations)
+
+    from blockcache.compare.parity import check_export
+
+    found = check_export(path, against.port_with(sampler_file), seen, count, tolerance)
+    click.echo(f"{path} {found}")
+    if output is not None:
+        found.save(output)
+    if not found.agrees:
+        sys.exit(1)
+
+
 @click.command(epilog=f"\b\nMethods:\n{NAMES}")
-@arg.policy_argument()
-@click.argument("schedule")
+@arg.policy_argument(type=arg.POLICY_OR_EXPORT)
+@click.argument("schedule", required=False)
 @arg.observations_option
 @click.option("-o", "--output", type=arg.OUTPUT, help="Keep the figures in this file (.json).")
+@click.option("--against", type=arg.POLICY, metavar="POLICY", help="The policy that an export was made of.")
+@click.option("--tolerance", type=click.FloatRange(0), default=1e-3, help="Of an export: the largest difference.")
+@arg.sampler_file_option
 @click.option("--count", type=click.IntRange(2, arg.MOST), default=OBSERVATIONS, help="Observations to compare at.")
 @click.option(
     "--samples", type=click.IntRange(4, arg.MOST), default=SAMPLES, help="Chunks for each observation; an even number."
@@ -143,23 +207,33 @@ def _method_or_schedule(text: str) -> tuple[Schedule | str, str]:
 @click.option("--engine", type=arg.ENGINE, default="auto")
 @click.option("--threads", type=arg.CORES, default=cores, show_default="all cores", help="Threads for the engine.")
 def check(
-    policy: arg.PolicySource,
-    schedule: str,
+    policy: arg.PolicySource | str,
+    schedule: str | None,
     observations: str | None,
     output: str | None,
+    against: arg.PolicySource | None,
+    tolerance: float,
+    sampler_file: str | None,
     threads: int,
     **settings: Any,
 ) -> None:
     """Compare the actions of POLICY under SCHEDULE with those of the full policy, at recorded observations. No simulator.
 
-    SCHEDULE is a schedule file, one of the paper's by name, or a method.
+    SCHEDULE is a schedule file, one of the paper's by name, or a method. In the place of both, an export FILE.onnx is
+    compared --against the policy that it was made of, with the same noise: the exit code is 1 if they differ.
 
     \b
     Examples:
+      blockcache check pusht.onnx --against pusht --count 16 -o parity.json
       blockcache check pusht schedule.json
       blockcache check pusht ddpm-10
       blockcache check my_module:make_policy bac:S=10,n=5,metric=mse --observations obs.npz -o check.json
     """
+    if isinstance(policy, str) or against is not None:
+        _check_export(policy, schedule, against, sampler_file, observations, settings["count"], tolerance, output)
+        return
+    if schedule is None or sampler_file is not None:
+        raise click.UsageError("name a SCHEDULE to compare; or an export FILE.onnx, and --against what it was made of")
     chosen, name = _method_or_schedule(schedule)
     seen, moments = policy.observations(observations), policy.moments(observations)
 
@@ -170,7 +244,9 @@ def check(
     from blockcache.report.terminal import display
 
     torch.set_num_threads(threads)
-    found = run(policy.port, chosen, seen, moments=moments, source=str(policy), name=name, **settings)
+    found = run(
+        policy.port, chosen, seen, moments=moments, source=str(policy), name=name, command=arg.typed(), **settings
+    )
     display(*check_blocks(found))
     if output is not None:
         found.save(output)

@@ -7,11 +7,14 @@ of two words, such as "policy train", is a verb inside a group.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
 import click
+
+from blockcache.extras import how_to_install
 
 Verbs: TypeAlias = Mapping[str, tuple[str, str]]
 """By name: where the click command is, "module:name", and its line in the help."""
@@ -63,10 +66,21 @@ class LazyGroup(click.Group):
         typed = self._within(ctx) + cmd_name
         if typed in LABORATORY:
             raise click.UsageError(
-                f"'blockcache {typed}' is in blockcache-lab, which is not installed; install it with: "
-                "pip install blockcache-lab, from a clone or a wheel as docs/start.md says"
+                f"'blockcache {typed}' is in blockcache-lab, which is not installed; it comes with "
+                f"{how_to_install('blockcache-lab')}"
             )
         return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if near and "did you mean" not in error.message.lower():
+                raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups = [(name, group.get_short_help_str(limit=200)) for name, group in self.commands.items()]

@@ -10,16 +10,19 @@ import click
 
 from blockcache.cli import STARTED
 from blockcache.cli import arguments as arg
+from blockcache.models.policy_files import TUNING
 
 if TYPE_CHECKING:
     from blockcache.compare.tuner import Tuned
 
 
 def _milliseconds(text: str) -> float:
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)(?:\s*ms)?", text, re.ASCII)
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*(ms|s)?", text, re.ASCII)
     if found is None or not float(found[1]):
-        raise click.BadParameter(f"a deadline is a number of milliseconds above 0, such as 25ms, got {text!r}")
-    return float(found[1])
+        raise click.BadParameter(f"a deadline is a time above 0, such as 25ms or 0.025s, got {text!r}")
+    if found[2] is None:
+        raise click.BadParameter(f"a deadline needs its unit: {text}ms or {text}s?")
+    return float(found[1]) * (1e3 if found[2] == "s" else 1)
 
 
 @click.command()
@@ -67,8 +70,9 @@ def tune(
     """
     if (deadline is None) == (loss is None):
         raise click.UsageError("name what is wanted: either --deadline, such as 25ms, or --loss, such as 0.03")
-    if output.exists():
-        raise click.UsageError(f"{output} is there already; name a new directory with -o")
+    state = output.with_name(f"{output.name}.state")
+    if output.exists() and not ((output / TUNING).is_file() and state.is_dir()):
+        raise click.UsageError(f"{output} is there already, and no tuning to go on with; name a new directory with -o")
     if plot is not None:
         from blockcache.report.drawing import require_matplotlib
 
@@ -79,7 +83,6 @@ def tune(
     from blockcache.report.terminal import display
     from blockcache.report.tuning import tuning_blocks, tuning_chart
 
-    state = output.with_name(f"{output.name}.state")
     with arg.resumable(state):
         found = run(
             policy.port,
@@ -88,6 +91,7 @@ def tune(
             loss=loss,
             state=state,
             source=str(policy),
+            command=arg.typed(),
             started=STARTED,
             backend=arg.chosen_backend(workers, None),
             **settings,
@@ -110,9 +114,7 @@ def _written(policy: arg.PolicySource, found: Tuned, output: Path) -> list[str]:
     whole = save_tuned(policy.port, found, output)
     if whole:
         return [f"written to {output}; a file for the robot: blockcache export {output} -o policy.onnx"]
-    sampler = "" if found.sampler is None else f" --sampler-file {output / 'sampler.json'}"
-    schedule = "" if found.schedule is None else f" {output / 'schedule.json'}"
     return [
         f"written to {output}, without the policy itself, which only your own code can save",
-        f"a file for the robot: blockcache export {policy}{schedule}{sampler} -o policy.onnx",
+        f"a file for the robot: blockcache export {policy} --tuned {output} -o policy.onnx",
     ]

@@ -35,25 +35,27 @@ def run_bench(
     threads: int,
     repeats: int,
     quick: bool = False,
+    named: str = "BAC",
     progress: bool = True,
 ) -> Bench:
     """Measure all candidates in one interleaved run.
 
     Args:
         port: The policy.
-        schedule: What BAC stands for in the table.
+        schedule: One to follow, beside full precision.
         observations: The batch that every call answers.
         shape: The policy's sizes, for the record.
         threads: Engines are measured with one thread and with this many.
         repeats: Interleaved rounds.
         quick: Leaves out torch.compile, the samplers with fewer steps and what other packages add.
+        named: What the schedule is called in the table.
         progress: Whether to show a bar.
     """
     counts = sorted({1, threads})
     peaks = {str(count): machine.peak_gflops(count) for count in counts}
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        maker = CandidateMaker(stack, port, schedule, observations)
+        maker = CandidateMaker(stack, port, schedule, observations, named)
         for count in counts:
             maker.eager(count)
         if not quick:

@@ -58,8 +58,8 @@ class Timed:
 class CandidateMaker:
     """Makes candidates, each on a copy of the policy; what cannot be made is `unavailable`, with the reason."""
 
-    def __init__(self, stack: ExitStack, port: Port, schedule: Schedule, obs: Any) -> None:
-        self.stack, self.port, self.schedule, self.obs = stack, port, schedule, obs
+    def __init__(self, stack: ExitStack, port: Port, schedule: Schedule, obs: Any, named: str = "BAC") -> None:
+        self.stack, self.port, self.schedule, self.obs, self.named = stack, port, schedule, obs, named
         self.steps = len(port.timesteps)
         self.everything = Schedule.every_step(self.steps, schedule.blocks)
         self.candidates: list[Timed] = []
@@ -97,27 +97,29 @@ class CandidateMaker:
 
     def engines(self, counts: list[int], quick: bool) -> None:
         reduced = self.schedule
-        self._accelerated("BAC, patched", "patched", reduced, 1, self._plain(reduced), (f"{EAGER}, 1 thread",))
+        self._accelerated(
+            f"{self.named}, patched", "patched", reduced, 1, self._plain(reduced), (f"{EAGER}, 1 thread",)
+        )
         try:
             built = rehearsed_build(self.port, reduced, "loop")
         except EngineError as error:
             self.unavailable["loop and onnx"] = str(error)
             return
         full = self._accelerated("full precision, loop", "loop", None, 1, _flops(built.program, self.everything))
-        self._accelerated("BAC, loop", "loop", reduced, 1, _flops(built.program, reduced), full)
+        self._accelerated(f"{self.named}, loop", "loop", reduced, 1, _flops(built.program, reduced), full)
         for count in counts:
             name = f"full precision, onnx, {_threads(count)}"
             full = self._accelerated(name, "onnx", None, count, _flops(built.program, self.everything))
             if full and not quick and not self.port.begins_after_encoder:
                 full += self._unrolled(count, built)
-            name = f"BAC, onnx, {_threads(count)}"
+            name = f"{self.named}, onnx, {_threads(count)}"
             self._accelerated(name, "onnx", reduced, count, _flops(built.program, reduced), full, limit=True)
         count, even = counts[-1], self._uniform_at_equal_flops()
         name = f"Uniform at equal FLOPs, onnx, {_threads(count)}"
         self._accelerated(name, "onnx", even, count, _flops(built.program, even), full)
         if built.program.causal:  # else the tokens behind the executed actions have a say in them
             cost = _flops(built.actions_only().program, reduced)
-            name = f"BAC, onnx, {_threads(count)}, executed actions only"
+            name = f"{self.named}, onnx, {_threads(count)}, executed actions only"
             self._accelerated(name, "onnx", reduced, count, cost, full, output="action")
 
     def _unrolled(self, threads: int, built: Build) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,18 @@ from blockcache.compare.parts import FewerSteps, FittedSteps, MethodError, Part,
 from blockcache.compare.reuse_parts import ActionBudget
 from blockcache.compare.store import Store, digest
 from blockcache.engines import Stats, accelerate
-from blockcache.files import PathLike, exists
+from blockcache.engines.tuned import read_tuned
+from blockcache.files import PathLike
 from blockcache.fitting import Clouds, Effort, fit, place
 from blockcache.models.noise import generate, takes_generator
-from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.models.program import Program
 from blockcache.observations import batch_size, hash_observations, parts
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
-from blockcache.schedule import Schedule, Strategy, generation_flops
+from blockcache.schedule import Strategy, generation_flops
 from blockcache.solvers.recording import Recording
+from blockcache_runtime.chunks import Previous
 
 RECORDED, COSTED = 4, 30
 """Recording a generation takes about so many of the fastest engine; with action costs."""
@@ -100,6 +100,13 @@ class Running:
         """The same with given noise, for policies that take it."""
         return self._array(self._entry(self.port.prepare_observation(obs), noise=noise))
 
+    def chunk(self, obs: Any, previous: Previous | None, noise: Tensor | None, seed: int) -> NDArray[np.float64]:
+        """Whole chunks (B, actions, A), their first actions due now, told of those before; drawn by `seed` without noise."""
+        entry: Callable[..., Any] = self._entry if previous is None else partial(self._entry, previous=previous)
+        given = self.port.prepare_observation(obs)
+        returned = generate(entry, given, seed) if noise is None else entry(given, noise=noise)
+        return np.asarray(self.port.chunk_of(returned).detach().cpu(), dtype=np.float64)
+
     def timed(self, obs: Any) -> Callable[[], Any]:
         """One generation and nothing else, to be timed: always the same noise, drawn within, where that can be."""
         entry, given = self._entry, self.port.prepare_observation(obs)
@@ -117,16 +124,21 @@ class Running:
 
 
 @contextmanager
-def running(port: Port, candidate: Candidate) -> Iterator[Running]:
+def running(port: Port, candidate: Candidate, rtc: bool = False) -> Iterator[Running]:
     """Set a candidate going on a copy of the policy, so that several can run side by side.
 
     Whatever the engine, it gets as many threads as torch has, so that figures can be compared.
+
+    Args:
+        port: The policy.
+        candidate: What it runs as.
+        rtc: Whether chunks may be told of those before.
     """
     own = candidate.on(port.copy())
     if candidate.engine is None:
         yield Running(own, EAGER, lambda: None)
         return
-    with accelerate(own, candidate.strategy, engine=candidate.engine, threads=torch.get_num_threads()) as fast:
+    with accelerate(own, candidate.strategy, engine=candidate.engine, threads=torch.get_num_threads(), rtc=rtc) as fast:
         yield Running(own, fast.engine, fast.stats)
 
 
@@ -223,13 +235,7 @@ class Calibrations:
 
     def tuned(self, directory: str) -> Resolved:
         """What `tune` wrote into a directory, for this policy."""
-        place = Path(directory)
-        if not exists(place / TUNING):
-            raise MethodError(f"{place} has no {TUNING}; name a directory that 'blockcache tune' wrote")
-        return Resolved(
-            self.sampler_from(place / SAMPLER) if exists(place / SAMPLER) else None,
-            Schedule.load(place / SCHEDULE) if exists(place / SCHEDULE) else None,
-        )
+        return Resolved(*read_tuned(directory, self.port))
 
     def block_costs(self) -> Mapping[str, float] | None:
         """What one update of each block costs, by its name; None counts in FLOPs."""

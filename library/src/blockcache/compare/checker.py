@@ -14,9 +14,10 @@ from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.dealing import CALIBRATION, DISTANCES, deal
 from blockcache.compare.methods import parse_method
 from blockcache.errors import ObservationError, PolicyError
-from blockcache.fitting.clouds import draw_chunks, flattened
+from blockcache.fitting.clouds import draw_chunks
 from blockcache.measure.action_error import Act, ActionError, action_error
 from blockcache.measure.distance import Distances, distances
+from blockcache.measure.features import action_features, flattened
 from blockcache.measure.statistics import mean_jerk
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick
@@ -40,6 +41,7 @@ def check(
     seed: int = 0,
     engine: str = "auto",
     source: str = "",
+    command: str = "",
     progress: bool = True,
 ) -> Check:
     """How far a method's actions are from the full policy's, and what that is likely to cost. No simulator is needed.
@@ -56,6 +58,7 @@ def check(
         seed: Of the noise and of the choice of observations.
         engine: For the method and the full policy.
         source: Where the policy came from, for the record.
+        command: What somebody typed, for the record.
         progress: Whether to show bars.
     """
     if samples < 4 or samples % 2 or count < 2:
@@ -95,6 +98,7 @@ def check(
             full, full_roughness = drawn(plain.act, "full precision")
         found, roughness = drawn(fast.act, name or "the schedule")
         stats = fast.stats()
+    apart = _distances(found, full)
     return Check(
         policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
         method={
@@ -109,17 +113,20 @@ def check(
             "observations": count,
             "samples": samples,
             "features": port.n_action_steps * len(port.action_scale),
+            "actions": port.n_action_steps,
             "seams": len(seams),
             "calibration": generations,
             "seed": seed,
             "observed": hash_observations(observations),
+            "command": command,
         },
         error=_error(found, full),
         noise_floor=_error(*np.split(full, 2, axis=1)),
-        distances=_distances(found, full),
+        distances=apart,
         floor=_distances(*np.split(full, 2, axis=1)),
         roughness=roughness,
         full_roughness=full_roughness,
+        features=action_features(found, full, apart),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from blockcache._version import __version__
 from blockcache.compare.candidates import Calibrations, Candidate, running
+from blockcache.compare.clocks import describe_clocks
 from blockcache.compare.dealing import CALIBRATION, COMPARISON, FITTING, deal_for_evaluation
 from blockcache.compare.jobs import Backend, Work, one_by_one, run_jobs
 from blockcache.compare.methods import FULL, Method
@@ -33,6 +34,7 @@ from blockcache.results.rollouts import (
     GENERATIONS,
     GROUP,
     PLAIN,
+    Clocked,
     EvaluationError,
     Record,
     Results,
@@ -40,7 +42,7 @@ from blockcache.results.rollouts import (
     check_nothing_lost,
 )
 from blockcache.results.timings import Timings
-from blockcache.tasks import Rollout, Task, TaskSpec, make_task
+from blockcache.tasks import Clock, Rollout, Task, TaskSpec, make_task
 
 MARGIN = 1.1
 """The next group of rollouts may take this much longer than the last."""
@@ -59,6 +61,7 @@ class Evaluation:
     group: int
     calibration: Mapping[str, Any]
     store: Store
+    clocks: Mapping[str, Clock] | None = None
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -77,7 +80,14 @@ class Evaluation:
     def check_alike(self, path: PathLike) -> None:
         """Refuse a results file of another task or policy, or of another schedule under the same name."""
         described = [(name, candidate.describe(self.setting.port)) for name, candidate in self.candidates.items()]
-        check_alike(path, self.task.name, self.fingerprint, described)
+        check_alike(path, self.task.name, self.fingerprint, described, self._clock)
+
+    @property
+    def _clock(self) -> dict[str, Any] | None:
+        return None if self.clocks is None else describe_clocks(self.clocks)
+
+    def _group(self, name: str, seeds: tuple[int, ...]) -> Group:
+        return Group(self.candidates[name], seeds, None if self.clocks is None else self.clocks[name])
 
     def run(self, backend: Backend = one_by_one, *, progress: bool = True) -> Results:
         """Run what the store does not hold yet, and put all of it together."""
@@ -138,7 +148,7 @@ class Evaluation:
                 over = tasks[place].done
 
         with one_thread():
-            return play(self.setting, Group(self.candidates[name], seeds), watch)[place]
+            return play(self.setting, self._group(name, seeds), watch)[place]
 
     def speed(self, repeats: int, *, progress: bool = True) -> dict[str, Latency]:
         """Seconds per chunk: batch 1, one torch thread, all methods and the plain policy interleaved in one run."""
@@ -149,7 +159,7 @@ class Evaluation:
         """Seeds before methods, so that whatever is finished first can be paired."""
         jobs: list[Group | OpenLoop] = [REFERENCE, FLOOR]
         jobs += [OpenLoop(candidate, REFERENCE.seed) for candidate in self.candidates.values()]
-        return jobs + [Group(candidate, seeds) for seeds in self.groups for candidate in self.candidates.values()]
+        return jobs + [self._group(name, seeds) for seeds in self.groups for name in self.candidates]
 
     def _key(self, job: Group | OpenLoop) -> str:
         port = self.setting.port
@@ -165,10 +175,12 @@ class Evaluation:
 
     def _results(self, outcome: Callable[[Group | OpenLoop], Outcome]) -> Results:
         methods, floor = open_loop(self.setting, self.candidates, outcome)
-        records, takes_noise = [], self.setting.port.takes_noise
-        for name, candidate in self.candidates.items():
+        records, clocked, takes_noise = [], [], self.setting.port.takes_noise
+        for name in self.candidates:
             for seeds in self.groups:
-                records += [Record(name, **item) for item in outcome(Group(candidate, seeds))["records"]]
+                played = outcome(self._group(name, seeds))
+                records += [Record(name, **item) for item in played["records"]]
+                clocked += [Clocked(name, **item) for item in played.get("clocked", ())]
         return Results(
             task={"name": self.task.name, "success": self.task.success, "max_steps": self.task.max_steps},
             policy={"source": self.source, "fingerprint": self.fingerprint.to_dict()},
@@ -179,10 +191,12 @@ class Evaluation:
                 "noise": "keyed by rollout seed, chunk and step" if takes_noise else "keyed by group and chunk",
                 "open_loop_observations": batch_size(self.setting.observations),
                 "calibration": dict(self.calibration),
+                **({} if self._clock is None else {"clock": self._clock}),
             },
             noise_floor=floor,
             methods=methods,
             records=tuple(records),
+            clocked=tuple(clocked),
         )
 
 
@@ -220,6 +234,7 @@ def prepare(
     engine: str = "auto",
     generations: int = GENERATIONS,
     make: Callable[[], Task] | None = None,
+    clock: Callable[[str], Clock] | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Check that everything fits, calibrate where a method needs it, and choose each method's engine.
@@ -237,6 +252,7 @@ def prepare(
         engine: For every method that it supports.
         generations: Observations to calibrate on.
         make: Makes a simulator, if it is not to be found by name.
+        clock: Gives the clock of a method by its name; without it the simulator stops while the policy computes.
         progress: Whether to show bars.
     """
     if rollouts < 1 or group < 1:
@@ -277,6 +293,7 @@ def prepare(
             "observations": hash_observations(calibrations.observations),
         },
         store=Store(state),
+        clocks=None if clock is None else {name: clock(name) for name in candidates},
     )
 
 

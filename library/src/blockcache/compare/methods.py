@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 
 from blockcache.compare.parts import SAMPLER_PARTS, Facts, Lender, MethodError, Part, Resolved
@@ -107,6 +108,11 @@ class Method:
         """The directory of `blockcache tune` that it stands for, if it does."""
         return self.facts.tuned_in
 
+    @property
+    def portable_name(self) -> str:
+        """Its name wherever files lie: what was tuned lies in another place on every machine."""
+        return self.name if self.tuned_in is None else self.kind
+
     def resolve(self, lender: Lender) -> Resolved:
         """The sampler and the schedule or rule that it comes to for one policy."""
         found = Resolved()
@@ -143,9 +149,10 @@ def parse_method(text: str) -> Method:
             *(f"{name}-N" for name in sorted(sampler_names())),
             "fitted-N",
         ]
+        near = get_close_matches(re.sub(r"-\d+$", "-N", (rest or text).partition(":")[0]), words, n=1)
         raise MethodError(
             f"unknown method {text!r}; known are {', '.join(words)}, a schedule file (.json), and a sampler with one of "
-            "these such as ddim-40+bac:S=5,n=3"
+            f"these such as ddim-40+bac:S=5,n=3{f'; did you mean {near[0]}?' if near else ''}"
         )
     return Method(sampler, reuse)
 

@@ -21,16 +21,18 @@ from blockcache.compare.store import Outcome
 from blockcache.errors import ContentError
 from blockcache.files import Fields, Limit, read
 from blockcache.measure.action_error import ActionError, action_error, actions
-from blockcache.measure.statistics import chunk_jump, mean_jerk
+from blockcache.measure.statistics import mean_jerk, seam_jump
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, hash_observations, parts
-from blockcache.results.rollouts import EAGER, MethodRun, Record
+from blockcache.results.rollouts import EAGER, Clocked, MethodRun, Record
 from blockcache.samplers import SamplerTable, table
-from blockcache.tasks import Rollout, Task, rollout
+from blockcache.tasks import Clock, ClockedRollout, Rollout, Task, clocked_rollout, rollout
+from blockcache.tasks.clock import Answer
 from blockcache.tasks.rollout import Act
+from blockcache_runtime.chunks import Previous
 
 OPEN_LOOP_BATCH = 16
-_PLAYED = Fields({"records": list[dict[str, Any]], "seconds": float})
+_PLAYED = Fields({"records": list[dict[str, Any]], "seconds": float}, {"clocked": list[dict[str, Any]]})
 _ACTED = Fields({"actions": list[list[list[float]]], "reused": Annotated[float, Limit(0, 1)]})
 
 
@@ -49,22 +51,31 @@ class Group:
 
     candidate: Candidate
     seeds: tuple[int, ...]
+    clock: Clock | None = None
 
     def describe(self, setting: Setting) -> dict[str, Any]:
-        return {"rollouts": list(self.seeds), "method": self.candidate.describe(setting.port)}
+        clock = {} if self.clock is None else {"clock": self.clock.describe()}
+        return {"rollouts": list(self.seeds), "method": self.candidate.describe(setting.port), **clock}
 
     def run(self, setting: Setting) -> Outcome:
         started = time.perf_counter()
         done = play(setting, self)
         records = [_record(item, setting.port.action_scale, setting.port.n_action_steps) for item in done]
-        return {"records": records, "seconds": round(time.perf_counter() - started, 3)}
+        clocked = [_clocked(item) for item in done if isinstance(item, ClockedRollout)]
+        return {
+            "records": records,
+            "seconds": round(time.perf_counter() - started, 3),
+            **({} if self.clock is None else {"clocked": clocked}),
+        }
 
     def check(self, setting: Setting, outcome: Outcome) -> None:
         """Refuse what is not the outcome of this job."""
         read(_PLAYED, outcome)
         records = read(list[Record], [{"method": "", **item} for item in outcome["records"]], "records")
-        if tuple(record.seed for record in records) != self.seeds:
-            raise ContentError("its rollouts are of other seeds")
+        clocked = read(list[Clocked], [{"method": "", **item} for item in outcome.get("clocked", ())], "clocked")
+        for found in (records, clocked) if self.clock is not None else (records,):
+            if tuple(record.seed for record in found) != self.seeds:
+                raise ContentError("its rollouts are of other seeds")
 
 
 @dataclass(frozen=True)
@@ -137,9 +148,14 @@ def play(
     setting: Setting, group: Group, on_step: Callable[[Sequence[Task]], None] | None = None
 ) -> tuple[Rollout, ...]:
     """The rollouts of a group. `on_step` sees the simulators as they go."""
-    port = setting.port
+    port, clock = setting.port, group.clock
     assert setting.make_task is not None
-    with running(port, group.candidate) as fast:
+    with running(port, group.candidate, rtc=clock is not None and clock.rtc) as fast:
+        if clock is not None:
+            answer = _answer(fast, group.seeds)
+            return clocked_rollout(
+                setting.make_task, answer, group.seeds, clock, n_obs_steps=port.n_obs_steps, on_step=on_step
+            )
         act = _act_by_rollout(fast, group.seeds) if port.takes_noise else _act_by_group(fast, group.seeds)
         return rollout(
             setting.make_task,
@@ -171,6 +187,25 @@ def _act_by_group(fast: Running, seeds: Sequence[int]) -> Act:
     return act
 
 
+def _answer(fast: Running, seeds: Sequence[int]) -> Answer:
+    """Noise is keyed as in other rollouts; the episodes that ask at one tick are a batch."""
+    sampler = table(fast.port.sampler) if fast.port.sampler is not None and fast.port.takes_noise else None
+    shape = (fast.port.horizon, fast.port.sample_dim)
+
+    def answer(
+        obs: Any, places: Sequence[int], chunks: Sequence[int], previous: Previous | None
+    ) -> NDArray[np.float64]:
+        if sampler is None:
+            key = (*(seeds[place] for place in places), *chunks)
+            return fast.chunk(obs, previous, None, int(np.random.SeedSequence(key).generate_state(1)[0]))
+        drawn = [
+            rollout_noise([seeds[place]], chunk, sampler, shape) for place, chunk in zip(places, chunks, strict=True)
+        ]
+        return fast.chunk(obs, previous, torch.from_numpy(np.concatenate(drawn, axis=1)), 0)
+
+    return answer
+
+
 def rollout_noise(
     seeds: Sequence[int], chunk: int, sampler: SamplerTable, shape: tuple[int, int]
 ) -> NDArray[np.float32]:
@@ -200,8 +235,22 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _clocked(done: ClockedRollout) -> dict[str, Any]:
+    counters = done.counters
+    acting = counters.ticks - counters.waiting
+    return {
+        "seed": done.seed,
+        "stale": counters.stale / acting if acting else None,
+        "held": counters.held,
+        "missed": counters.missed,
+        "first_action": done.first_action,
+        "action_hz": done.action_hz,
+    }
+
+
 def _record(done: Rollout, scale: NDArray[np.float64], chunk: int) -> dict[str, Any]:
     moved = done.actions * scale  # normalised units
+    seams = done.seams if isinstance(done, ClockedRollout) else range(chunk, len(moved), chunk)
     return {
         "seed": done.seed,
         "score": None if done.score is None else float(done.score),
@@ -209,5 +258,5 @@ def _record(done: Rollout, scale: NDArray[np.float64], chunk: int) -> dict[str, 
         "steps": done.steps,
         "error": done.error,
         "jerk": mean_jerk(moved),
-        "jump": chunk_jump(moved, chunk),
+        "jump": seam_jump(moved, seams),
     }

@@ -30,11 +30,12 @@ from blockcache.compare.time_box import TimeBox, TimeUpError
 from blockcache.errors import BlockcacheError, in_one_line
 from blockcache.fitting.clouds import BATCH, pass_seed
 from blockcache.measure.distance import Cloud, distances
+from blockcache.measure.features import action_features
 from blockcache.measure.latency import measure
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, hash_observations, parts, rows
 from blockcache.progress import progress_bar
-from blockcache.results.check import predicted_loss
+from blockcache.results.losses import Prediction, predict_loss
 from blockcache.results.rollouts import PLAIN
 from blockcache.results.tuning import Point, TuningError
 from blockcache.samplers import ChosenSampler, Diffusion
@@ -65,6 +66,7 @@ class Trials:
         engine: For every method.
         rate_hz: How often a control loop asks for a chunk: so often are timed calls made.
         seed: Of all noise.
+        bounded: Whether points are judged by the bound of their loss, since no rollouts follow.
         progress: Whether to show bars.
     """
 
@@ -78,14 +80,17 @@ class Trials:
         engine: str,
         rate_hz: float,
         seed: int,
+        bounded: bool,
         progress: bool,
     ) -> None:
         self.port, self.state, self.box, self.engine, self.period = port, state, box, engine, 1 / rate_hz
-        self.seed, self.progress = seed, progress
+        self.seed, self.bounded, self.progress = seed, bounded, progress
         self.candidates: dict[str, Candidate] = {}
         self.notes: list[str] = []
+        self.unlike = ""  # why nothing is promised of this policy's methods
         self.late: list[str] = []  # methods that there was no time for
         self._everywhere, self._opening = dealt[DISTANCES], 0.0
+        self._as_it_is, self._one = Candidate(engine=engine), rows(dealt[DISTANCES], 0, 1)
         self._calibrations = Calibrations(
             port,
             dealt[CALIBRATION],
@@ -245,6 +250,13 @@ class Trials:
         own = self._cloud(self._as_it_is, samples, share)
         found = own if candidate == self._as_it_is else self._cloud(candidate, samples, share)
         times, measured = self._times(candidate), distances(found, own)
+        predicted = Prediction(0.0, 0.0)
+        if candidate != self._as_it_is:
+            actions = self.port.n_action_steps
+            shape = (*found.shape[:2], actions, -1)
+            features = action_features(found.reshape(shape), own.reshape(shape), measured)
+            predicted = predict_loss(features, self.port.fingerprint.family or "", actions)
+        self.unlike = predicted.unlike or self.unlike
         self.candidates[method.name] = candidate
         return Point(
             method=method.name,
@@ -255,7 +267,8 @@ class Trials:
             flops=flops,
             chunks=found.shape[0] * samples,
             distances=measured,
-            loss=predicted_loss(measured, found.shape[-1]),
+            loss=predicted.loss,
+            bound=(1.0 if predicted.bound is None else predicted.bound) if self.bounded else None,
         )
 
     def _times(self, candidate: Candidate) -> Outcome:
@@ -284,10 +297,10 @@ class Trials:
     def _cloud(self, candidate: Candidate, samples: int, share: float) -> Cloud:
         """So many chunks of a candidate at each observation: what is missing of them is drawn, and all of it kept. All
         candidates have the same noise: that makes distances steadier and adds no bias."""
-        key = digest(self._origin(cloud=candidate.describe(self.port), batch=self.batch))
         batches = parts(self.observations, self.batch)
-        kept: list[list[Any]] = (self._store.get(key) or {"chunks": []})["chunks"]
-        kept += [[] for _ in range(len(batches) - len(kept))]
+        how = self._origin(cloud=candidate.describe(self.port), batch=self.batch)
+        keys = [digest({**how, "place": place}) for place in range(len(batches))]
+        kept: list[list[Any]] = [(self._store.get(key) or {"chunks": []})["chunks"] for key in keys]
         asked = [(n, place) for n in range(samples) for place in range(len(batches)) if n >= len(kept[place])]
         if asked:
             part = len(candidate.on(self.port).timesteps) / len(self.port.timesteps)
@@ -295,15 +308,15 @@ class Trials:
             with self._running(candidate) as fast:
                 started = time.monotonic()
                 try:
-                    self._draw(fast, batches, asked, kept, key)
+                    self._draw(fast, batches, asked, kept, keys)
                 finally:
-                    self._store.put(key, {"chunks": kept})
+                    self._save(keys, kept)
                 if candidate == self._as_it_is:
                     self.pace = (time.monotonic() - started) / (len(asked) * self.batch)
-        return np.concatenate([np.stack(one[:samples], axis=1) for one in kept[: len(batches)]])
+        return np.concatenate([np.stack(one[:samples], axis=1) for one in kept])
 
     def _draw(
-        self, fast: Running, batches: Sequence[Any], asked: Sequence[Any], kept: list[list[Any]], key: str
+        self, fast: Running, batches: Sequence[Any], asked: Sequence[Any], kept: list[list[Any]], keys: Sequence[str]
     ) -> None:
         """Draw what is asked for, (sample, batch), behind what is kept for each batch."""
         saved = time.monotonic()
@@ -311,9 +324,13 @@ class Trials:
             for sample, place in bar:
                 chunks = fast.act(batches[place], pass_seed(self.seed, sample, place)) * self.port.action_scale
                 kept[place].append(chunks.reshape(len(chunks), -1).tolist())
-                if (now := time.monotonic()) > saved + SAVE_SECONDS:
-                    self._store.put(key, {"chunks": kept})
-                    saved = now
+                if time.monotonic() > saved + SAVE_SECONDS:
+                    self._save(keys, kept)
+                    saved = time.monotonic()
+
+    def _save(self, keys: Sequence[str], kept: Sequence[Sequence[Any]]) -> None:
+        for key, chunks in zip(keys, kept, strict=True):
+            self._store.put(key, {"chunks": chunks})
 
     @contextmanager
     def _running(self, candidate: Candidate) -> Iterator[Running]:
@@ -322,14 +339,6 @@ class Trials:
         with running(self.port, candidate) as fast:
             self._opening = max(self._opening, time.monotonic() - started)
             yield fast
-
-    @property
-    def _as_it_is(self) -> Candidate:
-        return Candidate(engine=self.engine)
-
-    @property
-    def _one(self) -> Any:
-        return rows(self._everywhere, 0, 1)
 
     def _origin(self, **what: Any) -> dict[str, Any]:
         """All that a trial depends on."""

@@ -22,7 +22,7 @@ from blockcache.compare.parts import FewerSteps, FittedSteps
 from blockcache.compare.reuse_parts import ActionBudget
 from blockcache.compare.time_box import TimeBox
 from blockcache.compare.trials import FINAL, Trials
-from blockcache.files import Count, Format, PathLike, make_directory
+from blockcache.files import Count, Format, PathLike, exists, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
 from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
@@ -35,6 +35,7 @@ from blockcache.results.tuning import Goal, Point, Tuning, TuningError, choose, 
 from blockcache.samplers import ChosenSampler, Diffusion, SamplerConfig
 from blockcache.schedule import Schedule
 from blockcache.tasks import task_spec
+from blockcache_runtime.session import RATE_HZ
 
 STATE = Format(
     "blockcache.tuning-state",
@@ -67,7 +68,7 @@ class Tuned:
 
     @property
     def sampler(self) -> SamplerConfig | None:
-        """For `policy.with_sampler`; None is the policy's own."""
+        """None is the policy's own. `accelerate(policy, tuned=...)` uses it with the schedule, once they are saved."""
         return None if self.chosen is None else self.chosen.sampler
 
 
@@ -84,9 +85,10 @@ def tune(
     keep_sampler: bool = False,
     keep_spread: bool = False,
     engine: str = "auto",
-    rate_hz: float = 10.0,
+    rate_hz: float = RATE_HZ,
     seed: int = 0,
     source: str = "",
+    command: str = "",
     backend: Backend = one_by_one,
     started: float | None = None,
     progress: bool = True,
@@ -109,6 +111,7 @@ def tune(
         rate_hz: How often a control loop asks for a chunk: calls are timed at that rate, not back to back.
         seed: Of all noise and of the split of the observations.
         source: Where the policy came from, for the record.
+        command: What somebody typed, for the record.
         backend: Runs the rollouts, see `jobs`.
         started: When the minutes began, by `time.monotonic`; with this call unless given.
         progress: Whether to show bars.
@@ -123,13 +126,15 @@ def tune(
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()) if state is None else state)
         _claim(directory, port, observations, seed)
         how: dict[str, Any] = {"engine": engine, "rate_hz": rate_hz, "seed": seed, "progress": progress}
-        trials = Trials(port, dealt, directory, box, **how)
+        trials = Trials(port, dealt, directory, box, bounded=task is None, **how)
         tried = try_methods(trials, goal, keep_sampler)
         check_tried(trials, tried, minutes)
         plain_ms, points = trials.timed(sorted(tried, key=goal.order))
         fresh = None
         if task is None:
             chosen = choose(measured_most(points), goal)
+            if trials.unlike:
+                trials.notes.append(f"nothing is promised of any method's loss: {trials.unlike}; roll out with --task")
         else:
 
             def differences(methods: list[str], first_seed: int) -> dict[str, Estimate]:
@@ -167,6 +172,7 @@ def tune(
             "rollouts": 0 if task is None else rollouts,
             "seconds": round(box.passed, 1),
             "rate_hz": rate_hz,
+            "command": command,
         },
         machine=describe(),
         plain_ms=plain_ms,
@@ -251,9 +257,10 @@ def roll_out(
 
 
 def measured_most(points: list[Point]) -> list[Point]:
-    """Those of the longest trial: a first one is not enough to be chosen by, unless there was no time for another."""
+    """Those of the longest trial: a first one is not enough to be chosen by, unless there was no time for another. The
+    policy as it is needs none: it loses nothing."""
     most = max((point.chunks for point in points if point.method != BASELINE), default=0)
-    return [point for point in points if point.chunks >= most]
+    return [point for point in points if point.chunks >= most or point.method == BASELINE]
 
 
 def sizes(total: int) -> dict[str, int]:
@@ -330,9 +337,10 @@ def save_tuned(policy: Any, tuned: Tuned, directory: PathLike) -> bool:
     whole = (port if tuned.sampler is None else port.with_sampler(tuned.sampler)).save(place)
     if not whole:
         make_directory(place)
-    if tuned.chosen is not None:
-        tuned.chosen.save(place / SAMPLER)
-    if tuned.schedule is not None:
-        tuned.schedule.save(place / SCHEDULE)
-    tuned.tuning.save(place / TUNING)
+    for name, value in ((SAMPLER, tuned.chosen), (SCHEDULE, tuned.schedule)):
+        if value is not None:
+            value.save(place / name)
+        elif exists(place / name):
+            (place / name).unlink()  # of an earlier tuning
+    replace(tuned.tuning, setting={**tuned.tuning.setting, "holds_policy": whole}).save(place / TUNING)
     return whole

@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 
 from blockcache.attach.patching import handle_on, locks
+from blockcache.engines.handle import Acceleration, Counts, PreparedEngine
 from blockcache.engines.loop import Loop
-from blockcache.engines.onnx import OnnxRunner, export, open_cached, require_onnxruntime, require_size
+from blockcache.engines.onnx import open_cached, require_onnxruntime, require_size
 from blockcache.engines.patched import follow
-from blockcache.engines.rehearsal import Runner, build_for_file, rehearsed_build
-from blockcache.engines.stats import Counts, Stats
-from blockcache.engines.whole_loop import PreparedEngine, prepare_runner
+from blockcache.engines.rehearsal import Runner, rehearsed_build
+from blockcache.engines.tuned import answer_for, tuned_port
+from blockcache.engines.whole_loop import prepare_runner
 from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
@@ -35,69 +36,6 @@ _logger = logging.getLogger("blockcache")
 _told: set[str] = set()
 
 
-class Acceleration:
-    """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
-
-    def __init__(
-        self, port: Port, engine: str, prepared: PreparedEngine, counts: Counts, notes: tuple[str, ...]
-    ) -> None:
-        self.policy, self.engine = port.policy, engine
-        self.noticed_within = prepared.noticed_within
-        """Calls after which a change of weights or settings was noticed, see `accelerate`; patched reads them anyway."""
-        self.rehearsal_seconds = prepared.rehearsal_seconds
-        """What comparing with the policy's own actions took, see `accelerate`; 0 if that was not needed, or left out."""
-        self._blocks = tuple(block.name for block in port.adapter.blocks)
-        self._patches, self._verify = prepared.patches, prepared.verify
-        self._counts, self._notes, self._entry = counts, notes, port.entry
-        prepared.patches.handle = self  # for `handle_of`
-
-    @property
-    def enabled(self) -> bool:
-        return bool(self._patches)
-
-    @property
-    def predict_action(self) -> Callable[..., Any]:
-        """The policy's entry, accelerated, with the signature of its own: callers look for `generator` in it."""
-
-        @functools.wraps(getattr(self.policy, self._entry), updated=())
-        def predict_action(*args: Any, **kwargs: Any) -> Any:
-            self._require_enabled()
-            return getattr(self.policy, self._entry)(*args, **kwargs)
-
-        return predict_action
-
-    def stats(self) -> Stats:
-        """What was computed and what was reused since enabling."""
-        return self._counts.stats(self.engine, self._blocks, self._notes)
-
-    def verify(self) -> None:
-        """Make sure that the policy is still what the engine was made of; a `StaleError` says what is not.
-
-        Reads every byte of the weights and every setting, and then runs a few generations beside the policy's own, which
-        takes about as long as those do. The patched engine runs the policy as it is: there is nothing to verify.
-        """
-        self._require_enabled()
-        self._verify()
-
-    def disable(self) -> None:
-        """Put the policy back exactly as it was, when the generations of other threads have ended: it waits for them.
-
-        Whoever calls the policy meanwhile waits too, and then gets the policy as it was. Calling it again does nothing.
-        """
-        self._patches.remove()
-        self._verify = lambda: None  # which holds the engine
-
-    def _require_enabled(self) -> None:
-        if not self.enabled:
-            raise PolicyError("this acceleration was disabled; call the policy itself, or accelerate it again")
-
-    def __enter__(self) -> Acceleration:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.disable()
-
-
 def accelerate(
     policy: Any,
     schedule: Strategy | Literal["beside"] | None = BESIDE,
@@ -108,6 +46,7 @@ def accelerate(
     trust: bool = False,
     rtc: bool = False,
     rate_hz: float = RATE_HZ,
+    tuned: PathLike | None = None,
 ) -> Acceleration:
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
@@ -137,6 +76,7 @@ def accelerate(
             `blockcache_runtime.chunks.Previous`.
         rate_hz: How many chunks a second a control loop is going to ask for. More threads may win back to back and lose at
             such a rate, since between calls cores and threads fall asleep.
+        tuned: A directory that `tune` wrote for this policy, in place of a schedule: its sampler and its schedule are used.
 
     Returns:
         The handle: call it as the policy, ask it for `stats()`, and `disable()` it; it is a context manager as well.
@@ -146,13 +86,15 @@ def accelerate(
         PolicyError: The policy is accelerated already, or none that is known.
         EngineError: The engine that was asked for cannot run this policy.
     """
-    _check_choice("engine", engine, ENGINES)
-    _check_choice("output", output, OUTPUTS)
-    _check_choice("check", check, CHECKS)
+    check_choice("engine", engine, ENGINES)
+    check_choice("output", output, OUTPUTS)
+    check_choice("check", check, CHECKS)
     followed: Path | None = None
     if isinstance(schedule, str) and schedule == BESIDE:
-        followed = schedule_beside(policy)
+        followed = schedule_beside(policy) if tuned is None else None
         schedule = None if followed is None else _bound(followed)
+    elif tuned is not None:
+        raise ScheduleError("a tuned directory brings its own schedule; give either tuned or a schedule")
     if schedule is not None and not hasattr(schedule, "static"):
         raise ScheduleError(
             f"accelerate needs a Schedule, a TeaCacheRule or None, got {type(schedule).__name__}; "
@@ -171,15 +113,19 @@ def accelerate(
                 )
             port = port_of(policy)
             port.check_weights()
+            if tuned is not None:
+                port, schedule = tuned_port(tuned, port)
             notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
             notes += () if followed is None else (f"the schedule is {followed}",)
-            strategy, counts, passed_over = schedule or _full(port), Counts(), tuple[str, ...]()
+            strategy, counts, passed_over = schedule or full_schedule(port), Counts(), tuple[str, ...]()
             prepare = functools.partial(_prepare, port, strategy, output, threads, rate_hz, trust, rtc, counts)
             if engine == "auto":
                 engine, prepared, passed_over = _prepare_fastest(prepare, strategy, output)
             else:
                 prepared = prepare(engine)
-            handle = Acceleration(port, engine, prepared, counts, (*notes, *passed_over))
+            if port.policy is not inner:
+                answer_for(inner, port, prepared.patches)
+            handle = Acceleration(inner, port, engine, prepared, counts, (*notes, *passed_over))
             prepared.patches.apply()
             prepared.settle()
         for note in passed_over:
@@ -225,7 +171,7 @@ def handle_of(policy: Any) -> Acceleration:
     return found
 
 
-def _full(port: Port) -> Schedule:
+def full_schedule(port: Port) -> Schedule:
     return Schedule.every_step(len(port.timesteps), [block.name for block in port.adapter.blocks])
 
 
@@ -291,68 +237,6 @@ def _require_cpu_float32(port: Port) -> None:
         )
 
 
-def export_policy(
-    policy: Any,
-    schedule: Schedule | None,
-    path: PathLike,
-    output: str = "chunk",
-    check: str = "strict",
-    trust: bool = False,
-    rtc: bool = False,
-    fixed: Mapping[str, Any] | None = None,
-) -> tuple[str, ...]:
-    """Write a policy under a schedule as one ONNX file, atomically.
-
-    Args:
-        policy: The policy object of any family, or its port.
-        schedule: A Schedule, or None for full precision.
-        path: The file to write.
-        output: "chunk", or "action" to leave out what the robot does not execute (causal policies).
-        check: "strict", or "shape" to accept a schedule that was made for other weights of the same shape.
-        trust: Whether to leave out the comparison with a foreign policy's own actions, see `accelerate`.
-        rtc: Whether the file takes what is known of the chunk before (real-time chunking), as three more inputs.
-        fixed: Inputs that never change, by name, such as the token ids of the one task of a policy that is told its task:
-            they become constants of the file.
-
-    Returns:
-        Notes that a user should read.
-    """
-    _check_choice("output", output, OUTPUTS)
-    _check_choice("check", check, CHECKS)
-    if not isinstance(schedule, Schedule | None):
-        raise ScheduleError(
-            f"an export needs a Schedule or None, got {type(schedule).__name__}; a file is read with Schedule.load(path)"
-        )
-    port = port_of(policy)
-    port.check_weights()
-    notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
-    built = build_for_file(port, schedule or _full(port), output, trust, fixed)
-    built = built.told(port) if rtc else built
-    require_size(built.program)
-    export(built, port.fingerprint, path)
-    outside = tuple(f"the file takes {name!r}: {what}" for name, what in built.program.outside.items())
-    return (*notes, *outside)
-
-
-def open_export(path: PathLike, policy: Any = None, threads: int | None = None, rate_hz: float = RATE_HZ) -> OnnxRunner:
-    """Open an ONNX file that blockcache wrote, to run it on torch tensors (`blockcache_runtime` needs no torch).
-
-    Args:
-        path: The file.
-        policy: If given, a file that was made for another policy is refused.
-        threads: Threads to run it with; without it the faster of one thread and all cores is found out.
-        rate_hz: How many calls a second, see `accelerate`.
-
-    Returns:
-        A runner; its `predict_action(obs)` gives what the policy's would.
-    """
-    runner = OnnxRunner(path, threads, rate_hz=rate_hz)
-    if policy is not None:
-        port = port_of(policy)
-        runner.check_policy(port.fingerprint, port.executed)
-    return runner
-
-
 def check_fit(bound: Fingerprint, port: Port, check: str = "strict") -> tuple[str, ...]:
     """Refuse a schedule that was made for something else than a policy; return notes on what was let pass."""
     differences = fingerprint_differences(bound, port.shape)
@@ -370,6 +254,6 @@ def check_fit(bound: Fingerprint, port: Port, check: str = "strict") -> tuple[st
     return ()
 
 
-def _check_choice(what: str, value: str, known: tuple[str, ...]) -> None:
+def check_choice(what: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise EngineError(f"unknown {what} {value!r}, known are {', '.join(known)}")

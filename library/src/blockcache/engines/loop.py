@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from blockcache.attach.norms import LargestNorm
 from blockcache.engines.walk import generate
-from blockcache.models.program import Activation, Program, Table
+from blockcache.models.program import Activation, Program, StepTable
 from blockcache.models.sampling import TorchArithmetic
 from blockcache.observations.tensors import largest
 from blockcache.samplers import SamplerTable
@@ -59,7 +59,7 @@ class Constants:
         self.tables = {name: _filled(table) for name, table in program.tables.items()}
 
 
-def _filled(table: Table) -> Tensor:
+def _filled(table: StepTable) -> Tensor:
     """(K, parts, *shape)."""
     pads = [size for after in reversed(table.pads) for size in (0, after)]
     values = F.pad(table.values, pads) if any(pads) else table.values

@@ -85,6 +85,7 @@ def _content(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
         "fingerprint": fingerprint.to_dict(),
         **({"encoder": _encoder(build.program)} if build.program.cameras else {}),
         **({"outside": dict(build.program.outside)} if build.program.outside else {}),
+        **({"fixed": dict(build.program.fixed)} if build.program.fixed else {}),
     }
 
 
@@ -99,25 +100,19 @@ def open_cached(build: Build, fingerprint: Fingerprint, threads: int | None, rat
 
     How many threads are faster at `rate_hz` calls a second is tried once on a machine, and kept as well.
     """
-    key = _digest(build, fingerprint)
-    if threads is None and (many := cores()) > 1:
-        trial = digest(key, many, rate_hz, platform.node(), version("onnxruntime"))
-        threads = _THREADS.get(trial, lambda path: {"1": 1, str(many): many}.get(path.read_text()))
-        runner = _open_cached(build, fingerprint, key, threads, rate_hz)
-        if threads is None:
-            _THREADS.put(trial, lambda path: path.write_text(str(runner.threads)))
-        return runner
-    return _open_cached(build, fingerprint, key, threads, rate_hz)
-
-
-def _open_cached(build: Build, fingerprint: Fingerprint, key: str, threads: int | None, rate_hz: float) -> OnnxRunner:
+    key, many = _digest(build, fingerprint), cores()
+    trial = digest(key, many, rate_hz, platform.node(), version("onnxruntime"))
+    known = threads or _THREADS.get(trial, lambda path: {"1": 1, str(many): many}.get(path.read_text()))
     content = {**_content(build, fingerprint), "build": key}
-    runner = _EXPORTS.get(key, lambda path: _open_kept(path, content, threads, rate_hz))
+    runner = _EXPORTS.get(key, lambda path: _open_kept(path, content, known, rate_hz))
     if runner is None:
         path = _EXPORTS.path(key)
         data = _file(build, content, path)
-        runner = OnnxRunner(path, threads, data, rate_hz)
+        runner = OnnxRunner(path, known, data, rate_hz)
         _EXPORTS.put(key, lambda place: write_bytes(place, data))
+    if known is None and many > 1:
+        chosen = str(runner.threads)
+        _THREADS.put(trial, lambda path: path.write_text(chosen))
     return runner
 
 
@@ -159,14 +154,14 @@ class OnnxRunner:
     ) -> None:
         """Open an export. The arguments are those of `blockcache_runtime.ExportedPolicy`."""
         # frames are looked at in every call: who times calls, or compares engines, asks about the same ones
-        self._export = ExportedPolicy(path, threads, data, remember=False, rate_hz=rate_hz)
-        self.path, self.threads, self.sizes = self._export.path, self._export.threads, self._export.sizes
-        self.header, self.fingerprint = self._export.header, self._export.fingerprint
+        self.exported = ExportedPolicy(path, threads, data, remember=False, rate_hz=rate_hz)
+        self.path, self.threads, self.sizes = self.exported.path, self.exported.threads, self.exported.sizes
+        self.header, self.fingerprint = self.exported.header, self.exported.fingerprint
 
     def __call__(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]:
         """One generation of float32 tensors that were checked already."""
         observed = {name: value.detach().numpy() for name, value in obs.items()}
-        return _to_torch(self._export.run_checked(observed, noise.detach().numpy()))
+        return _to_torch(self.exported.run_checked(observed, noise.detach().numpy()))
 
     def predict_action(
         self,
@@ -177,14 +172,14 @@ class OnnxRunner:
         previous: Previous | None = None,
     ) -> dict[str, Tensor]:
         """One generation, as the policy that was exported gives it for the same `generator`, `noise` and `previous`."""
-        observed = self._export.check_observation(_to_numpy(obs))
+        observed = self.exported.check_observation(_to_numpy(obs))
         if noise is None:
             noise = self.draw_noise(len(next(iter(observed.values()))), generator)
-        return _to_torch(self._export.run(observed, _to_numpy(noise, "noise"), previous))
+        return _to_torch(self.exported.run(observed, _to_numpy(noise, "noise"), previous))
 
     def features(self, obs: Observation) -> Any:
         """The encoder alone, of an export with cameras: (n_obs_steps, B, features)."""
-        return self._export.features(self._export.check_observation(_to_numpy(obs)))
+        return self.exported.features(self.exported.check_observation(_to_numpy(obs)))
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """(1 + draws, B, horizon, D), tensor by tensor as the policy draws them; torch's global generator without one."""
@@ -194,7 +189,7 @@ class OnnxRunner:
     def check_policy(self, actual: Fingerprint, executed: tuple[int, int]) -> None:
         """Refuse to stand for another policy than the file was made from."""
         differences = [*fingerprint_differences(self.fingerprint, actual)]
-        start, stop = self._export.executed
+        start, stop = self.exported.executed
         if (start, stop) != executed:
             differences.append(f"executed actions {executed[0]} to {executed[1] - 1} instead of {start} to {stop - 1}")
         if differences:

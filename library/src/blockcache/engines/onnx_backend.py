@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from blockcache.engines.walk import Step
-from blockcache.models.program import Activation, Program, Table
+from blockcache.models.program import Activation, Program, StepTable
 from blockcache.samplers import Coefficients, SamplerTable
 
 HIDDEN = -1e30  # a score that no softmax sees; finite, since -inf - -inf is not
@@ -295,7 +295,7 @@ class _ScanBackend(OnnxBackend):
             self._parts[table] = self._enter(table, self._program.tables[table])
         return self._parts[table][part]
 
-    def _enter(self, name: str, table: Table) -> list[str]:
+    def _enter(self, name: str, table: StepTable) -> list[str]:
         """Zeros behind the last axis are in the file: for those alone Pad would take longer than a block."""
         parts = table.values.shape[1]
         *outer, last = table.pads or (0,)
@@ -315,7 +315,7 @@ def _window(size: int, stride: int, padding: int) -> dict[str, list[int]]:
     return {"kernel_shape": [size] * 2, "strides": [stride] * 2, "pads": [padding] * 4}
 
 
-def _row(table: Table, step: int, part: int) -> npt.NDArray[np.float64]:
+def _row(table: StepTable, step: int, part: int) -> npt.NDArray[np.float64]:
     row = _finite(table.values[step, part])
     padded = np.pad(row, [(0, after) for after in table.pads]) if any(table.pads) else row
     return padded.reshape(table.shape)

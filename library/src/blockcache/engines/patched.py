@@ -11,7 +11,7 @@ from torch import Tensor
 from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.attach.patching import Patches
 from blockcache.attach.recorder import relative_change
-from blockcache.engines.stats import Counts
+from blockcache.engines.handle import Counts
 from blockcache.models.port import Port
 from blockcache.schedule import Plan, Reuse, Schedule, Strategy, compile_plan
 from blockcache.solvers.teacache import TeaCacheRule

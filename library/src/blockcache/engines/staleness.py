@@ -7,7 +7,7 @@ plain settings), `WeightsGuard` its numbers. How the policy acts is compared by 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import chain, cycle
 from operator import is_
@@ -37,9 +37,7 @@ class StaleGuard:
 
     def __init__(self, port: Port) -> None:
         self._port, self._settings = port, port.settings()
-        self._structure = Structure(
-            port.policy, port.module, port.entry, port.parts_outside_program, port.scratch_attributes
-        )
+        self._structure = Structure(port)
         self._weights = WeightsGuard(self._structure.tensors)
 
     def check(self) -> None:
@@ -65,32 +63,21 @@ class StaleGuard:
 class Structure:
     """A policy as it was put together when this was made.
 
-    Args:
-        policy: The policy object.
-        module: What holds its weights: the policy, or its denoiser where the policy is no module.
-        entry: The policy's method that an engine replaces: what is put on top of it changes nothing beneath.
-        live: Parts that run as they are, which may change.
-        notes: Attributes of parts that are written and never read.
+    Parts that run as they are may change, and so may attributes that are written and never read; what is put on top of the
+    policy's entry changes nothing beneath.
     """
 
-    def __init__(
-        self,
-        policy: Any,
-        module: nn.Module,
-        entry: str,
-        live: Iterable[nn.Module] = (),
-        notes: Iterable[tuple[nn.Module, str]] = (),
-    ) -> None:
-        root = "policy" if module is policy else "denoiser"
-        left_out = {id(part) for item in live for part in item.modules()}
-        self._notes = {(id(part), key) for part, key in notes}
+    def __init__(self, port: Port) -> None:
+        module, root = port.module, "policy" if port.module is port.policy else "denoiser"
+        left_out = {id(part) for item in port.parts_outside_program for part in item.modules()}
+        self._scratch = {(id(part), key) for part, key in port.scratch_attributes}
         modules = {
             f"{root}.{name}" if name else root: part
             for name, part in module.named_modules()
             if id(part) not in left_out
         }
-        self._parts: dict[str, Any] = {"policy": policy, **modules}
-        self._entry = ("policy", entry)
+        self._parts: dict[str, Any] = {"policy": port.policy, **modules}
+        self._entry = ("policy", port.entry)
         self._described = dict(self._describe())
         self._suspect, self._turn = False, cycle(range(TURNS))
         self._remember()
@@ -137,7 +124,7 @@ class Structure:
             yield (name, "__class__"), type(part)
             for key, value in [*vars(part).items()]:
                 of_torch = isinstance(part, nn.Module) and key in _OF_EVERY_MODULE
-                left_out = of_torch or (name, key) == self._entry or (id(part), key) in self._notes
+                left_out = of_torch or (name, key) == self._entry or (id(part), key) in self._scratch
                 if not left_out and not isinstance(value, Replacement):
                     yield (name, key), _comparable(value)
             if isinstance(part, nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,32 +14,13 @@ from torch import Tensor
 from blockcache.attach.generation import first_denoiser_call
 from blockcache.attach.patching import Patches
 from blockcache.engines.build import Build, refuse_autocast
+from blockcache.engines.handle import Counts, PreparedEngine
 from blockcache.engines.rehearsal import SECOND_CALL, Runner, Trial, compare, runner_difference
 from blockcache.engines.staleness import PARTS, StaleGuard
-from blockcache.engines.stats import Counts
 from blockcache.errors import EngineError, ObservationError, StaleError
 from blockcache.models.noise import check_noise, draw_all
 from blockcache.models.port import Port
 from blockcache_runtime.chunks import Previous
-
-
-@dataclass(frozen=True, eq=False)
-class PreparedEngine:
-    """An engine that can take the policy's place.
-
-    Args:
-        patches: Put it there, and undo it.
-        settle: To be called once it is there.
-        verify: Raises a `StaleError` if the policy is no longer what the engine was made of.
-        noticed_within: Calls after which any change of weights or settings was noticed.
-        rehearsal_seconds: What comparing it with the policy's own actions took.
-    """
-
-    patches: Patches
-    settle: Callable[[], None] = lambda: None
-    verify: Callable[[], None] = lambda: None  # an engine that copies nothing has nothing to verify
-    noticed_within: int = 1
-    rehearsal_seconds: float = 0.0
 
 
 def prepare_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> PreparedEngine:

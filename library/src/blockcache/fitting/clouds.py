@@ -157,11 +157,6 @@ def pass_seed(seed: int, sample: int, place: int) -> int:
     return int(np.random.SeedSequence((seed, sample, place)).generate_state(1)[0])
 
 
-def flattened(chunks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(observations, samples, features), as distances take them."""
-    return chunks.reshape(*chunks.shape[:2], -1)
-
-
 @dataclass(frozen=True)
 class Closeness:
     """Of a cloud to the policy's own, over all observations.

@@ -6,7 +6,7 @@ Knows nothing of policies, tasks or files.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,12 +134,15 @@ def mean_jerk(actions: NDArray[np.float64]) -> float | None:
     return float(np.linalg.norm(np.diff(actions, n=3, axis=-2), axis=-1).mean())
 
 
-def chunk_jump(actions: NDArray[np.float64], chunk: int) -> float | None:
-    """Mean distance from the last action of a chunk to the first of the next; None where there is but one chunk."""
-    if len(actions) <= chunk:
-        return None
-    first = np.arange(chunk, len(actions), chunk)
-    return float(np.linalg.norm(actions[first] - actions[first - 1], axis=-1).mean())
+def seam_jump(actions: NDArray[np.float64], seams: Sequence[int]) -> float | None:
+    """Mean distance between the last action of a chunk and the first of the next; None where there is but one chunk.
+
+    Args:
+        actions: (steps, A), as executed.
+        seams: Places of first actions of chunks, but for the very first.
+    """
+    first = np.asarray(seams, dtype=np.int64)
+    return float(np.linalg.norm(actions[first] - actions[first - 1], axis=-1).mean()) if len(first) else None
 
 
 def _checked(values: ArrayLike) -> NDArray[np.float64]:

@@ -31,6 +31,7 @@ from blockcache.files import (
     write_bytes,
     writing,
 )
+from blockcache.models.modules import refuse_overridden
 from blockcache.models.own_policy import OwnPolicy, PolicyConfig
 from blockcache.models.policy_files import (
     CONFIG,
@@ -162,6 +163,7 @@ def save(policy: OwnPolicy, directory: PathLike) -> None:
     """
     if not isinstance(policy, OwnPolicy):
         refuse_foreign(policy)
+    refuse_overridden(policy.named_modules(), "saving it")
     tensors = {names[0]: tensor.detach().cpu().contiguous() for names, tensor in _named_once(policy.stored)}
     weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
     with writing(directory):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -100,14 +100,31 @@ def runs_known_code(parts: Sequence[nn.Module], *others: type) -> bool:
     classes = {kind for item in (*map(type, parts), *others) for kind in item.__mro__ if kind is not object}
     members = [member for kind in classes if _is_own(kind) for member in map(_function, vars(kind).values())]
     code = [*classes, *(member for member in members if isinstance(member, FunctionType))]
-    return all(map(_is_known, code)) and not any(has_hook(part) or _is_overridden(part) for part in parts)
+    return all(map(_is_known, code)) and not any(has_hook(part) or overridden(part) for part in parts)
 
 
-def _is_overridden(part: nn.Module) -> bool:
-    """Whether this very module has something in the place of a method of its class, or of one of its tensors and parts."""
+def overridden(part: nn.Module) -> list[str]:
+    """What this very module has in the place of methods of its class, or of its tensors and parts."""
     registered = {**part._parameters, **part._buffers, **part._modules}
     replaced = (name for name in vars(part) if name in registered or callable(getattr(type(part), name, None)))
-    return not all(_is_own(type(vars(part)[name])) for name in replaced)  # what this package put there is known
+    return [name for name in replaced if not _is_own(type(vars(part)[name]))]  # what this package put there is known
+
+
+def refuse_overridden(parts: Iterable[tuple[str, nn.Module]], doing: str) -> None:
+    """Refuse to make something of modules by their classes, settings and weights, where that would lose what replaced a
+    part of one of them on the object alone.
+
+    Args:
+        parts: modules of a policy by name, as its `named_modules` gives them.
+        doing: what cannot be done, for the error.
+    """
+    for place, part in parts:
+        for name in overridden(part):
+            where = ".".join(filter(None, ("policy", place, name)))
+            raise PolicyError(
+                f"{where} was replaced on this very object, and would be lost by {doing}; delete it, or make a class with "
+                "it and a function that returns the policy (module:function)"
+            )
 
 
 def _is_known(item: Any) -> bool:

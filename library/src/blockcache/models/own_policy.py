@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from blockcache.errors import ContentError, PolicyError, short, shortened
 from blockcache.files import Fields, Limit, Name, read
+from blockcache.models.modules import refuse_overridden
 from blockcache.models.noise import draw_all
 from blockcache.models.sampling import denoise
 from blockcache.observations.tensors import Observation
@@ -176,6 +177,7 @@ class OwnPolicy(nn.Module):
 
     def _with(self: P, **changes: Any) -> P:
         """The same weights behind other settings."""
+        refuse_overridden([("", self)], "a copy with other settings")
         other = type(self).__new__(type(self))
         nn.Module.__init__(other)
         other.config = replace(self.config, **changes)

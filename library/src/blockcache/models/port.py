@@ -197,6 +197,13 @@ class Port(ABC):
         action: Tensor = returned["action"]
         return action
 
+    def chunk_of(self, returned: Any) -> Tensor:
+        """What `entry` returned from the first executed action on, (B, actions, A): to the chunk's end, if that is told."""
+        if isinstance(returned, Mapping) and "action_pred" in returned:
+            chunk: Tensor = returned["action_pred"][:, self.executed[0] :]
+            return chunk
+        return self.action_of(returned)
+
     def entry_result(self, found: dict[str, Tensor]) -> Any:
         """What `entry` would return, from an engine's `action` and `action_pred`."""
         return found

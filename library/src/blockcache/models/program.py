@@ -101,7 +101,7 @@ class Ops(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class StepTable:
     """What depends on the step alone, by step: `values` (K, parts, ...).
 
     A row has `pads` zeros behind each of its axes and then takes `shape`, which begins with a 1 for the batch; so a table
@@ -139,6 +139,7 @@ class Program(ABC):
     gated       whether `gate` gives something: then skipped blocks are not summed up beforehand
     signature   tells apart what no fingerprint does, such as tables that a policy makes in code
     outside     inputs that a part of the policy computes which the program does not hold, and how to come by each
+    fixed       inputs of the policy that became constants, and what they were
     """
 
     inputs: Mapping[str, tuple[int, ...]]
@@ -150,7 +151,7 @@ class Program(ABC):
     once: int
     every_step: int
     weights: Mapping[str, Tensor] = field(repr=False)
-    tables: Mapping[str, Table] = field(repr=False)
+    tables: Mapping[str, StepTable] = field(repr=False)
     whole: bool = True
     causal: bool = False
     gated: bool = False
@@ -158,6 +159,7 @@ class Program(ABC):
     cameras: tuple[str, ...] = ()
     features: int = 0
     outside: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, list[float]] = field(default_factory=dict)
 
     @property
     def like(self) -> Tensor:

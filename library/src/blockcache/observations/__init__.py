@@ -153,7 +153,7 @@ def load_observations(path: PathLike) -> dict[str, NDArray[Any]]:
         return parse_arrays(read_bytes(path, "observations"), "observations", path)
     files = [parse_arrays(read_bytes(file, "observations"), "observations", file) for file in log_files(path)]
     if not files:
-        raise FileError(f"no observations in {path}: expected files of an ObservationLog, or one .npz file")
+        raise FileError(f"no observations at {path}: expected files of an ObservationLog, or one .npz file")
     if any(_form(file) != _form(files[0]) for file in files):
         raise FileError(f"the files in {path} hold observations of different shapes; keep one policy's in a directory")
     found: dict[str, NDArray[Any]] = joined(files)

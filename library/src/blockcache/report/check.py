@@ -5,6 +5,7 @@ from __future__ import annotations
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
 from blockcache.report.methods import of_full
 from blockcache.results.check import ENERGIES, Check
+from blockcache.results.losses import Prediction, shipped_losses
 
 _FORM = "{:.3f}"
 
@@ -19,6 +20,7 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
         ["energy distance", distances.energy.text(_FORM), floor.energy.text(_FORM)],
         ["energy beyond spread", distances.beyond_spread.text(_FORM), floor.beyond_spread.text(_FORM)],
         ["spread", distances.spread.text(_FORM), floor.spread.text(_FORM)],
+        *_second_differences(found),
         ["jerk inside a chunk", _shown(found.roughness.jerk), _shown(found.full_roughness.jerk)],
         ["jump between chunks", _shown(found.roughness.seam), _shown(found.full_roughness.seam)],
     ]
@@ -26,7 +28,6 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
     noise = (
         "the same noise" if found.method["shares_all_noise"] else "the same noise at the start only (another sampler)"
     )
-    low, high = found.shift_limits
     notes = [
         f"{setting['observations']} observations, {setting['samples']} chunks each, executed slice, normalised units; brackets: 95 % "
         "intervals over observations.",
@@ -34,18 +35,40 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
         "Centre shift, energy distance and spread: of the method's actions from the full policy's as distributions; on the right, of "
         "one half of the full policy's from the other, which is 0, 0 and 1 but for chance.",
         _seam_note(found),
-        f"The verdict is a prediction: on Push-T methods with a centre shift up to {low:.3f} and an energy beyond spread up to "
-        f"{ENERGIES[0]} lost 0.02 or less, those above {high:.3f} or {ENERGIES[1]} lost 0.07 or more (shifts scaled to the "
-        f"{setting['features']} values of a chunk here). Only rollouts show what a method costs: `blockcache eval`.",
+        _prediction_note(found),
     ]
     name = plain(found.name)
     clear = "" if found.clear else " The intervals reach over a threshold: more observations would tell."
     return (
         Paragraph(
-            f"**{name}: {found.verdict}**, at {share} of the FLOPs ({plain(found.method['engine'])} engine).{clear}"
+            f"**{name}: {found.verdict}**, at {share} of the FLOPs ({plain(found.method['engine'])} engine). "
+            f"{promise(found.prediction)}{clear}"
         ),
         table(["measure", name, "full policy"], rows),
         Bullets(tuple(notes)),
+    )
+
+
+def promise(found: Prediction) -> str:
+    """What can be said of a method's loss, as a sentence."""
+    if found.bound is None:
+        return f"Predicted loss {found.loss:.3f}; nothing is promised: {plain(found.unlike)}."
+    return f"Predicted loss {found.loss:.3f}; with 90 % certainty it loses at most {found.bound:.3f}."
+
+
+def _prediction_note(found: Check) -> str:
+    low, high = found.shift_limits
+    if found.features is None:
+        return (
+            f"The verdict is a prediction: on Push-T methods with a centre shift up to {low:.3f} and an energy beyond spread up to "
+            f"{ENERGIES[0]} lost 0.02 or less, those above {high:.3f} or {ENERGIES[1]} lost 0.07 or more (shifts scaled to the "
+            f"{found.setting['features']} values of a chunk here). Only rollouts show what a method costs: `blockcache eval`."
+        )
+    told = shipped_losses().told
+    return (
+        f"The verdict is a prediction, learnt from {sum(map(len, told.values()))} methods with paired rollouts on {', '.join(map(plain, told))}: energy "
+        f"beyond spread and added roughness, and on Push-T a centre shift above {low:.3f} (scaled to the {found.setting['features']} values of a chunk "
+        "here) cost score. The bound was judged on tasks that it was not learnt on. Only rollouts show what a method costs: `blockcache eval`."
     )
 
 
@@ -53,6 +76,14 @@ def _seam_note(found: Check) -> str:
     if found.setting["seams"]:
         return f"Jump: from a chunk's last action to the next one's first, at {found.setting['seams']} pairs of decisions that follow each other."
     return "No jump between chunks: the observations do not say which decisions follow each other (`blockcache policy observe` does)."
+
+
+def _second_differences(found: Check) -> list[list[str]]:
+    if (features := found.features) is None:
+        return []
+    return [
+        ["roughness", _FORM.format(features.own_roughness + features.rougher), _FORM.format(features.own_roughness)]
+    ]
 
 
 def _shown(value: float | None) -> str:

@@ -15,6 +15,7 @@ from blockcache.results.stored import Stored
 from blockcache.results.summary import summarise
 
 _CLOSED = ("method", "n", SCORE, DIFFERENCE, "success", "won/lost (p)", "noise")
+_CLOCKED = {"stale": "{:.2f}", "held": "{:.1f}", "missed": "{:.1f}", "first_action": "{:.2f}", "action_hz": "{:.1f}"}
 _COST = ("method", "engine", "GFLOP", "chunk Hz", "action error", "first action P95", "jerk", "jump")
 
 
@@ -50,7 +51,37 @@ def evaluation_blocks(results: Results, speed: Mapping[str, Latency], repeats: i
             f"Chunk Hz: timed apart from the rollouts, batch 1, one torch thread, median of {repeats} interleaved rounds; "
             f"the plain policy makes {1 / speed[PLAIN].p50:.1f}."
         )
-    return pick_columns(_CLOSED, rows), pick_columns(_COST, rows, left=2), Bullets(tuple(notes))
+    clocked = _clock_table(results) if results.clocked else ()
+    return pick_columns(_CLOSED, rows), pick_columns(_COST, rows, left=2), *clocked, Bullets(tuple(notes))
+
+
+def _clock_table(results: Results) -> tuple[Block, ...]:
+    """What rollouts on the clock were like, as means over a method's rollouts."""
+    clock = results.setting["clock"]
+    rows = []
+    for method in results.methods:
+        of = [item for item in results.clocked if item.method == method.name]
+        waited = clock["latency"][method.name]
+        rows.append(
+            [
+                plain(method.name),
+                f"{waited['median_ms']:.0f}" if "median_ms" in waited else "live",
+                *(_mean([getattr(item, name) for item in of], form) for name, form in _CLOCKED.items()),
+            ]
+        )
+    told = ", each chunk told of the one before" if clock.get("rtc") else ""
+    note = (
+        f"On the clock: {clock['mode']}{told}, {clock['rate']:g} ticks a second, replanning after {clock['replan']}. Stale: the "
+        "share of actions from before the newest observation that a chunk was asked for with. Held: ticks at which the last "
+        "action was repeated. Missed: chunks that arrived after the one before had run out. Jump is that from chunk to chunk."
+    )
+    columns = ["method", "latency ms", "stale", "held", "missed", "first action s", "action Hz"]
+    return table(columns, rows), Paragraph(note)
+
+
+def _mean(values: Sequence[float | None], form: str) -> str:
+    known = [value for value in values if value is not None]
+    return form.format(sum(known) / len(known)) if known else ""
 
 
 def open_loop_blocks(
@@ -97,7 +128,7 @@ def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: S
     rows = []
     for row in summarise(results):
         name, latency = row.method.name, speed[row.method.name]
-        before = stored.of(name) if stored else None
+        before = stored.of(method_named(name).portable_name) if stored else None
         rows.append(
             {
                 **cells(row),

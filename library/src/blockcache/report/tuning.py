@@ -14,7 +14,18 @@ from blockcache.results.rollouts import BASELINE
 from blockcache.results.tuning import Point, Tuning
 
 MS = Axis("ms per chunk", log=True)
-_POINT = ["p50 ms", "p95 ms", "over plain", "GFLOP", "predicted loss", "centre shift", "beyond spread", "spread"]
+_BOUND = "at most, 90 %"
+_POINT = [
+    "p50 ms",
+    "p95 ms",
+    "over plain",
+    "GFLOP",
+    "predicted loss",
+    _BOUND,
+    "centre shift",
+    "beyond spread",
+    "spread",
+]
 _ROLLOUTS = "rollouts: difference, 95 %"
 
 
@@ -32,6 +43,7 @@ def _cells(found: Tuning) -> list[dict[str, str]]:
             "over plain": f"{found.plain_ms / point.p50_ms:.0f}x",
             "GFLOP": f"{point.flops / 1e9:.3f}",
             "predicted loss": f"{point.loss:.3f}",
+            _BOUND: _bound(point),
             "centre shift": f"{point.distances.centre_shift.mean:.3f}",
             "beyond spread": f"{point.distances.beyond_spread.mean:.3f}",
             "spread": f"{point.distances.spread.mean:.2f}",
@@ -41,6 +53,10 @@ def _cells(found: Tuning) -> list[dict[str, str]]:
     ]
 
 
+def _bound(point: Point) -> str:
+    return "" if point.bound is None or point.bound >= 1 else f"{point.bound:.3f}"
+
+
 def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
     """A tuning, from the answer on."""
     hz = found.setting.get("rate_hz")
@@ -48,7 +64,8 @@ def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
     notes = [
         f"Milliseconds: one chunk, batch 1, {rate}all interleaved in one run with the plain policy, which takes "
         f"{found.plain_ms:.1f} ms.",
-        "Predicted loss: from how far the actions are from the policy's own as distributions (docs/tune-and-check.md); a prediction.",
+        "Predicted loss: from how far the actions are from the policy's own as distributions, and how rough they are (docs/tune-and-check.md); a prediction. "
+        f"*{_BOUND}*: what a loss stays below with 90 % certainty; a loss to allow is judged by it where nothing is rolled out.",
         _sampler_note(found.chosen),
         *(plain(note) + "." for note in found.notes),
     ]
@@ -74,7 +91,8 @@ def _proof(found: Tuning) -> str:
     if found.chosen.method == BASELINE:
         return "It computes every block at every step, and loses nothing."
     if found.fresh is None:
-        return "Not rolled out: the loss is a prediction; `--task` measures it."
+        bound = "" if (most := _bound(found.chosen)) == "" else f", at most {most} with 90 % certainty"
+        return f"Not rolled out: a loss of {found.chosen.loss:.3f} is predicted{bound}; `--task` measures it."
     allowed = -LOSSLESS if found.goal.loss is None else found.goal.loss
     return (
         f"On {found.fresh.n} fresh pairs of rollouts its score differs by {found.fresh.text('{:+.3f}')}: "
@@ -139,6 +157,7 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
         "p50 ms",
         "p95 ms",
         "predicted loss",
+        _BOUND,
         _ROLLOUTS,
         "beyond spread",
         "spread",

@@ -9,21 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
 from blockcache.files import Count, Fields, Format, keys_of
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.distance import Distances
+from blockcache.measure.features import ActionFeatures
+from blockcache.results.losses import Prediction, predict_loss
 from blockcache.results.rollouts import OfPolicy, PolicyOrigin
 
-Verdict: TypeAlias = Literal["looks lossless", "will likely cost score", "do not use"]
+Verdict: TypeAlias = Literal["looks lossless", "will likely cost score", "do not use", "cannot be told"]
 VERDICTS: tuple[Verdict, ...] = ("looks lossless", "will likely cost score", "do not use")
+UNKNOWN: Verdict = "cannot be told"
 # From methods on Push-T whose losses are known from 250 paired rollouts each (docs/tune-and-check.md): all that lost 0.02 or
 # less lie below the first of each pair, all that lost 0.07 or more above the second in at least one of the two.
 PUSHT_FEATURES = 16
 SHIFTS = (0.04, 0.06)
 ENERGIES = (0.05, 0.09)  # beyond spread
 LOSSES = (0.02, 0.07)
+BOUND = 0.08
+"""What looks lossless loses no more than this with 90 % certainty."""
+SAME = 1e-3
+"""Of the error between two runs with different noise: below it a method's actions are the policy's own."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +57,24 @@ class Check(OfPolicy):
     noise_floor  the same between two runs of the full policy with different noise
     distances    of the method's cloud of actions from the full policy's
     floor        of the full policy's cloud from another of its own
+    features     what the loss is predicted from; None in files of before there were any
     """
 
     policy: PolicyOrigin
     method: Annotated[Mapping[str, Any], Fields(_METHOD, others=True)]
-    setting: Annotated[Mapping[str, Any], Fields(_SETTING, others=True)]
+    setting: Annotated[Mapping[str, Any], Fields(_SETTING, {"actions": Count}, others=True)]
     error: ActionError
     noise_floor: ActionError
     distances: Distances
     floor: Distances
     roughness: Roughness
     full_roughness: Roughness
+    features: ActionFeatures | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features is not None and "actions" not in self.setting:
+            raise ValueError("it has features but not the number of actions that they are of")
 
     @property
     def name(self) -> str:
@@ -71,13 +86,35 @@ class Check(OfPolicy):
         return shift_limits(self.setting["features"])
 
     @property
+    def same(self) -> bool:
+        """Whether the method's actions are the policy's own, noise for noise."""
+        return bool(self.method["shares_all_noise"]) and self.error.mean <= SAME * self.noise_floor.mean
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """What the method is likely to lose; by its distances alone where the file has no features."""
+        if self.same:
+            return Prediction(0.0, 0.0)
+        if self.features is None:
+            return Prediction(
+                predicted_loss(self.distances, self.setting["features"]), None, "the file is of an earlier version"
+            )
+        return predict_loss(self.features, self.fingerprint.family or "", self.setting["actions"])
+
+    @property
     def loss(self) -> float:
-        return predicted_loss(self.distances, self.setting["features"])
+        return self.prediction.loss
 
     @property
     def verdict(self) -> Verdict:
-        """By the worse of centre shift and energy beyond spread. What may yet be of no use never looks lossless."""
-        return VERDICTS[max(self._graded("mean"), self._graded("high") - 1)]
+        """By the worst of centre shift, energy beyond spread and the predicted loss with its bound. What may yet be of no
+        use never looks lossless, and neither does what nothing can be promised of."""
+        grade = max(self._graded("mean"), self._graded("high") - 1)
+        if self.features is None or self.same:
+            return VERDICTS[grade]
+        found = self.prediction
+        grade = max(grade, 2 if found.loss > LOSSES[1] else int(found.bound is None or found.bound > BOUND))
+        return UNKNOWN if found.bound is None and grade < 2 else VERDICTS[grade]
 
     @property
     def clear(self) -> bool:
@@ -101,7 +138,7 @@ class Check(OfPolicy):
 
 _KEYS = {**keys_of(Check), "roughness": Fields({"method": Roughness, "full": Roughness})}
 del _KEYS["full_roughness"]
-Check.FORMAT = Format("blockcache.check", "check", _KEYS, again="run 'blockcache check' again")
+Check.FORMAT = Format("blockcache.check", "check", _KEYS, again="run 'blockcache check' again", optional=("features",))
 
 
 def shift_limits(features: int) -> tuple[float, float]:

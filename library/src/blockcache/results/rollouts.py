@@ -9,6 +9,7 @@ The file says nothing of when or how fast: the same evaluation gives the same by
     noise_floor  open-loop error between two runs of the full policy with different noise
     methods      name, engine, sampler, what is reused when, FLOPs, open-loop error
     records      method, seed, score, success, steps, error, jerk, jump; the last four null where there is none
+    clocked      of rollouts on the clock: method, seed, stale, held, missed, first_action, action_hz; `setting` has `clock`
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import cached_property
 from typing import Annotated, Any, TypeAlias
 
 from blockcache.errors import BlockcacheError
-from blockcache.files import Count, Fields, Format, JsonFile, PathLike, exists, keys_of
+from blockcache.files import Count, Fields, Format, JsonFile, PathLike, dict_of, exists, keys_of
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.measure.action_error import ActionError
 
@@ -92,9 +93,36 @@ class Record:
                 raise ValueError(f"seed {self.seed} of {self.method} must have either a score and success or an error")
 
 
+@dataclass(frozen=True)
+class Clocked:
+    """What one rollout on the clock was like.
+
+    Args:
+        method: Of the rollout.
+        seed: Of the rollout.
+        stale: The share of actions from before the newest observation that a chunk was asked for with.
+        held: Ticks at which the last action was repeated, since no chunk had one.
+        missed: Chunks that arrived after the one before had run out.
+        first_action: Seconds until the first action; None if there was none.
+        action_hz: Actions in a second that were not the last one again.
+    """
+
+    method: str
+    seed: Count
+    stale: float | None
+    held: Count
+    missed: Count
+    first_action: float | None
+    action_hz: float
+
+
 _COUNTS = dict.fromkeys(("first_seed", "rollouts", "group", "open_loop_observations"), Count)
+_TIMES = Fields({}, {"chunks": Count, "median_ms": float})  # neither where each call was timed as it was made
+_CLOCK = Fields(
+    {"rate": float, "replan": Count, "mode": str, "latency": dict_of(_TIMES)}, {"rtc": bool, "overlap": Count}
+)
 _Setting: TypeAlias = Annotated[
-    Mapping[str, Any], Fields({**_COUNTS, "calibration": Calibration}, {"noise": str}, others=True)
+    Mapping[str, Any], Fields({**_COUNTS, "calibration": Calibration}, {"noise": str, "clock": _CLOCK}, others=True)
 ]
 
 
@@ -108,6 +136,12 @@ class Results(OfPolicy):
     noise_floor: ActionError
     methods: tuple[MethodRun, ...]
     records: tuple[Record, ...]
+    clocked: tuple[Clocked, ...] = ()
+
+    def content(self) -> dict[str, Any]:
+        """Without what rollouts off the clock do not have."""
+        content = super().content()
+        return content if self.clocked else {name: value for name, value in content.items() if name != "clocked"}
 
     @property
     def failed(self) -> int:
@@ -126,22 +160,36 @@ class Results(OfPolicy):
             raise ValueError(f"its methods are {BASELINE} and others, each once and with all that has records")
         if len(set(rollouts)) < len(rollouts):
             raise ValueError("a rollout stands there twice")
+        if found.clocked and [(item.method, item.seed) for item in found.clocked] != rollouts:
+            raise ValueError("the rollouts that were clocked are not those that there are records of")
+        if found.clocked and set(found.setting.get("clock", {"latency": ()})["latency"]) != set(names):
+            raise ValueError(
+                "rollouts that were clocked go with a clock in the setting that has all methods' latencies"
+            )
         return found
 
 
-Results.FORMAT = Format("blockcache.results", "results file", keys_of(Results), again="run the evaluation again")
+Results.FORMAT = Format(
+    "blockcache.results", "results file", keys_of(Results), optional=("clocked",), again="run the evaluation again"
+)
 
 
 def check_alike(
-    path: PathLike, task: str, policy: Fingerprint, methods: Iterable[tuple[str, Mapping[str, Any]]]
+    path: PathLike,
+    task: str,
+    policy: Fingerprint,
+    methods: Iterable[tuple[str, Mapping[str, Any]]],
+    clock: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse results of another task or policy, or of another schedule under the same name."""
+    """Refuse results of another task, policy or clock, or of another schedule under the same name."""
     if not exists(path):
         return
     old = Results.load(path)
     reason = None
     if old.task["name"] != task:
         reason = f"task {old.task['name']} instead of {task}"
+    elif old.setting.get("clock") != clock:
+        reason = "another clock, or of none"
     elif differences := fingerprint_differences(policy, old.fingerprint):
         reason = f"another policy ({'; '.join(differences)})"
     else:

@@ -30,16 +30,11 @@ class Stored(JsonFile):
     methods: tuple[StoredMethod, ...]
 
     def of(self, name: str) -> StoredMethod | None:
-        """What is stored of a method, if anything is."""
-        return next((method for method in self.methods if method.name == stored_name(name)), None)
+        """What is stored of a method, if anything is; what was tuned is stored as "tuned"."""
+        return next((method for method in self.methods if method.name == name), None)
 
 
 Stored.FORMAT = Format("blockcache.stored", "stored result", keys_of(Stored), again="write it again")
-
-
-def stored_name(name: str) -> str:
-    """What was tuned lies in another place on every machine."""
-    return "tuned" if name.startswith("tuned:") else name
 
 
 def shipped() -> Stored | None:

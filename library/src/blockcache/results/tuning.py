@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 from blockcache.errors import BlockcacheError
-from blockcache.files import Count, Format, Positive, keys_of
+from blockcache.files import NEWER, Count, Format, Positive, keys_of
 from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
 from blockcache.results.rollouts import OfPolicy, PolicyOrigin
 
 MARGIN = 0.5
-"""A prediction scatters, so that half of the loss that a user allows is kept in hand."""
+"""A prediction scatters, so that half of the loss that a user allows is kept in hand until rollouts tell."""
 NEAR = 1.1
 """Times within this factor are not told apart on a machine that has other things to do as well."""
 
@@ -66,8 +66,8 @@ class Goal:
         return (miss, point.p50_ms, point.expected_loss)
 
     def miss(self, point: Point) -> float:
-        """By how much a point misses the goal, in milliseconds or in score; 0 if it meets it. Where it was rolled out, what
-        counts is the loss that its interval does not rule out."""
+        """By how much a point misses the goal, in milliseconds or in score; 0 if it meets it. What counts is the loss that
+        is not ruled out: by the interval of its rollouts, else by its bound, where there is one."""
         if self.spread is not None and not self.spread[0] <= point.distances.spread.mean <= self.spread[1]:
             return math.inf
         if self.deadline_ms is not None:
@@ -75,6 +75,8 @@ class Goal:
         assert self.loss is not None
         if point.rollouts is not None:
             return max(0.0, -point.rollouts.low - self.loss)
+        if point.bound is not None:
+            return max(0.0, point.bound - self.loss)
         return max(0.0, point.loss - MARGIN * self.loss)
 
 
@@ -88,7 +90,8 @@ class Point:
     flops           of one generation
     chunks          of how many the distances are
     distances       of its actions from the policy's own
-    loss            predicted from the distances; see `predicted_loss`
+    loss            predicted; see `results.losses`
+    bound           it loses at most this with 90 % certainty, 1 if nothing can be promised; None where rollouts were to tell
     rollouts        paired difference of the score on tuning seeds, where there were rollouts
     """
 
@@ -102,6 +105,7 @@ class Point:
     distances: Distances
     loss: float
     rollouts: Estimate | None = None
+    bound: float | None = field(default=None, metadata={NEWER: True})
 
     @property
     def expected_loss(self) -> float:

@@ -9,13 +9,17 @@ from blockcache.tasks.base import (
     task_names,
     task_spec,
 )
+from blockcache.tasks.clock import Clock, ClockedRollout, clocked_rollout
 from blockcache.tasks.rollout import Rollout, rollout
 
 __all__ = [
+    "Clock",
+    "ClockedRollout",
     "Rollout",
     "Task",
     "TaskEntry",
     "TaskSpec",
+    "clocked_rollout",
     "expert_factory",
     "make_task",
     "rollout",

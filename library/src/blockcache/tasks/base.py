@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.errors import TaskError, entry_failure
+from blockcache.extras import how_to_install
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Tree: TypeAlias = Any
@@ -36,7 +37,7 @@ class TaskSpec:
     action_dim: int
     max_steps: int
     success: str  # one phrase, for tables
-    extra: str  # what to put in pip install "blockcache[...]"
+    extra: str  # of the distribution, which brings the simulator
     first_test_seed: int = 100_000
     inputs: Mapping[str, tuple[int, ...]] | None = None
     cameras: tuple[str, ...] = ()
@@ -168,8 +169,7 @@ def _factory(entry: TaskEntry, factory: str) -> Callable[..., Any]:
 def _unusable(entry: TaskEntry, error: ImportError) -> TaskError:
     return TaskError(
         f"the simulator of task {entry.spec.name!r} is not usable ({error}); "
-        f'install it with pip install "{entry.distribution}[{entry.spec.extra}]", from a clone or a wheel as '
-        "docs/start.md says"
+        f"it comes with {how_to_install(entry.distribution, entry.spec.extra)}"
     )
 
 

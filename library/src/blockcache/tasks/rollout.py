@@ -56,15 +56,24 @@ def rollout(
         n_action_steps: How many actions `act` gives at a time; all of them are executed.
         on_step: Sees the simulators after the start and after every step, for videos.
     """
-    if len(seeds) == 0:
-        raise TaskError("a rollout needs at least one seed, got none")
     if n_obs_steps < 1 or n_action_steps < 1:
         raise TaskError(f"a rollout needs at least 1 step of each, got {n_obs_steps=} and {n_action_steps=}")
-    episodes: list[_Episode] = []
+    with episodes_of(task_factory, seeds, n_obs_steps) as episodes:
+        return _run(episodes, act, n_action_steps, on_step or (lambda tasks: None))
+
+
+@contextmanager
+def episodes_of(
+    task_factory: Callable[[], Task], seeds: Sequence[int], n_obs_steps: int
+) -> Iterator[Sequence[Episode]]:
+    """A simulator for each seed, closed in the end; no episode has begun."""
+    if len(seeds) == 0:
+        raise TaskError("a rollout needs at least one seed, got none")
+    episodes: list[Episode] = []
     try:
         for seed in seeds:  # one by one, so that all are closed even if making one fails
-            episodes.append(_Episode(seed, task_factory(), n_obs_steps))
-        return _run(episodes, act, n_action_steps, on_step or (lambda tasks: None))
+            episodes.append(Episode(seed, task_factory(), n_obs_steps))
+        yield episodes
     finally:
         for episode in episodes:
             with suppress(Exception):  # an error while closing does not cost the results
@@ -72,7 +81,7 @@ def rollout(
 
 
 @dataclass(eq=False)
-class _Episode:
+class Episode:
     """A simulator, what was seen of it last, and what was done in it."""
 
     seed: int
@@ -155,7 +164,7 @@ def _finite(array: Array) -> npt.NDArray[np.float32]:
 
 
 def _run(
-    episodes: list[_Episode], act: Act, n_action_steps: int, on_step: Callable[[Sequence[Task]], None]
+    episodes: Sequence[Episode], act: Act, n_action_steps: int, on_step: Callable[[Sequence[Task]], None]
 ) -> tuple[Rollout, ...]:
     tasks = [episode.task for episode in episodes]
     for episode in episodes:

@@ -51,9 +51,7 @@ class ServedExport:
         """
         self._policy = policy
         self.name, self.cameras = policy.path.name, frozenset(policy.cameras)
-        self.inputs: dict[str, tuple[int, ...]] = {
-            name: tuple(shape[1:]) for name, shape in policy.sizes.items() if name != "noise"
-        }
+        self.inputs = policy.inputs
         self.n_obs_steps, self.action_dim = policy.n_obs_steps, policy.action_dim
         self.n_action_steps = policy.n_action_steps
 

@@ -191,15 +191,17 @@ class VlaEval(Protocol):
         self._sequence = 0
         message = self._unpacked(data)
         kind, payload, sequence = (message.get(name) for name in ("type", "payload", "seq"))
-        if type(sequence) is not int or not 0 <= sequence < 2**63 or not isinstance(payload, dict):
+        if not isinstance(sequence, int) or not isinstance(payload, dict) or not isinstance(kind, str):
             raise ContentError("the message needs a type, a payload that is a map, and a seq that is a whole number")
+        if isinstance(sequence, bool) or not 0 <= sequence < 2**63:
+            raise ContentError(f"the message has the seq {short(sequence)}, expected a whole number, 0 or more")
         self._sequence = sequence
         if kind == "hello":
             return self._hello(payload)
         if kind == "episode_start":
             task = payload.get("task")
             self.state = self.state.begun(_seed(task.get("seed") if isinstance(task, dict) else None))
-            self._chunk, self.live = [], payload.get("mode") == "live"
+            self._chunk, self.live = [], str(payload.get("mode")) == "live"
             return None
         if kind == "observation":
             return self._observation(payload, sequence, newest)
@@ -210,7 +212,8 @@ class VlaEval(Protocol):
         )
 
     def _hello(self, payload: Mapping[str, Any]) -> bytes:
-        if (version := payload.get("protocol_version")) != 1:
+        version = payload.get("protocol_version")
+        if type(version) is not int or version != 1:
             raise ContentError(f"the client speaks version {short(version)} of the protocol, this server version 1")
         words = {
             "harness_version": f"blockcache {__version__}",

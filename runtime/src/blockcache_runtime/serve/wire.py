@@ -72,7 +72,7 @@ class _Reader:
         if "__npgeneric__" in named:
             return _scalar(named)
         if "__image__" in named:
-            return _array(named) if named.get("format") == "raw" else _picture(named, self._pixels)
+            return _array(named) if str(named.get("format")) == "raw" else _picture(named, self._pixels)
         return named
 
     def _count(self) -> None:
@@ -116,7 +116,7 @@ def _scalar(named: Mapping[str, Any]) -> npt.NDArray[Any]:
 def _picture(named: Mapping[str, Any], most_pixels: int) -> npt.NDArray[np.uint8]:
     """(height, width, channels) of a PNG or JPEG; its size is known, and checked, before it is unpacked."""
     kind, data = named.get("format"), named.get("data")
-    if kind not in ("png", "jpeg") or not isinstance(data, bytes):
+    if not isinstance(kind, str) or kind not in ("png", "jpeg") or not isinstance(data, bytes):
         raise ContentError(f"a picture has the format {short(kind)}, expected 'png', 'jpeg' or 'raw'")
     try:
         from PIL import Image

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from numbers import Integral
@@ -117,13 +118,14 @@ class EncodedDiTPort(_AfterEncoder, DiTPort):
         if set(fixed) != {TOKENS, MASK}:
             names = ", ".join(map(str, fixed))
             raise EngineError(f"{names} cannot be constants of a file; the words can, {TOKENS} and {MASK} together")
-        given = (as_tensor(fixed[name], f"the input {name!r}") for name in (TOKENS, MASK))
-        said = self.policy.language_feature(*(ids[None] if ids.ndim == 1 else ids for ids in given))
+        given = {name: as_tensor(fixed[name], f"the input {name!r}") for name in (TOKENS, MASK)}
+        said = self.policy.language_feature(*(ids[None] if ids.ndim == 1 else ids for ids in given.values()))
         if len(said) != 1:
             raise EngineError(
                 f"a file has the words of one task as constants, or takes their feature; got {len(said)} tasks"
             )
-        return check_program(with_encoders(program, self.policy, said))
+        kept = {name: ids.flatten().tolist() for name, ids in given.items()}
+        return check_program(replace(with_encoders(program, self.policy, said), fixed=kept))
 
     def file_inputs(self, obs: Any) -> dict[str, Tensor]:
         found = self.policy.check(obs)

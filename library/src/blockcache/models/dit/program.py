@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from blockcache.models.dit.denoiser import CHUNKS, DiTShape, attention_of, embed_time
 from blockcache.models.folding import cast, double, linear, named, refuse, scaled_queries, signature
 from blockcache.models.normalizer import ShiftedField
-from blockcache.models.program import Ops, Program, Table, UnsupportedError, Value
+from blockcache.models.program import Ops, Program, StepTable, UnsupportedError, Value
 
 if TYPE_CHECKING:
     from blockcache.models.dit.vision import VisionTower
@@ -189,7 +189,7 @@ def fold(port: Any, shape: DiTShape) -> DiTProgram:
         once=shape.modulation(shape.cond_dim),
         every_step=shape.ends,
         weights={name: cast(tensor, like) for name, tensor in weights.items()},
-        tables={"time": Table(cast(table, like), (1, shape.layers * CHUNKS, shape.width))},
+        tables={"time": StepTable(cast(table, like), (1, shape.layers * CHUNKS, shape.width))},
         gated=True,
         signature=signature((eps, inputs), features, *rotation.values()),
         shape=shape,

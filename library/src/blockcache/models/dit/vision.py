@@ -69,8 +69,9 @@ class VisionTower:
         shift, scale, base = (ops.weight(f"obs.{self.camera}_{part}") for part in ("shift", "scale", "base"))
         x = ops.add([ops.mul(ops.add([frames, shift]), scale), base])
         if self.corner is None:
-            across = ops.matmul(x, ops.weight(f"{self.name}_columns"))
-            return ops.matmul(ops.weight(f"{self.name}_rows"), across)
+            # the matrices on the right: on the left of no frames at all ONNX Runtime refuses one
+            across = ops.transpose(ops.matmul(x, ops.weight(f"{self.name}_columns")), (0, 1, 3, 2))
+            return ops.transpose(ops.matmul(across, ops.weight(f"{self.name}_rows")), (0, 1, 3, 2))
         for axis, start, whole in zip((2, 3), self.corner, self.frame, strict=True):
             x = x if self.side == whole else ops.slice(x, axis, start, start + self.side)
         return x
@@ -151,7 +152,7 @@ def fold_vision(
     }
     weights[f"{name}_places"][0, 0] += double(model.embeddings.class_embedding).flatten()
     if resized:
-        weights[f"{name}_rows"] = _scaling(frame[0], room[0])[top : top + side]
+        weights[f"{name}_rows"] = _scaling(frame[0], room[0])[top : top + side].T
         weights[f"{name}_columns"] = _scaling(frame[1], room[1])[left : left + side].T
     for index, layer in enumerate(model.encoder.layers):
         own = layer.self_attn

@@ -7,6 +7,7 @@ Decoder form: `decoder.layers` of pre-norm `nn.TransformerDecoderLayer` (SA, CA,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ def find(denoiser: nn.Module) -> Adapter | str:
         ),
         widths=widths,
         every_step=shape.every_step if counted else 0,
-        fold=fold,
+        fold=partial(fold, shape),
     )
 
 

@@ -23,7 +23,7 @@ from blockcache.models.dpt.denoiser import DPTShape, folded_blocks, folded_every
 from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.folding import cast, double, named, refuse, scaled_queries, signature, step_times
 from blockcache.models.port import Port
-from blockcache.models.program import Table, UnsupportedError
+from blockcache.models.program import StepTable, UnsupportedError
 
 FEATURES = "features"
 Double = Callable[..., Tensor]
@@ -31,8 +31,8 @@ Field = Callable[[str, int], list[Tensor]]
 """(name of an input, its numbers) -> its normaliser's scale and offset."""
 
 
-def fold(port: Port) -> DPTProgram:
-    """Fold the policy behind a port, or say what about it cannot be."""
+def fold(shape: DPTShape, port: Port) -> DPTProgram:
+    """Fold the policy behind a port, whose denoiser has this shape, or say what about it cannot be."""
     require_supported(port)
     assert port.sampler is not None
     policy, modules, state = port.policy, port.adapter.denoiser, port.policy.state_dict()
@@ -45,7 +45,7 @@ def fold(port: Port) -> DPTProgram:
             raise UnsupportedError(f"a normaliser of {name} with another number of values than {size}")
         return [tensor.expand(size) for tensor in both]
 
-    width, depth, heads = double("pos_emb").shape[-1], len(port.adapter.layers), port.adapter.widths["heads"]
+    heads = port.adapter.widths["heads"]
     positions = double("cond_pos_emb")[0]
     obs_w, obs_b = linear_of(double, "cond_obs_emb")
     input_w, input_b = linear_of(double, "input_emb")
@@ -53,16 +53,6 @@ def fold(port: Port) -> DPTProgram:
     seen = fold_inputs(policy, field, obs_w, obs_b)
     action_scale, action_offset = field("action", len(input_w))
     masks = {name: _mask(modules, name) for name in ("mask", "memory_mask")}
-    shape = DPTShape(
-        width=width,
-        layers=depth,
-        tokens=int(policy.horizon),
-        cond_tokens=1 + int(policy.n_obs_steps),
-        cond_dim=len(obs_w),
-        input_dim=len(input_w),
-        output_dim=head_w.shape[1],
-        hidden=port.adapter.widths["hidden"],
-    )
     weights = {
         **seen.weights,
         "obs_b": seen.bias + positions[1:],
@@ -76,8 +66,8 @@ def fold(port: Port) -> DPTProgram:
         "action_offset": -action_offset / action_scale,
         "self_mask": torch.zeros(shape.tokens, shape.tokens) if masks["mask"] is None else masks["mask"],
     }
-    for index in range(depth):
-        weights |= _layer(double, index, width, heads)
+    for index in range(shape.layers):
+        weights |= _layer(double, index, shape.width, heads)
     # (1, 1, T, H * S): head by head
     visible = torch.zeros(shape.tokens, shape.cond_tokens) if masks["memory_mask"] is None else masks["memory_mask"]
     weights["memory_mask"] = visible.repeat(1, heads)[None, None]
@@ -85,7 +75,6 @@ def fold(port: Port) -> DPTProgram:
     crossed, tables = _cross_attention(double, shape, heads, encoded)
     like = state["model.pos_emb"]
     eps = norms(modules)[0].eps
-    causal = _is_causal(masks["mask"])
     return DPTProgram(
         inputs=seen.inputs,
         cameras=tuple(network.camera for network in seen.networks),
@@ -98,8 +87,8 @@ def fold(port: Port) -> DPTProgram:
         once=folded_once(shape) + sum(network.flops for network in seen.networks) * (shape.cond_tokens - 1),
         every_step=folded_every_step(shape),
         weights={name: cast(tensor, like) for name, tensor in (weights | crossed).items()},
-        tables={name: Table(cast(item.values, like), item.shape, item.pads) for name, item in tables.items()},
-        causal=causal,
+        tables={name: StepTable(cast(item.values, like), item.shape, item.pads) for name, item in tables.items()},
+        causal=_is_causal(masks["mask"]),
         signature=signature((eps, seen.inputs, seen.entries, seen.networks), time, *masks.values()),
         shape=shape,
         heads=heads,
@@ -132,7 +121,7 @@ def time_tokens(port: Port, double: Double) -> tuple[Tensor, Tensor]:
 
 def _cross_attention(
     double: Double, shape: DPTShape, heads: int, time: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Table]]:
+) -> tuple[dict[str, Tensor], dict[str, StepTable]]:
     """From encoded condition tokens to what cross-attention multiplies by, and the time token's share by step.
 
     `time` (K, d) is the time token, encoded.
@@ -170,9 +159,9 @@ def _cross_attention(
     }
     w, b, v = (torch.stack(shares[name], dim=1) for name in "wbv")  # (K, L, d, H), (K, L, 1, H), (K, L, H, d)
     tables = {
-        "time_w": Table(w[..., None], (1, width, columns), (0, 0, observed)),
-        "time_b": Table(b[..., None], (1, 1, columns), (0, 0, observed)),
-        "time_v": Table(v[:, :, :, None], (1, columns, width), (0, observed, 0)),
+        "time_w": StepTable(w[..., None], (1, width, columns), (0, 0, observed)),
+        "time_b": StepTable(b[..., None], (1, 1, columns), (0, 0, observed)),
+        "time_v": StepTable(v[:, :, :, None], (1, columns, width), (0, observed, 0)),
     }
     return constants, tables
 

@@ -24,6 +24,11 @@ from blockcache.observations.tensors import check_observation, check_tree
 from blockcache.samplers import SamplerConfig
 
 FAMILY = "dp-t"
+_NETWORK = (
+    "horizon", "n_obs_steps", "n_layer", "n_head", "n_emb", "p_drop_emb", "p_drop_attn", "causal_attn", "time_as_cond",
+    "n_cond_layers",
+)  # fmt: skip
+"""Settings that the denoiser has too."""
 Dropout: TypeAlias = Annotated[float, Limit(0, 0.999)]
 
 
@@ -99,17 +104,8 @@ class DiffusionTransformerPolicy(OwnPolicy):
         self.model = DiffusionTransformer(
             input_dim=config.sample_dim,
             output_dim=config.sample_dim,
-            horizon=config.horizon,
-            n_obs_steps=config.n_obs_steps,
             cond_dim=config.obs_dim if config.obs_as_cond else 0,
-            n_layer=config.n_layer,
-            n_head=config.n_head,
-            n_emb=config.n_emb,
-            p_drop_emb=config.p_drop_emb,
-            p_drop_attn=config.p_drop_attn,
-            causal_attn=config.causal_attn,
-            time_as_cond=config.time_as_cond,
-            n_cond_layers=config.n_cond_layers,
+            **{name: getattr(config, name) for name in _NETWORK},
         )
         sizes = {name: 1 if name in config.cameras else shape[-1] for name, shape in config.inputs.items()}
         self.normalizer = LinearNormalizer({**sizes, "action": config.action_dim})

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from blockcache.models.folding import Pair, named, signature, step_times
 from blockcache.models.port import Port
-from blockcache.models.program import Ops, Program, Table, UnsupportedError, Value
+from blockcache.models.program import Ops, Program, StepTable, UnsupportedError, Value
 from blockcache.models.rdt.denoiser import FRONT, RDTShape, frequencies
 
 SA, CA, FFN = range(3)
@@ -226,7 +226,7 @@ def fold(port: Port, shape: RDTShape, norm: tuple[str, float]) -> RDTProgram:
         once=shape.folded_once,
         every_step=shape.folded_every_step,
         weights=weights,
-        tables={"time": Table(time[:, None, None], (1, FRONT, shape.width), (FRONT - 1, 0))},
+        tables={"time": StepTable(time[:, None, None], (1, FRONT, shape.width), (FRONT - 1, 0))},
         signature=signature(norm, time),
         shape=shape,
         heads=heads,

@@ -165,13 +165,13 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
     full = rows[BASELINE].method.flops if BASELINE in rows else None
     looked = f"Of {len(tuning.points)} points that tuning looked at"
     met = "this is the best" if tuning.met else "this comes nearest to what was asked for, which was missed,"
-    directory = shlex.quote(source.path.removesuffix("tuning.json").rstrip("/") or ".")
+    tuned = _tuned_policy(sources, source.path.removesuffix("tuning.json").rstrip("/") or ".")
     differences = [d for d in (known, tuning.fresh, chosen.rollouts) if d is not None]
     return Answer(
         name=name,
         what=f"{method_named(chosen.method).label}, {chosen.engine} engine",
         why=f"{looked}, {met} {plain(tuning.goal.text())}.",
-        next=(f"blockcache export {directory} -o policy.onnx", f"blockcache bench {directory}"),
+        next=(f"blockcache export {tuned} -o policy.onnx", f"blockcache bench {tuned}"),
         ms=ms,
         plain=plain_ms,
         speed=speed,
@@ -181,6 +181,13 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
         spread=chosen.distances.spread,
         notes=tuning.notes,
     )
+
+
+def _tuned_policy(sources: Sources, directory: str) -> str:
+    """What was tuned, in a command: the directory is the policy itself, unless only other code can load that."""
+    said = [one.value.setting.get("holds_policy") for one in sources.tunings]
+    whole = False not in said and ":" not in sources.name and sources.typed != "POLICY"
+    return shlex.quote(directory) if whole else f"{sources.typed} --tuned {shlex.quote(directory)}"
 
 
 def _share(flops: int, full: int | None) -> float | None:
@@ -210,7 +217,7 @@ def _best(sources: Sources) -> Answer:
         why=why,
         next=(f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}",)
         if tuned is None
-        else (f"blockcache export {tuned} -o policy.onnx",),
+        else (f"blockcache export {_tuned_policy(sources, tuned)} -o policy.onnx",),
         ms=None if timed is None else timed.ms(name),
         plain=None if timed is None else timed.ms(PLAIN),
         speed=None if timed is None else timed.over(name, PLAIN),

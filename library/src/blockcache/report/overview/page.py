@@ -14,7 +14,7 @@ from blockcache.report.overview.schedules import schedules_section
 from blockcache.report.overview.sources import Sources
 from blockcache.results.check import Check
 from blockcache.results.rollouts import BASELINE, Results
-from blockcache.results.tuning import Goal
+from blockcache.results.tuning import Goal, Tuning
 
 ANALYSES = "analyses"  # the laboratory's sections, which an analysis file is drawn by
 
@@ -71,9 +71,10 @@ def _origins(sources: Sources) -> Section:
     rows += [["timings", code(one.path), code(f"blockcache paper timing {policy}")] for one in sources.timings]
     rows += [["distances", code(one.path), code(f"blockcache paper distances {policy}")] for one in sources.distances]
     rows += [
-        ["tuning", code(one.path), code(f"blockcache tune {policy} {_goal(one.value.goal)}")] for one in sources.tunings
+        ["tuning", code(one.path), code(_typed(one.value) or f"blockcache tune {policy} {_goal(one.value.goal)}")]
+        for one in sources.tunings
     ]
-    rows += [["check", code(one.path), code(_check(one.value))] for one in sources.checks]
+    rows += [["check", code(one.path), code(_typed(one.value) or _check(one.value))] for one in sources.checks]
     rows += [["recording", code(one.path), code(f"blockcache calibrate {policy}")] for one in sources.recordings]
     rows += [["schedule", code(one.path), "`blockcache solve`"] for one in sources.schedules]
     rows += [["analysis", code(one.path), code(one.value.setting["command"])] for one in sources.analyses]
@@ -81,12 +82,19 @@ def _origins(sources: Sources) -> Section:
     return Section("The commands that made it", (table(["what", "file", "made by"], rows, left=3),))
 
 
+def _typed(found: Tuning | Check) -> str:
+    """What somebody typed for it, where the file says so."""
+    said = found.setting.get("command")
+    return said if isinstance(said, str) else ""
+
+
 def _evaluation(results: Results) -> str:
     policy, suite = shlex.quote(results.policy["source"]), results.setting.get("suite")
     if isinstance(suite, dict) and isinstance(suite.get("name"), str):
         return f"blockcache paper suite {suite['name']} {policy}"
     methods = " ".join(f"-m {shlex.quote(item.name)}" for item in results.methods if item.name != BASELINE)
-    return f"blockcache eval {policy} {methods} --rollouts {results.setting['rollouts']}"
+    task = shlex.quote(results.task["name"])
+    return f"blockcache eval {policy} --task {task} {methods} --rollouts {results.setting['rollouts']}"
 
 
 def _check(found: Check) -> str:

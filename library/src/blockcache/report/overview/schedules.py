@@ -6,7 +6,8 @@ computed, where there is a recording. Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,10 +45,11 @@ class Shown:
 
 
 def schedules_section(sources: Sources) -> Section:
-    """All schedules that were given, then those that the results hold."""
-    found = list(_given(sources))
-    found += [one for one in _analysed(sources) if not any(_same(one.schedule, other.schedule) for other in found)]
-    found += [one for one in _from_results(sources) if not any(_same(one.schedule, other.schedule) for other in found)]
+    """All schedules that were given, then those that were analysed and those that the results hold."""
+    analysed = _analysed(sources)
+    found = [_with_error(one, analysed, sources) for one in _given(sources)]
+    for group in (analysed, [_with_error(one, analysed, sources) for one in _from_results(sources)]):
+        found += [one for one in group if not any(_same(one.schedule, other.schedule) for other in found)]
     if not found:
         return Section("Schedules", (missing("a schedule", "blockcache solve recording.safetensors -o schedule.json"),))
     blocks: list[Block] = [
@@ -67,18 +69,12 @@ def schedules_section(sources: Sources) -> Section:
     return Section("Schedules", tuple(blocks))
 
 
-def _given(sources: Sources) -> list[Shown]:
-    shown = []
+def _given(sources: Sources) -> Iterator[Shown]:
     for source in sources.schedules:
         origin = source.value.origin
-        facts = [
-            f"{sign} = {origin[key]}"
-            for key, sign in (("updates", "S"), ("union", "n"), ("metric", "metric"))
-            if key in origin
-        ]
-        words = ", ".join([str(origin.get("method", "schedule")), *facts])
-        shown.append(_with_error(Shown(words, source.path, source.value), sources))
-    return shown
+        signs = {"updates": "S", "union": "n", "metric": "metric"}
+        facts = [f"{sign} = {origin[key]}" for key, sign in signs.items() if key in origin]
+        yield Shown(", ".join([str(origin.get("method", "schedule")), *facts]), source.path, source.value)
 
 
 def _analysed(sources: Sources) -> list[Shown]:
@@ -88,63 +84,47 @@ def _analysed(sources: Sources) -> list[Shown]:
         analysis, caching = source.value, source.value.get(Caching)
         known = {} if caching is None else {name: caching.of(name) for name in caching.schedules}
         updates = {
-            name: dict(zip(analysis.block_names, map(_steps, marks), strict=True)) for name, (_, marks) in known.items()
+            name: {block: np.flatnonzero(row).tolist() for block, row in zip(analysis.block_names, marks, strict=True)}
+            for name, (_, marks) in known.items()
         }
-        for name in ("bac", "given", "blockwise"):
-            if name in known:
-                origin = analysis.schedules.get(name, {}).get("origin", {})
-                made = Schedule(analysis.steps, updates[name], analysis.fingerprint, origin)
-                own = updates.get("blockwise") if name == "bac" else None
-                if own is not None and not all(set(own[block]) <= set(made.updates[block]) for block in own):
-                    own = None  # of another calibration
-                errors = np.asarray(known[name][0], np.float64)
-                shown.append(Shown(_NAMES[name], source.path, made, errors, "caching error", own))
+        for name in (name for name in _NAMES if name in known):
+            origin = analysis.schedules.get(name, {}).get("origin", {})
+            made = Schedule(analysis.steps, updates[name], analysis.fingerprint, origin)
+            own = updates.get("blockwise") if name == "bac" else None
+            if own is not None and not all(set(own[block]) <= set(made.updates[block]) for block in own):
+                own = None  # of another calibration
+            errors = np.asarray(known[name][0], np.float64)
+            shown.append(Shown(_NAMES[name], source.path, made, errors, "caching error", own))
     return shown
 
 
-def _steps(marks: NDArray[np.bool_]) -> list[int]:
-    return [int(step) for step in np.flatnonzero(marks)]
+_NAMES = {"bac": "BAC, with the union", "given": "The given schedule", "blockwise": "Block-wise, without the union"}
 
 
-_NAMES = {"bac": "BAC, with the union", "blockwise": "Block-wise, without the union", "given": "The given schedule"}
-
-
-def _from_results(sources: Sources) -> list[Shown]:
+def _from_results(sources: Sources) -> Iterator[Shown]:
     """The schedules that methods ran by, the cheapest first of each kind, under the policy's own sampler first."""
-    shown = []
     for row in sorted(
         sources.rows.values(), key=lambda row: (not row.method.shares_all_noise, "metric" in row.method.name)
     ):
         updates = (row.method.reuse or {}).get("updates")
         steps = row.method.sampler.get("num_inference_steps")
-        if not isinstance(updates, Mapping) or not isinstance(steps, int) or method_named(row.method.name).tuned_in:
-            continue
-        try:
-            made = Schedule(steps, updates, origin={"method": row.method.name.partition(":")[0]})
-        except BlockcacheError:  # of a method that has no static schedule
-            continue
-        shown.append(_with_error(Shown(method_named(row.method.name).label, "results", made), sources))
-    return shown
+        if isinstance(updates, Mapping) and isinstance(steps, int) and not method_named(row.method.name).tuned_in:
+            with contextlib.suppress(BlockcacheError):  # of a method that has no static schedule
+                made = Schedule(steps, updates, origin={"method": row.method.name.partition(":")[0]})
+                yield Shown(method_named(row.method.name).label, "results", made)
 
 
-def _with_error(one: Shown, sources: Sources) -> Shown:
+def _with_error(one: Shown, analysed: Sequence[Shown], sources: Sources) -> Shown:
     """With the caching error where that schedule was analysed, else with what a recording tells."""
-    for known in _analysed(sources):
+    for known in analysed:
         if _same(known.schedule, one.schedule):
             return replace(known, title=one.title, origin=one.origin)
-    recording = _recording(sources, one.schedule)
-    if recording is None or "cosine" not in recording.matrices:
-        return one
-    what, own = "1 - similarity to what is reused", _own_steps(one.schedule, recording)
-    return replace(one, errors=_reuse_error(recording, one.schedule), what=what, own=own)
-
-
-def _recording(sources: Sources, schedule: Schedule) -> Recording | None:
-    for source in sources.recordings:
-        names = tuple(block.name for block in source.value.blocks)
-        if (names, source.value.steps) == (schedule.blocks, schedule.steps):
-            return source.value
-    return None
+    for recording in (source.value for source in sources.recordings):
+        shape = tuple(block.name for block in recording.blocks), recording.steps
+        if shape == (one.schedule.blocks, one.schedule.steps) and "cosine" in recording.matrices:
+            what, own = "1 - similarity to what is reused", _own_steps(one.schedule, recording)
+            return replace(one, errors=_reuse_error(recording, one.schedule), what=what, own=own)
+    return one
 
 
 def _reuse_error(recording: Recording, schedule: Schedule) -> NDArray[np.float64]:

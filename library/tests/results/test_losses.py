@@ -1,0 +1,115 @@
+"""Losses predicted from features: what is learnt from data made by a known rule, and what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockcache.measure.features import ActionFeatures
+from blockcache.measure.statistics import Estimate
+from blockcache.results.losses import LossData, LossDataError, LossModel, LossRow, judge, predict_loss, shipped_losses
+
+WEIGHTS = 0.5, 0.0, 0.4
+"""Of the energy, of its root, and of the root of the roughness."""
+
+
+def row(task, beyond, rougher, *, factor=1.0, family="dp-t"):
+    lost = factor * (WEIGHTS[0] * beyond + WEIGHTS[2] * np.sqrt(max(0.0, rougher)))
+    features = ActionFeatures(0.01, beyond, 0.1, rougher, 0.1, 0.05)
+    return LossRow(
+        task, family, task, f"{beyond}, {rougher}", 8, features, Estimate(-lost, -lost - 0.02, 0.02 - lost, 99)
+    )
+
+
+def data(*factors, family="dp-t"):
+    """A task for each factor, all by the same rule but for it."""
+    draws = np.random.default_rng(1)
+    return LossData(
+        40,
+        32,
+        tuple(
+            row(f"task {place}", *draws.uniform(0, 0.4, 2), factor=factor, family=family)
+            for place, factor in enumerate(factors)
+            for _ in range(20)
+        ),
+    )
+
+
+def test_the_rule_that_made_the_data_is_found():
+    model = data(1, 1, 1).model
+    np.testing.assert_allclose(model.weights, WEIGHTS, atol=1e-9)
+    found = model.predict(ActionFeatures(0.3, 0.2, 0.0, 0.09, 0.1, 0.05), "dp-t", 8)
+    assert found.loss == pytest.approx(0.5 * 0.2 + 0.4 * 0.3)
+    assert found.bound == pytest.approx(found.loss + 0.015)  # nothing is left over but the floor
+    assert not found.unlike
+
+
+def test_a_bound_holds_on_a_task_that_loses_more_than_the_others():
+    judged = {one.task: one for one in judge(data(1, 1, 1, 2))}
+    assert all(one.rank > 0.9 for one in judged.values())
+    assert judged["task 3"].covered < 0.2  # nothing in the others told of it
+    assert all(judged[f"task {place}"].covered > 0.9 for place in range(3))
+    assert data(1, 1, 1, 2).model.factor > 1.2 > data(1, 1, 1, 1).model.factor  # known now, and allowed for
+
+
+@given(st.floats(-0.1, 1), st.floats(-0.1, 1), st.floats(0, 0.5), st.floats(0, 0.5))
+def test_more_of_anything_bad_never_predicts_less(beyond, rougher, more_energy, more_rough):
+    model = data(1, 0.7, 1.5).model
+    less = ActionFeatures(0.0, beyond, 0.0, rougher, 0.1, 0.05)
+    more = replace(less, beyond_spread=beyond + more_energy, rougher=rougher + more_rough)
+    one, other = (model.predict(features, "dp-t", 8) for features in (less, more))
+    assert 0 <= one.loss <= other.loss <= 1
+    assert one.loss <= one.bound <= other.bound <= 1
+
+
+def test_a_task_on_which_hardly_anything_loses_teaches_nothing():
+    quiet = [row("quiet", 0.3, 0.3, factor=0.0) for _ in range(5)] + [row("quiet", 0.3, 0.3)] * 2
+    found = LossData(40, 32, (*data(1, 1, 1).rows, *quiet))
+    assert set(found.told) == {"task 0", "task 1", "task 2"}
+    np.testing.assert_allclose(found.model.weights, WEIGHTS, atol=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_than_three_tasks_are_refused(count):
+    with pytest.raises(LossDataError, match=rf"needs 3 tasks that tell methods apart, got {count} \(task 0"):
+        data(*[1] * count).model  # noqa: B018
+    assert len(judge(data(1, 1, 1))) == 3  # two are left to learn from
+
+
+@pytest.mark.parametrize(
+    ("family", "actions", "change", "reason"),
+    [
+        ("rdt", 8, {}, "no policy of family rdt is in the data, only dp-t"),
+        ("dp-t", 2, {}, "a chunk of 2 has no roughness"),
+        ("dp-t", 64, {}, "it executes 64 actions of a chunk, policies in the data 8 to 8"),
+        ("dp-t", 8, {"own_spread": 0.001}, "spread is 0.001, that of policies in the data 0.1 to 0.1"),
+        ("dp-t", 8, {"own_roughness": 1.0}, "roughness is 1, that of policies in the data 0.05 to 0.05"),
+    ],
+)
+def test_a_policy_unlike_the_data_gets_no_bound(family, actions, change, reason):
+    features = replace(ActionFeatures(0.0, 0.0, 0.0, 0.0, 0.1, 0.05), **change)
+    found = data(1, 1, 1).model.predict(features, family, actions)
+    assert found.bound is None
+    assert reason in found.unlike
+
+
+def test_a_file_gives_back_what_was_saved(tmp_path):
+    made = data(1, 1, 2)
+    made.save(tmp_path / "losses.json")
+    assert LossData.load(tmp_path / "losses.json") == made
+    assert isinstance(made.model, LossModel)
+
+
+def test_the_shipped_data_tell_what_reuse_costs_on_push_t():
+    rows = {(one.task, one.method): one for one in shipped_losses().rows}
+    for method in ("uniform:S=27", "uniform:S=20"):  # chunks several times as rough as the policy's own
+        found = rows["pusht", method]
+        assert found.difference.high < -0.04
+        predicted = predict_loss(found.features, found.family, found.actions)
+        assert predicted.loss > 0.04
+        assert predicted.bound > 0.1
+    fine = rows["pusht", "ddpm-16"]
+    assert predict_loss(fine.features, fine.family, fine.actions).loss < 0.04
+    assert fine.difference.low > -0.03

@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BlockcacheError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before the port was open
+        return 130
 
 
 def _serve(path: str, threads: int | None, **asked: Any) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from blockcache.compare.methods import parse_method
 from blockcache.compare.paired import one_thread
 from blockcache.compare.reuse_parts import TeaCache
 from blockcache.samplers import sampler_names, table
+from blockcache.solvers import PAPER_METHODS
 from blockcache.solvers.teacache import TeaCacheRule
 from blockcache_lab.studies.suites import Equal
 
@@ -33,28 +35,33 @@ def equal_flops(calibrations: Calibrations) -> Equal:
         with one_thread():
             return calibrations.candidate(parse_method(method)).flops(port, reused)
 
-    def equal(kind: str, method: str) -> str:
-        wanted = flops(method)
-        if kind == "teacache":
-            full, least = flops("teacache", 0.0), flops("teacache", 1.0)
-            rule = calibrations.candidate(parse_method("teacache")).strategy
-            assert isinstance(rule, TeaCacheRule)
-            changes = calibrations.recording().input_change
-            return str(TeaCache(teacache_threshold(rule, changes, (full - wanted) / (full - least))))
-        if kind in sampler_names():
-            costs = {count: once + count * (flops(f"{kind}-1") - once) for count in range(1, steps + 1)}
-            near = [count for count in costs if abs(costs[count] - wanted) <= NEAR * wanted]
-            begins = {n: int(table(calibrations.sampler(kind, n)).timesteps[0]) for n in near}
-            near = [count for count in near if begins[count] == max(begins.values())] or list(costs)
-            return f"{kind}-{min(near, key=lambda count: (abs(costs[count] - wanted), -count))}"
-        if kind == "action":
-            return str(calibrations.action_budget(wanted))
-        # every block is computed at S steps, wherever they are
-        first, slope = flops("uniform:S=1"), flops("uniform:S=2") - flops("uniform:S=1")
-        updates = min(range(1, steps + 1), key=lambda s: (abs(first + (s - 1) * slope - wanted), -s))
-        return f"{kind}:S={updates}"
+    def teacache(wanted: int) -> str:
+        full, least = flops("teacache", 0.0), flops("teacache", 1.0)
+        rule = calibrations.candidate(parse_method("teacache")).strategy
+        assert isinstance(rule, TeaCacheRule)
+        changes = calibrations.recording().input_change
+        return str(TeaCache(teacache_threshold(rule, changes, (full - wanted) / (full - least))))
 
-    return equal
+    def fewer(sampler: str, wanted: int) -> str:
+        costs = {count: once + count * (flops(f"{sampler}-1") - once) for count in range(1, steps + 1)}
+        near = [count for count in costs if abs(costs[count] - wanted) <= NEAR * wanted]
+        begins = {n: int(table(calibrations.sampler(sampler, n)).timesteps[0]) for n in near}
+        near = [count for count in near if begins[count] == max(begins.values())] or list(costs)
+        return f"{sampler}-{min(near, key=lambda count: (abs(costs[count] - wanted), -count))}"
+
+    def updates(method: str, wanted: int) -> str:
+        """Every block is computed at S steps, wherever they are."""
+        first, slope = flops("uniform:S=1"), flops("uniform:S=2") - flops("uniform:S=1")
+        best = min(range(1, steps + 1), key=lambda s: (abs(first + (s - 1) * slope - wanted), -s))
+        return f"{method}:S={best}"
+
+    finders: dict[str, Callable[[int], str]] = {
+        "teacache": teacache,
+        "action": lambda wanted: str(calibrations.action_budget(wanted)),
+        **{name: partial(fewer, name) for name in sampler_names()},
+        **{name: partial(updates, name) for name in PAPER_METHODS},
+    }
+    return lambda kind, method: finders[kind](flops(method))
 
 
 def teacache_threshold(rule: TeaCacheRule, changes: npt.NDArray[np.float64], reused: float) -> float:

@@ -46,14 +46,16 @@ class ServedPort:
 
     def predict(self, observations: Sequence[Any], generators: Sequence[np.random.Generator]) -> list[Any]:
         """See `ServedPolicy`: the noise of each has a seed that is drawn from the generator beside it."""
+        import torch
+
         from blockcache.models.noise import generate
 
         port, found = self._port, []
         for one, generator in zip(observations, generators, strict=True):
             seen = one["obs"] if set(self.inputs) == {"obs"} else dict(one)
-            answer = generate(
-                getattr(port.policy, port.entry), port.prepare_observation(seen), int(generator.integers(2**62))
-            )
+            seed = int(generator.integers(2**62))
+            with torch.no_grad():
+                answer = generate(getattr(port.policy, port.entry), port.prepare_observation(seen), seed)
             found.append(np.asarray(port.action_of(answer)[0].detach().cpu(), dtype=np.float32))
         return found
 

@@ -10,6 +10,7 @@ import click
 
 from blockcache.cli import STARTED
 from blockcache.cli import arguments as arg
+from blockcache.models.policy_files import TUNING
 
 if TYPE_CHECKING:
     from blockcache.compare.tuner import Tuned
@@ -69,8 +70,9 @@ def tune(
     """
     if (deadline is None) == (loss is None):
         raise click.UsageError("name what is wanted: either --deadline, such as 25ms, or --loss, such as 0.03")
-    if output.exists():
-        raise click.UsageError(f"{output} is there already; name a new directory with -o")
+    state = output.with_name(f"{output.name}.state")
+    if output.exists() and not ((output / TUNING).is_file() and state.is_dir()):
+        raise click.UsageError(f"{output} is there already, and no tuning to go on with; name a new directory with -o")
     if plot is not None:
         from blockcache.report.drawing import require_matplotlib
 
@@ -81,7 +83,6 @@ def tune(
     from blockcache.report.terminal import display
     from blockcache.report.tuning import tuning_blocks, tuning_chart
 
-    state = output.with_name(f"{output.name}.state")
     with arg.resumable(state):
         found = run(
             policy.port,

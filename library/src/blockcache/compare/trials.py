@@ -90,6 +90,7 @@ class Trials:
         self.unlike = ""  # why nothing is promised of this policy's methods
         self.late: list[str] = []  # methods that there was no time for
         self._everywhere, self._opening = dealt[DISTANCES], 0.0
+        self._as_it_is, self._one = Candidate(engine=engine), rows(dealt[DISTANCES], 0, 1)
         self._calibrations = Calibrations(
             port,
             dealt[CALIBRATION],
@@ -296,10 +297,10 @@ class Trials:
     def _cloud(self, candidate: Candidate, samples: int, share: float) -> Cloud:
         """So many chunks of a candidate at each observation: what is missing of them is drawn, and all of it kept. All
         candidates have the same noise: that makes distances steadier and adds no bias."""
-        key = digest(self._origin(cloud=candidate.describe(self.port), batch=self.batch))
         batches = parts(self.observations, self.batch)
-        kept: list[list[Any]] = (self._store.get(key) or {"chunks": []})["chunks"]
-        kept += [[] for _ in range(len(batches) - len(kept))]
+        how = self._origin(cloud=candidate.describe(self.port), batch=self.batch)
+        keys = [digest({**how, "place": place}) for place in range(len(batches))]
+        kept: list[list[Any]] = [(self._store.get(key) or {"chunks": []})["chunks"] for key in keys]
         asked = [(n, place) for n in range(samples) for place in range(len(batches)) if n >= len(kept[place])]
         if asked:
             part = len(candidate.on(self.port).timesteps) / len(self.port.timesteps)
@@ -307,15 +308,15 @@ class Trials:
             with self._running(candidate) as fast:
                 started = time.monotonic()
                 try:
-                    self._draw(fast, batches, asked, kept, key)
+                    self._draw(fast, batches, asked, kept, keys)
                 finally:
-                    self._store.put(key, {"chunks": kept})
+                    self._save(keys, kept)
                 if candidate == self._as_it_is:
                     self.pace = (time.monotonic() - started) / (len(asked) * self.batch)
-        return np.concatenate([np.stack(one[:samples], axis=1) for one in kept[: len(batches)]])
+        return np.concatenate([np.stack(one[:samples], axis=1) for one in kept])
 
     def _draw(
-        self, fast: Running, batches: Sequence[Any], asked: Sequence[Any], kept: list[list[Any]], key: str
+        self, fast: Running, batches: Sequence[Any], asked: Sequence[Any], kept: list[list[Any]], keys: Sequence[str]
     ) -> None:
         """Draw what is asked for, (sample, batch), behind what is kept for each batch."""
         saved = time.monotonic()
@@ -323,9 +324,13 @@ class Trials:
             for sample, place in bar:
                 chunks = fast.act(batches[place], pass_seed(self.seed, sample, place)) * self.port.action_scale
                 kept[place].append(chunks.reshape(len(chunks), -1).tolist())
-                if (now := time.monotonic()) > saved + SAVE_SECONDS:
-                    self._store.put(key, {"chunks": kept})
-                    saved = now
+                if time.monotonic() > saved + SAVE_SECONDS:
+                    self._save(keys, kept)
+                    saved = time.monotonic()
+
+    def _save(self, keys: Sequence[str], kept: Sequence[Sequence[Any]]) -> None:
+        for key, chunks in zip(keys, kept, strict=True):
+            self._store.put(key, {"chunks": chunks})
 
     @contextmanager
     def _running(self, candidate: Candidate) -> Iterator[Running]:
@@ -334,14 +339,6 @@ class Trials:
         with running(self.port, candidate) as fast:
             self._opening = max(self._opening, time.monotonic() - started)
             yield fast
-
-    @property
-    def _as_it_is(self) -> Candidate:
-        return Candidate(engine=self.engine)
-
-    @property
-    def _one(self) -> Any:
-        return rows(self._everywhere, 0, 1)
 
     def _origin(self, **what: Any) -> dict[str, Any]:
         """All that a trial depends on."""

@@ -22,7 +22,7 @@ from blockcache.compare.parts import FewerSteps, FittedSteps
 from blockcache.compare.reuse_parts import ActionBudget
 from blockcache.compare.time_box import TimeBox
 from blockcache.compare.trials import FINAL, Trials
-from blockcache.files import Count, Format, PathLike, make_directory
+from blockcache.files import Count, Format, PathLike, exists, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
 from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
@@ -337,9 +337,10 @@ def save_tuned(policy: Any, tuned: Tuned, directory: PathLike) -> bool:
     whole = (port if tuned.sampler is None else port.with_sampler(tuned.sampler)).save(place)
     if not whole:
         make_directory(place)
-    if tuned.chosen is not None:
-        tuned.chosen.save(place / SAMPLER)
-    if tuned.schedule is not None:
-        tuned.schedule.save(place / SCHEDULE)
+    for name, value in ((SAMPLER, tuned.chosen), (SCHEDULE, tuned.schedule)):
+        if value is not None:
+            value.save(place / name)
+        elif exists(place / name):
+            (place / name).unlink()  # of an earlier tuning
     replace(tuned.tuning, setting={**tuned.tuning.setting, "holds_policy": whole}).save(place / TUNING)
     return whole

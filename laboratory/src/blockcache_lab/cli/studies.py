@@ -170,7 +170,7 @@ def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: in
         arg.refuse_sizes_beside_a_policy({"steps", *sizes})
     loaded = {name: arg.load_schedule(name) for name in schedules}
 
-    from blockcache.models.dpt.denoiser import DPTShape
+    from blockcache.models.dpt.shape import DPTShape
     from blockcache.report.terminal import display
     from blockcache.schedule import generation_flops
     from blockcache_lab.pages.performance import flops_table

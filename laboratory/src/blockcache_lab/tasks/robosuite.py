@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.errors import TaskError
+from blockcache.extras import how_to_install
 from blockcache.tasks.base import Array, TaskSpec
 from blockcache_lab.tasks.flagged import Flagged
 
@@ -112,7 +113,7 @@ def _check_mujoco() -> None:
     if version >= _TOO_NEW:
         raise TaskError(
             f"robosuite 1.5 needs a MuJoCo below {_TOO_NEW[0]}.{_TOO_NEW[1]}, got {mujoco.__version__}; "
-            'install what pip install "blockcache-lab[robosuite]" brings'
+            f"install the one that comes with {how_to_install('blockcache-lab', 'robosuite')}"
         )
 
 

@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 
 import click
 
-from blockcache.extras import how_to_install
-
 Verbs: TypeAlias = Mapping[str, tuple[str, str]]
 """By name: where the click command is, "module:name", and its line in the help."""
 
@@ -65,6 +63,8 @@ class LazyGroup(click.Group):
                 raise click.UsageError(f"the verb {cmd_name!r} of {package} cannot be loaded: {error}") from error
         typed = self._within(ctx) + cmd_name
         if typed in LABORATORY:
+            from blockcache.extras import how_to_install
+
             raise click.UsageError(
                 f"'blockcache {typed}' is in blockcache-lab, which is not installed; it comes with "
                 f"{how_to_install('blockcache-lab')}"

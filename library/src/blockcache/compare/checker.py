@@ -16,12 +16,14 @@ from blockcache.compare.methods import parse_method
 from blockcache.errors import ObservationError, PolicyError
 from blockcache.fitting.clouds import draw_chunks
 from blockcache.measure.action_error import Act, ActionError, action_error
-from blockcache.measure.distance import Distances, distances
+from blockcache.measure.distance import Cloud, Distances, distances
 from blockcache.measure.features import action_features, flattened
 from blockcache.measure.statistics import mean_jerk
+from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick
 from blockcache.results.check import Check, Roughness
+from blockcache.results.losses import Prediction, predict_loss
 from blockcache.results.rollouts import GENERATIONS, OBSERVATIONS, SAMPLES
 from blockcache.schedule import Strategy
 
@@ -128,6 +130,20 @@ def check(
         full_roughness=full_roughness,
         features=action_features(found, full, apart),
     )
+
+
+def predicted_from(port: Port, found: Cloud, own: Cloud, apart: Distances) -> Prediction:
+    """What a method is likely to lose.
+
+    Args:
+        port: The policy.
+        found: (observations, samples, features) of the method.
+        own: The same of the policy as it is.
+        apart: How far the two are apart.
+    """
+    shape = (*found.shape[:2], port.n_action_steps, -1)
+    features = action_features(found.reshape(shape), own.reshape(shape), apart)
+    return predict_loss(features, port.fingerprint.family or "", port.n_action_steps)
 
 
 def _distances(found: NDArray[np.float64], reference: NDArray[np.float64]) -> Distances:

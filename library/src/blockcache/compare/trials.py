@@ -21,6 +21,7 @@ import torch
 from blockcache._version import __version__
 from blockcache.compare.block_times import CALLS, block_milliseconds
 from blockcache.compare.candidates import Calibrations, Candidate, Running, running
+from blockcache.compare.checker import predicted_from
 from blockcache.compare.dealing import CALIBRATION, DISTANCES, FITTING
 from blockcache.compare.methods import Method, method_named
 from blockcache.compare.parts import FewerSteps, SamplerFile
@@ -30,12 +31,11 @@ from blockcache.compare.time_box import TimeBox, TimeUpError
 from blockcache.errors import BlockcacheError, in_one_line
 from blockcache.fitting.clouds import BATCH, pass_seed
 from blockcache.measure.distance import Cloud, distances
-from blockcache.measure.features import action_features
 from blockcache.measure.latency import measure
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, hash_observations, parts, rows
 from blockcache.progress import progress_bar
-from blockcache.results.losses import Prediction, predict_loss
+from blockcache.results.losses import Prediction
 from blockcache.results.rollouts import PLAIN
 from blockcache.results.tuning import Point, TuningError
 from blockcache.samplers import ChosenSampler, Diffusion
@@ -49,8 +49,7 @@ LEAST_STATES = 8
 FIRST_CALLS, FINAL_CALLS, LEAST_CALLS, WARMUP = 8, 40, 5, 2
 """Timed calls: in a trial, and when the finalists are timed in turn, and then at least; and calls before them."""
 REFERENCE, TIMING, FIRST, FINAL, ALL = 0.25, 0.02, 0.6, 0.8, 0.97
-"""Shares of the time: for the policy's own cloud of a first trial, and for timing one method there; until which first
-trials, final ones and timings end."""
+"""Shares of the time: for the policy's own first cloud, and to time one method; ends of first trials, finals, timings."""
 CALL_SECONDS, SAVE_SECONDS = 0.5, 5.0
 """What one call may take, since an interrupt waits for it; and after how long what was drawn is saved."""
 
@@ -133,8 +132,7 @@ class Trials:
         return min(FIRST_SAMPLES, max(LEAST_SAMPLES, int(room)))
 
     def final_samples(self, count: int) -> int:
-        """Chunks for each observation of so many final trials, in the time that is left for them and for the policy's own
-        cloud, which has to be as large."""
+        """Chunks for each observation of so many final trials, in the time that is left for them and the policy's own."""
         room = self.box.left(FINAL) / self.pace / batch_size(self.observations)
         return min(FINAL_SAMPLES, max(self.first_samples, self.first_samples + int(room / (1 + 0.2 * count))))
 
@@ -250,12 +248,7 @@ class Trials:
         own = self._cloud(self._as_it_is, samples, share)
         found = own if candidate == self._as_it_is else self._cloud(candidate, samples, share)
         times, measured = self._times(candidate), distances(found, own)
-        predicted = Prediction(0.0, 0.0)
-        if candidate != self._as_it_is:
-            actions = self.port.n_action_steps
-            shape = (*found.shape[:2], actions, -1)
-            features = action_features(found.reshape(shape), own.reshape(shape), measured)
-            predicted = predict_loss(features, self.port.fingerprint.family or "", actions)
+        predicted = Prediction(0.0, 0.0) if found is own else predicted_from(self.port, found, own, measured)
         self.unlike = predicted.unlike or self.unlike
         self.candidates[method.name] = candidate
         return Point(
@@ -277,12 +270,10 @@ class Trials:
         def make() -> Outcome:
             with self._running(candidate) as fast:
                 call = fast.timed(self._one)
-                first = measure({"it": call}, 1, warmup=0, progress=False)["it"]
-                calls = min(FIRST_CALLS, int(TIMING * self.box.seconds / max(first.p50, self.period)))
-                # a call that takes long is not worth another one
-                timed = (
-                    measure({"it": call}, calls, 1, progress=False, period=self.period)["it"] if calls > 1 else first
-                )
+                timed = measure({"it": call}, 1, warmup=0, progress=False)["it"]
+                calls = min(FIRST_CALLS, int(TIMING * self.box.seconds / max(timed.p50, self.period)))
+                if calls > 1:  # one that takes long is not worth another one
+                    timed = measure({"it": call}, calls, 1, progress=False, period=self.period)["it"]
             p50, p95 = (1e3 * timed.percentile(percent) for percent in (50, 95))
             return {"p50_ms": p50, "p95_ms": p95, "engine": fast.engine}
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from blockcache.block import Block
 from blockcache.errors import PolicyError
 from blockcache.models.adapter import Adapter, FeedForward, Layer, Route, check_unpatched, names_by_layer
-from blockcache.models.dpt.denoiser import DPTShape
 from blockcache.models.dpt.fold import fold
+from blockcache.models.dpt.shape import DPTShape
 from blockcache.models.weights import check_mask
 
 FAMILY = "dp-t"

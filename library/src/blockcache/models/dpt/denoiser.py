@@ -1,4 +1,4 @@
-"""The DP-T denoiser, the transformer of Diffusion Policy, with the parameter names of the public checkpoints, and its FLOPs.
+"""The DP-T denoiser, the transformer of Diffusion Policy, with the parameter names of the public checkpoints.
 
 Three forms: a decoder that attends to condition tokens encoded by an MLP or by a transformer, and an encoder-only
 form in which the time is a token of the sequence itself. Knows nothing of sampling, normalisation or caching.
@@ -7,13 +7,9 @@ form in which the time is a token of the sequence itself. Knows nothing of sampl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-
-from blockcache.block import CROSS_ATTENTION, FEED_FORWARD, SELF_ATTENTION, Block
-from blockcache.models.flops import attention, blocks_of, feed_forward, linear
 
 
 class SinusoidalEmbedding(nn.Module):
@@ -148,67 +144,3 @@ def _memory_mask(tokens: int, cond_tokens: int) -> Tensor:
     """Action t sees the time (s = 0) and the observations s - 1 <= t."""
     t, s = torch.meshgrid(torch.arange(tokens), torch.arange(cond_tokens), indexing="ij")
     return torch.zeros(tokens, cond_tokens).masked_fill(t < s - 1, float("-inf"))
-
-
-@dataclass(frozen=True)
-class DPTShape:
-    """The sizes of a DP-T denoiser that decide its cost.
-
-    The defaults are the reference shape of the paper's schedules: 15.74 GFLOP for 100 steps. In the encoder-only form
-    (`cond_tokens` = 0) the time is one of the `tokens` and there is no cross-attention.
-    """
-
-    width: int = 256
-    layers: int = 8
-    tokens: int = 10
-    cond_tokens: int = 3
-    cond_dim: int = 66
-    input_dim: int = 2
-    output_dim: int = 2
-    cond_layers: int = 0
-    hidden: int | None = None  # of the trunk's feed-forward blocks; 4 x width where nothing else is said
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """The cached blocks in execution order, with their costs."""
-        costs = {SELF_ATTENTION: attention(self.tokens, self.tokens, self.width)}
-        if self.cond_tokens:
-            costs[CROSS_ATTENTION] = attention(self.tokens, self.cond_tokens, self.width)
-        costs[FEED_FORWARD] = feed_forward(self.tokens, self.width, self.hidden or 4 * self.width)
-        return blocks_of(self.layers, lambda layer: costs)
-
-    @property
-    def every_step(self) -> int:
-        """What runs at every step whatever the schedule: embeddings, condition encoder, head."""
-        action_tokens = self.tokens if self.cond_tokens else self.tokens - 1
-        ends = linear(action_tokens, self.input_dim, self.width) + linear(action_tokens, self.width, self.output_dim)
-        observations = linear(max(self.cond_tokens - 1, 0), self.cond_dim, self.width)
-        return ends + observations + self._encoder
-
-    @property
-    def _encoder(self) -> int:
-        if not self.cond_tokens:
-            return 0
-        mlp = feed_forward(self.cond_tokens, self.width, 4 * self.width)
-        if not self.cond_layers:
-            return mlp
-        return self.cond_layers * (attention(self.cond_tokens, self.cond_tokens, self.width) + mlp)
-
-
-def folded_blocks(shape: DPTShape, heads: int) -> tuple[Block, ...]:
-    """The blocks with what remains of their costs where cross-attention's queries, keys, values and outputs are folded."""
-    cross = 2 * linear(shape.tokens, shape.width, heads * shape.cond_tokens)
-    return tuple(replace(block, cost=cross) if block.kind == CROSS_ATTENTION else block for block in shape.blocks)
-
-
-def folded_every_step(shape: DPTShape) -> int:
-    """What remains of a step outside the blocks: the ends. Conditions are encoded once."""
-    return linear(shape.tokens, shape.input_dim, shape.width) + linear(shape.tokens, shape.width, shape.output_dim)
-
-
-def folded_once(shape: DPTShape) -> int:
-    """What a generation does once: encode the observations, project them to keys and values, fold these."""
-    observed, width = shape.cond_tokens - 1, shape.width
-    encoded = linear(observed, shape.cond_dim, width) + feed_forward(observed, width, 4 * width)
-    folded = linear(observed, width, width + 1) + linear(observed, width, width)
-    return encoded + shape.layers * (linear(observed, width, 2 * width) + folded)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from blockcache.models.dpt.cameras import CameraNetwork, EncoderParts, parts_of
-from blockcache.models.dpt.denoiser import DPTShape, folded_blocks, folded_every_step, folded_once
 from blockcache.models.dpt.program import DPTProgram
+from blockcache.models.dpt.shape import DPTShape, folded_blocks, folded_every_step, folded_once
 from blockcache.models.folding import cast, double, named, refuse, scaled_queries, signature, step_times
 from blockcache.models.port import Port
 from blockcache.models.program import StepTable, UnsupportedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockcache.report.document import Document, Paragraph, plain, table
-from blockcache.results.losses import CERTAINTY, FLOOR, LossData, judge
+from blockcache.results.losses import CERTAINTY, FLOOR, LEAST_LOST, LossData, judge
 
 
 def losses_document(data: LossData) -> Document:
@@ -47,7 +47,7 @@ def losses_document(data: LossData) -> Document:
             ),
             table(["task", "methods", "rank correlation", "highest", "covered"], rows, left=1),
             Paragraph(
-                f"Nothing is learnt from {', '.join(map(plain, silent))}: no method is shown to lose anything there."
+                f"Nothing is learnt from {', '.join(map(plain, silent))}: fewer than {LEAST_LOST} methods are shown to lose anything there."
                 if silent
                 else "Every task tells methods apart."
             ),

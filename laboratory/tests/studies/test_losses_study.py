@@ -1,0 +1,104 @@
+"""The data on losses: methods drawn again exactly as a results file says that they ran."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from blockcache.compare.candidates import Candidate, running
+from blockcache.errors import ObservationError
+from blockcache.fitting.clouds import draw_chunks
+from blockcache.measure.action_error import ActionError
+from blockcache.measure.features import action_features
+from blockcache.models.registry import port_of
+from blockcache.report.markdown import render
+from blockcache.results.losses import LossData
+from blockcache.results.rollouts import MethodRun, Record, Results
+from blockcache.samplers import DDPM
+from blockcache.schedule import Schedule
+from blockcache_lab.pages.losses import losses_document
+from blockcache_lab.studies import losses
+from blockcache_lab.studies.losses import measure_losses
+
+OBS = np.random.default_rng(0).standard_normal((12, 2, 5), dtype=np.float32)
+
+
+@pytest.fixture
+def port(policy):
+    return port_of(policy)
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    monkeypatch.setattr(losses, "OBSERVATIONS", 6)
+    monkeypatch.setattr(losses, "SAMPLES", 4)
+
+
+def results(port, source="tiny", task="toy", full=1.0, **lost):
+    """`full` is the full policy's score; by method, what is lost of it at every seed."""
+    own = dict(port.sampling.settings)
+    every_other = {block.name: [0, 2, 4] for block in port.adapter.blocks}
+    runs = {
+        "full": (own, None),
+        "ddpm-3": (DDPM(num_inference_steps=3).to_dict(), None),
+        "mine": (own, {"updates": every_other}),
+        "teacache": (own, {"coefficients": [1.0], "threshold": 0.1}),
+    }
+    methods = [
+        MethodRun(name, "loop", sampler, reuse, True, 10, 0.0, ActionError(0.1, 0.2))
+        for name, (sampler, reuse) in runs.items()
+    ]
+    records = [
+        Record(name, seed, full - lost.get(name, 0.0), True, 9, None, 0.1, None) for name in runs for seed in range(8)
+    ]
+    return Results(
+        task={"name": task, "success": "none", "max_steps": 9},
+        policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
+        setting={
+            "first_seed": 0, "rollouts": 8, "group": 2, "open_loop_observations": 2, "calibration": {"generations": 2},
+        },
+        noise_floor=ActionError(0.1, 0.2),
+        methods=tuple(methods),
+        records=tuple(records),
+    )  # fmt: skip
+
+
+def test_a_method_is_drawn_as_it_ran(port):
+    found = measure_losses([results(port, mine=0.25)], {"tiny": (port, OBS)}, progress=False)
+    assert [row.method for row in found.rows] == ["ddpm-3", "mine"]  # what decides while it runs is left out
+    fewer, mine = found.rows
+    assert (mine.task, mine.policy, mine.family, mine.actions) == ("toy", "tiny", "dp-t", port.n_action_steps)
+    assert (mine.difference.mean, fewer.difference.mean) == (-0.25, 0.0)
+    chosen = np.sort(np.random.default_rng(0).permutation(12)[:6])
+
+    def chunks(candidate):
+        with running(port, candidate) as fast:
+            return draw_chunks(fast.act, OBS[chosen], 4, port.action_scale, 0)
+
+    schedule = Schedule(len(port.timesteps), {block.name: [0, 2, 4] for block in port.adapter.blocks})
+    own = chunks(Candidate(engine="auto"))
+    assert mine.features == action_features(chunks(Candidate(schedule, "auto")), own)
+    assert fewer.features == action_features(chunks(Candidate(None, "auto", DDPM(num_inference_steps=3))), own)
+
+
+def test_the_most_rollouts_count_and_what_tells_nothing_is_left_out(port):
+    more = results(port, mine=0.5)
+    fewer = replace(results(port), records=tuple(record for record in results(port).records if record.seed < 3))
+    weak, stranger = results(port, task="too hard", full=0.2), results(port, source="not here")
+    found = measure_losses([fewer, more, weak, stranger], {"tiny": (port, OBS)}, progress=False)
+    assert {row.task for row in found.rows} == {"toy"}
+    assert {row.method: row.difference.mean for row in found.rows} == {"ddpm-3": 0.0, "mine": -0.5}
+
+
+def test_too_few_observations_are_refused(port):
+    with pytest.raises(ObservationError, match="are of 6 observations, and tiny has 5; record more"):
+        measure_losses([results(port)], {"tiny": (port, OBS[:5])}, progress=False)
+
+
+def test_the_page_says_how_well_each_task_is_predicted(port):
+    rows = measure_losses([results(port, mine=0.25)], {"tiny": (port, OBS)}, progress=False).rows
+    tasks = [replace(row, task=f"task {place}") for place in range(3) for row in (rows[1], rows[1], rows[1], rows[0])]
+    page = render(losses_document(LossData(6, 4, (*tasks, *rows))))
+    assert "14 methods that were rolled out in pairs" in page
+    assert "| task 2 | 4 |" in page
+    assert "Nothing is learnt from toy: fewer than 3 methods" in page

@@ -328,6 +328,7 @@ def test_a_full_disk_is_one_line():
 def test_an_interrupt_right_at_the_start_is_no_traceback(seconds):
     """The verb is reached within a few milliseconds of Python's own start, which is waited for."""
     code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background ignores it
         "import sys, blockcache.cli; print('started', flush=True); blockcache.cli.main(['demo', '--help'])\n"
         "import time; time.sleep(9)"
     )

@@ -9,6 +9,7 @@ import pytest
 from blockcache import load_policy
 from blockcache.files import read_json
 from blockcache.results.distances import FrontierDistances
+from blockcache.results.losses import LossData
 from blockcache.results.rollouts import Results
 from blockcache.results.stored import Stored
 from blockcache.results.timings import Timings
@@ -22,6 +23,7 @@ PLACES = (ROOT / "docs", *(Path(str(resources.files(name) / "assets")) for name 
 LOADERS = {
     "blockcache.caching": caching.FORMAT.load,
     "blockcache.frontier-distances": FrontierDistances.load,
+    "blockcache.losses": LossData.load,
     "blockcache.performance": performance.FORMAT.load,
     "blockcache.policy": lambda path: load_policy(path.parent),
     "blockcache.rdt-size": rdt_size.FORMAT.load,

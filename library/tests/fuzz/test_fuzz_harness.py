@@ -28,7 +28,7 @@ def runner():
     [
         ("crash", "the process died, exit code -"),
         ("hang", "still not done after 2 s"),
-        ("greedy", "took 3"),
+        ("greedy", ("took 3", "took 4")),  # hundred MB, and what else the process took meanwhile
         ("raw", "TypeError: unhashable type: 'list' (at broken_samples.py:"),
         ("deep", "RecursionError: too deep"),
         ("talkative", "a message of 5000 characters"),

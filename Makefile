@@ -12,7 +12,7 @@ help:
 	@echo "make demo   the main job on the shipped policy (sets everything up first)"
 	@echo "make test   ruff, mypy, the layer test and pytest (sets everything up first)"
 	@echo "make test-browser  the page of 'blockcache report' in headless Chromium, which is installed if it is missing"
-	@echo "make fuzz   100,000 damaged files a format and 2,000 random policies, summary in out/fuzz.json; about 40 minutes on two cores"
+	@echo "make fuzz   100,000 damaged files a format and 2,000 random policies, summary in out/fuzz.json; takes long"
 	@echo "make bench  engines beside what users run today, into out/; leave the machine alone while it runs"
 
 HOUSES := runtime library laboratory

@@ -12,13 +12,14 @@ from blockcache.compare.candidates import Calibrations
 from blockcache.compare.methods import method_named, parse_method
 from blockcache.compare.parts import TunedFiles
 from blockcache.errors import FileError, FitError, ObservationError
+from blockcache.measure.statistics import rank_correlation
 from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
 from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.schedule import Schedule
 from blockcache_lab.pages.frontier import FrontierSuite, page
-from blockcache_lab.pages.ranks import rank_correlation, split_half
+from blockcache_lab.pages.ranks import split_half
 from blockcache_lab.studies import suites
 from blockcache_lab.studies.equal_flops import equal_flops
 from blockcache_lab.studies.frontier import measure_distances

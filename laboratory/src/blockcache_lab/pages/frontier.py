@@ -13,6 +13,7 @@ from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
 from blockcache.files import exists
 from blockcache.fingerprint import fingerprint_differences
+from blockcache.measure.statistics import rank_correlation
 from blockcache.report.chart import Axis, Panel
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.drawing import draw_panels, save_figure
@@ -21,7 +22,7 @@ from blockcache.results.check import predicted_loss
 from blockcache.results.distances import FrontierDistances, MethodDistances
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.pictures import LOSS, MILLISECONDS, RULES, Mark, by_kind, full_precision, loss_mark, series_of
-from blockcache_lab.pages.ranks import rank_correlation, split_half
+from blockcache_lab.pages.ranks import split_half
 from blockcache_lab.pages.suite_parts import PolicySuite, made_from, suite_tables, who_wins
 from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER

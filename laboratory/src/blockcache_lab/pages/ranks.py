@@ -1,17 +1,13 @@
-"""How far two orders of methods agree, and how far a measurement agrees with itself. Plain arrays in, plain values out."""
+"""How far a measurement agrees with itself. Plain arrays in, plain values out."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import rankdata
+
+from blockcache.measure.statistics import rank_correlation
 
 SEED = 0
-
-
-def rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
-    """Spearman's: 1 where both put things into the same order; equal values share their ranks."""
-    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])
 
 
 def split_half(values: ArrayLike, rounds: int = 100) -> float:

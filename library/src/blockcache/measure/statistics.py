@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest
+from scipy.stats import binomtest, rankdata
 
 RESAMPLES, SEED = 10_000, 0
 LOSSLESS = -0.03  # the lower end of a lossless method's interval lies above this
@@ -125,6 +125,12 @@ def mcnemar(found: ArrayLike, baseline: ArrayLike) -> McNemar:
     won, lost = int((one & ~other).sum()), int((~one & other).sum())
     p = float(binomtest(won, won + lost, 0.5).pvalue) if won + lost else 1.0
     return McNemar(won, lost, p)
+
+
+def rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
+    """Spearman's: 1 where both put things into the same order; equal values share their ranks, and 0 if all are equal."""
+    a, b = rankdata(one), rankdata(other)
+    return float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else 0.0
 
 
 def mean_jerk(actions: NDArray[np.float64]) -> float | None:

@@ -17,12 +17,11 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
-from scipy.stats import rankdata
 
 from blockcache.errors import BlockcacheError
 from blockcache.files import Count, Format, JsonFile, Limit, keys_of
 from blockcache.measure.features import LEAST_ACTIONS, ActionFeatures
-from blockcache.measure.statistics import Estimate
+from blockcache.measure.statistics import Estimate, rank_correlation
 
 LEAST_TASKS = 3
 """Tasks that tell methods apart: with fewer, nothing can be left out and still leave something to learn from."""
@@ -191,8 +190,8 @@ def judge(data: LossData) -> tuple[Judgement, ...]:
             Judgement(
                 task=task,
                 methods=len(rows),
-                rank=_rank_correlation(predicted, lost),
-                highest=_rank_correlation(np.argsort(np.argsort(lost)).astype(float), lost),
+                rank=rank_correlation(predicted, lost),
+                highest=rank_correlation(np.argsort(np.argsort(lost)), lost),
                 covered=float((lost <= bound).mean()),
             )
         )
@@ -237,8 +236,3 @@ def _quantile(values: NDArray[np.float64], shares: NDArray[np.float64], level: f
     order = np.argsort(values)
     reached = np.cumsum(shares[order]) / shares.sum()
     return float(values[order][np.searchsorted(reached, level - 1e-12)])
-
-
-def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    a, b = rankdata(one), rankdata(other)
-    return float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else 0.0

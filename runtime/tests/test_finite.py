@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_policy
-from test_watch import names, plainly
 
 import blockcache as bc
 import blockcache_runtime as deploy
@@ -15,6 +14,7 @@ import foreign_policy
 import toy_family
 from blockcache.errors import EngineError, NonFiniteError, ObservationError
 from blockcache.schedule import Schedule
+from struck_program import names, plainly
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 ENGINES = ("patched", "loop", "onnx")
@@ -137,7 +137,7 @@ def test_an_observation_that_only_the_policy_finds_too_large(monkeypatch):
 
 def test_an_action_that_is_not_finite_is_refused_whatever_the_way(monkeypatch, tmp_path):
     """Behind everything that is watched stands what makes robot units of the sample."""
-    monkeypatch.setattr("blockcache.models.weights.check_action_scale", lambda scale: None)
+    monkeypatch.setattr("blockcache.models.modules.check_action_scale", lambda scale: None)
     monkeypatch.setattr("blockcache.models.dpt.port.check_action_scale", lambda scale: None)
     policy, obs = own()
     policy.normalizer.action.scale[1] = 1e-17

@@ -30,7 +30,7 @@ def export(policy, tmp_path):
 
 
 class Process:
-    def __init__(self, *words):
+    def __init__(self, *words, port=0):
         command = [
             sys.executable,
             "-m",
@@ -38,7 +38,7 @@ class Process:
             "serve",
             *map(str, words),
             "--port",
-            "0",
+            str(port),
             "--threads",
             "1",
         ]
@@ -206,11 +206,39 @@ def test_the_server_goes_on_after_a_client_was_killed(export):
             assert unpack(connection.recv(timeout=20), 9)["n_obs_steps"] == 2
 
 
+GOES_ON = """
+import sys, time, numpy as np
+from openpi_client.websocket_client_policy import WebsocketClientPolicy
+policy, lost, answered = WebsocketClientPolicy("127.0.0.1", int(sys.argv[1])), 0, 0
+while not lost or answered < 20:
+    try:
+        policy = policy or WebsocketClientPolicy("127.0.0.1", int(sys.argv[1]))
+        policy.infer({"obs": np.zeros(5, np.float32)})
+        answered += 1
+        print("answered", flush=True)
+    except Exception:  # this client connects once: whoever uses it makes another
+        policy, lost, answered = None, lost + 1, 0
+    time.sleep(0.05)
+"""
+
+
+def test_a_public_client_goes_on_with_a_server_that_was_killed_and_started_again(export):
+    if sys.executable == CLIENTS and not find_spec("openpi_client"):
+        pytest.skip("openpi_client is not installed; BLOCKCACHE_CLIENTS may name a Python that has it")
+    with Process(export) as server:
+        user = subprocess.Popen([CLIENTS, "-c", GOES_ON, str(server.port)], stdout=subprocess.PIPE, text=True)
+        assert user.stdout.readline() == "answered\n"
+        server.end(signal.SIGKILL)
+    with Process(export, port=server.port):
+        assert user.communicate(timeout=60)[0].count("answered") >= 20
+    assert user.returncode == 0
+
+
 def test_the_verb_serves_a_policy_as_well_as_an_export(policy, monkeypatch):
     """Behind its port, accelerated: the noise of a chunk has a seed that the connection's generator gives."""
     from blockcache.cli.serve import ServedPort
-    from blockcache.models.noise import generate
     from blockcache.models.registry import port_of
+    from blockcache.models.sampling import generate
 
     port = port_of(policy)
     with bc.accelerate(policy, None, "loop"):
@@ -222,3 +250,11 @@ def test_the_verb_serves_a_policy_as_well_as_an_export(policy, monkeypatch):
         seed = int(np.random.default_rng(4).integers(2**62))
         wanted = port.action_of(generate(policy.predict_action, port.prepare_observation(one["obs"]), seed))
         assert np.array_equal(found, np.asarray(wanted[0]))
+
+
+def test_what_runs_it_is_said_before_the_port_opens(export):
+    with Process(export, "--provider", "CPUExecutionProvider") as server:
+        code, said = server.end()
+    assert code == 0
+    assert "agrees with the CPU's answers: 4 observations" in said
+    assert "CPUExecutionProvider runs" in said

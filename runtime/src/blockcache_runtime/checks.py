@@ -70,6 +70,19 @@ def read_array(value: Any, what: str) -> Array:
     return array
 
 
+def read_generator(seed: int | None, generator: np.random.Generator | None) -> np.random.Generator:
+    """Where noise is drawn from: numpy's generator, or a new one with that seed."""
+    if generator is None:
+        try:
+            return np.random.default_rng(seed)
+        except (TypeError, ValueError) as error:
+            raise ObservationError(f"a seed is a whole number, 0 or more, got {seed!r}") from error
+    if seed is not None or not isinstance(generator, np.random.Generator):
+        got = type(generator).__name__ if seed is None else f"both, with seed {seed!r}"
+        raise ObservationError(f"noise is drawn from a seed or from a generator of numpy (default_rng), got {got}")
+    return generator
+
+
 def read_frames(value: Any, what: str, expected: tuple[int, ...]) -> Array:
     """A camera's frames, (batch, *expected), as float32 from 0 to 1: bytes of the camera, or that already."""
     array = _numbers(value, what)

@@ -9,8 +9,9 @@ from its first action. Knows no thread, no clock and no policy: a player gives i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -115,10 +116,32 @@ class Due:
     seam: bool = False
 
 
+class Watcher(Protocol):
+    """Is told what a control loop sees, plans and does, by the thread of the loop: it must be quick."""
+
+    def observed(self, tick: int, observation: Any) -> None:
+        """What was seen before the action of this tick, as `History.push` takes it."""
+
+    def planned(self, begin: int, arrived: int, actions: Array, figures: Mapping[str, float]) -> None:
+        """A chunk arrived: its actions (n, A), the first of them for the tick `begin`; and what else is known of it, such as
+        `latency_ms`."""
+
+    def acted(self, tick: int, due: Due) -> None:
+        """What the robot does at this tick."""
+
+
 class ChunkTimeline:
     """At each tick: `request` if `wants_chunk`, `arrive` if a chunk has come, then `act`."""
 
-    def __init__(self, replan: int, *, stop: bool = False, delay: int | None = None, overlap: int = 0) -> None:
+    def __init__(
+        self,
+        replan: int,
+        *,
+        stop: bool = False,
+        delay: int | None = None,
+        overlap: int = 0,
+        watcher: Watcher | None = None,
+    ) -> None:
         """Begin an episode.
 
         Args:
@@ -126,11 +149,12 @@ class ChunkTimeline:
             stop: Stop and think instead of asynchronous.
             delay: Ticks from a request to its arrival, where they are known; else estimated from those before.
             overlap: Up to which action an old chunk pulls a new one, see `Previous`.
+            watcher: Told of every chunk and action.
         """
         if replan < 1:
             raise EngineError(f"a chunk is asked for every tick at most, got replan={replan}")
         self.replan, self.stop, self.overlap = replan, stop, overlap
-        self._known_delay = delay
+        self._known_delay, self._watcher = delay, watcher
         self.reset()
 
     def reset(self) -> None:
@@ -172,8 +196,14 @@ class ChunkTimeline:
             return None
         return Previous(left, min(self.delay, len(left)), min(self.overlap, len(left)))
 
-    def arrive(self, tick: int, actions: Any) -> None:
-        """The chunk that was asked for is there, (n, A), its first action meant for the tick of the request."""
+    def arrive(self, tick: int, actions: Any, figures: Mapping[str, float] | None = None) -> None:
+        """The chunk that was asked for is there, (n, A), its first action meant for the tick of the request.
+
+        Args:
+            tick: The present one.
+            actions: The chunk.
+            figures: What a watcher is told of it.
+        """
         if self._requested is None:
             raise EngineError("a chunk arrived that nobody asked for; call request first")
         taken, chunk = tick - self._requested, np.asarray(actions)
@@ -186,6 +216,8 @@ class ChunkTimeline:
         self.counters.skipped += 0 if self.stop else min(taken, len(chunk))
         self._chunk, self._begin = chunk, tick if self.stop else self._requested
         self._requested = None
+        if self._watcher is not None:
+            self._watcher.planned(self._begin, tick, chunk, figures or {})
 
     def forget_request(self) -> None:
         """The chunk that was asked for will not come; another one may be asked for."""
@@ -193,6 +225,12 @@ class ChunkTimeline:
 
     def act(self, tick: int) -> Due:
         """What to do at this tick; ticks may be left out, and do not go back."""
+        due = self._due(tick)
+        if self._watcher is not None:
+            self._watcher.acted(tick, due)
+        return due
+
+    def _due(self, tick: int) -> Due:
         self.counters.ticks += 1
         place = tick - self._begin
         usable = 0 if self._chunk is None else min(self.replan, len(self._chunk)) if self.stop else len(self._chunk)

@@ -9,7 +9,7 @@ backend write something new adds it here, and `check_model` runs on everything t
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
@@ -96,12 +96,12 @@ def check_model(data: bytes) -> None:
     checker.graph(*graphs[0], known=set())
 
 
-def model_for_output(data: bytes, output: str) -> bytes:
-    """The part of a checked model that one output needs, as a model of its own: ONNX Runtime would compute everything."""
+def model_for(data: bytes, outputs: Collection[str]) -> bytes:
+    """The part of a checked model that some outputs need, as a model of its own: ONNX Runtime would compute everything."""
     parts, start = [], 0
     for key, begin, end in read_fields(data, 0, len(data)):
         if key == _GRAPH:
-            graph = _graph_for_output(data, begin, end, output.encode())
+            graph = _graph_for(data, begin, end, {output.encode() for output in outputs})
             parts.append(bytes([_GRAPH]) + _encoded(len(graph)) + graph)
         elif key != _METADATA:
             parts.append(data[start:end])  # fields follow each other without a gap
@@ -109,23 +109,33 @@ def model_for_output(data: bytes, output: str) -> bytes:
     return b"".join(parts)
 
 
-def _graph_for_output(data: bytes, begin: int, end: int, output: bytes) -> bytes:
+def _graph_for(data: bytes, begin: int, end: int, outputs: set[bytes]) -> bytes:
     fields = read_fields(data, begin, end)
-    needed, nodes = {output}, set[Field]()
+    needed, nodes = {*outputs}, set[Field]()
     for field in reversed([item for item in fields if item[0] == _NODE]):  # nodes stand behind those that they need
         if not needed.isdisjoint(_texts(data, field, _NODE_OUTPUT)):
             nodes.add(field)
-            needed.update(_texts(data, field, _NODE_INPUT))
+            needed |= _taken(data, field)
 
     def wanted(field: Field) -> bool:
         if field[0] == _GRAPH_OUTPUT:
-            return _texts(data, field, _NAME) == [output]
+            return not outputs.isdisjoint(_texts(data, field, _NAME))
         if field[0] in (_CONSTANT, _GRAPH_INPUT):
             return not needed.isdisjoint(_texts(data, field, _CONSTANT_NAME if field[0] == _CONSTANT else _NAME))
         return field[0] != _NODE or field in nodes
 
     starts = [begin, *(stop for _, _, stop in fields)]
     return b"".join(data[start : field[2]] for start, field in zip(starts, fields, strict=False) if wanted(field))
+
+
+def _taken(data: bytes, node: Field) -> set[bytes]:
+    """What a node takes, and what the nodes of a graph inside it do."""
+    found = {*_texts(data, node, _NODE_INPUT)}
+    for key, *attribute in read_fields(data, *node[1:]):
+        for inner, *body in read_fields(data, *attribute) if key == _ATTRIBUTE else ():
+            for field in read_fields(data, *body) if inner == _BODY else ():
+                found |= _taken(data, field) if field[0] == _NODE else set()
+    return found
 
 
 def _encoded(number: int) -> bytes:
@@ -143,7 +153,7 @@ class _Checker:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._left, self._scans = MOST_FIELDS, 0
+        self._left, self._scans, self._depth = MOST_FIELDS, 0, 0
         self._attributes: dict[tuple[bytes, bytes], tuple[str, int]] = {}  # few of them are different
         self._largest: dict[bytes, int] = {}  # by the name of a constant of whole numbers
 
@@ -152,7 +162,7 @@ class _Checker:
         found: dict[int, list[Span]] = {key: [] for key in known}
         for key, start, stop in self._read(begin, end):
             if key not in found:
-                raise ContentError(f"its {what} has field {key >> 3} of ONNX, which blockcache does not write")
+                raise _unknown_field(what, key)
             found[key].append((start, stop))
         return found
 
@@ -180,10 +190,21 @@ class _Checker:
         return len(found[_GRAPH_INPUT])
 
     def _node(self, begin: int, end: int, known: set[bytes]) -> None:
-        found = self.fields("node", begin, end, (_NODE_INPUT, _NODE_OUTPUT, _OPERATOR, _ATTRIBUTE))
-        data, kind, attributes = self._data, self._last(found[_OPERATOR]), found[_ATTRIBUTE]
-        inputs = [data[start:stop] for start, stop in found[_NODE_INPUT]]
-        outputs = [data[start:stop] for start, stop in found[_NODE_OUTPUT]]
+        inputs: list[bytes] = []
+        outputs: list[bytes] = []
+        attributes: list[Span] = []
+        data, kind = self._data, b""
+        for key, start, stop in self._read(begin, end):  # not by `fields`: there are thousands of nodes
+            if key == _NODE_INPUT:
+                inputs.append(data[start:stop])
+            elif key == _NODE_OUTPUT:
+                outputs.append(data[start:stop])
+            elif key == _OPERATOR:
+                kind = data[start:stop]  # of several protobuf takes the last
+            elif key == _ATTRIBUTE:
+                attributes.append((start, stop))
+            else:
+                raise _unknown_field("node", key)
         operator = _OPERATORS.get(kind)
         if operator is None:
             raise ContentError(f"it uses the operator {_shown(kind)}, which blockcache does not write")
@@ -230,15 +251,23 @@ class _Checker:
         return name, number
 
     def _scan(self, attributes: list[Span], inputs: int, known: set[bytes]) -> None:
-        """A Scan ends with the rows of its inputs, if it has any. There is one at most, so none inside it."""
-        self._scans += 1
+        """A Scan ends with the rows of its inputs, if it has any. There are two at most, side by side: with a guard a file
+        may hold full precision beside a sampler of fewer steps."""
+        self._scans, self._depth = self._scans + 1, self._depth + 1
         found = [self.fields("Scan", *span, (_NAME, _INT, _BODY, _VALUE_TYPE)) for span in attributes]
         bodies = [span for one in found for span in one[_BODY]]
         rows = [number for one in found for number, _ in one[_INT]]
-        if self._scans > 1 or len(attributes) != 2 or len(bodies) != 1 or not 1 <= (rows or [0])[-1] < inputs:
+        if (
+            self._scans > 2
+            or self._depth > 1
+            or len(attributes) != 2
+            or len(bodies) != 1
+            or not 1 <= (rows or [0])[-1] < inputs
+        ):
             raise ContentError("it repeats a step in another way than blockcache writes")
         if self.graph(*bodies[0], known=known.copy()) != inputs:
             raise ContentError("its Scan and the step inside it have different numbers of inputs")
+        self._depth -= 1
 
     def _constant(self, begin: int, end: int) -> bytes:
         """A constant must lie in the file as a whole; its name."""
@@ -263,6 +292,10 @@ class _Checker:
         if any(key == _DIM and size > _MOST_ITEMS for span in spans for key, size, _ in self._read(*span)):
             raise ContentError(f"one of its inputs or outputs has a size beyond {_MOST_ITEMS:,}")
         return self._last(found[_NAME])
+
+
+def _unknown_field(what: str, key: int) -> ContentError:
+    return ContentError(f"its {what} has field {key >> 3} of ONNX, which blockcache does not write")
 
 
 def _define(known: set[bytes], name: bytes) -> None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
 from blockcache_runtime.arrays import parse_arrays, write_arrays
 from blockcache_runtime.atomic import PathLike, write_bytes
 from blockcache_runtime.checks import Array, read_array
-from blockcache_runtime.errors import FileError, ObservationError
-from blockcache_runtime.export import ExportedPolicy
+from blockcache_runtime.errors import EngineError, FileError, ObservationError
 from blockcache_runtime.fields import Count, Limit
 from blockcache_runtime.files import JSON_BYTES, Format, parse_json, read_bytes
 
@@ -38,10 +38,40 @@ RESULT = Format(
         "count": Count,
         **dict.fromkeys(("largest", "typical", "tolerance", "p50_ms", "p95_ms"), float),
         "same_export": bool,
+        "nodes": dict[str, Count],
+        "beside": str,
     },
+    optional=("nodes", "beside"),
     again="compare again",
 )
+AT_START = 4
+"""Observations that are compared when an export is opened with providers."""
 _HEADER, _INPUT = "header", "input."
+
+
+class OtherPolicyError(ObservationError):
+    """A reference whose observations, noise or answers have other shapes than an export's: it is another policy's."""
+
+
+class Export(Protocol):
+    """What is compared: an opened export."""
+
+    path: Path
+    cameras: tuple[str, ...]
+
+    @property
+    def nodes(self) -> Mapping[str, int]:
+        """How many nodes each provider of ONNX Runtime runs, where providers were asked for."""
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """What it observes: shapes by name, without the batch."""
+
+    def draw_noise(self, batch: int, generator: np.random.Generator | None = None) -> Array:
+        """The noise of one generation, (1 + draws, B, horizon, D)."""
+
+    def predict_action(self, obs: Any, *, noise: Any = None) -> dict[str, Array]:
+        """One generation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +90,11 @@ class Reference:
     noise: Array
     action: Array
     scale: Array
+
+    def first(self, count: int) -> Reference:
+        """The first observations and answers alone."""
+        inputs = {name: value[:count] for name, value in self.inputs.items()}
+        return replace(self, inputs=inputs, noise=self.noise[:, :count], action=self.action[:count])
 
     def save(self, path: PathLike) -> None:
         text = FORMAT.text({"export": self.export}, path).encode()
@@ -92,6 +127,8 @@ class Parity:
     largest, typical: the largest difference of a number, and the root of the mean square.
     p50_ms, p95_ms: of one generation, on this machine.
     same_export: whether the reference was made for this very file.
+    nodes: how many nodes each provider of ONNX Runtime ran, where providers were asked for.
+    beside: whose answers it was compared with.
     """
 
     count: int
@@ -101,6 +138,8 @@ class Parity:
     p50_ms: float
     p95_ms: float
     same_export: bool
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    beside: str = "its policy"
 
     @property
     def agrees(self) -> bool:
@@ -118,13 +157,23 @@ class Parity:
         return cls(**content)
 
     def __str__(self) -> str:
-        verdict = "agrees with its policy" if self.agrees else "does NOT agree with the reference"
+        verdict = f"agrees with {self.beside}" if self.agrees else "does NOT agree with the reference"
         other = "" if self.same_export else "; the reference was made for another export"
         return (
             f"{verdict}: {self.count} observations, actions differ by {self.largest:.1e} at most and {self.typical:.1e} "
             f"typically (tolerance {self.tolerance:g}; 1 is half of the range of actions){other}; one generation takes "
-            f"{self.p50_ms:.1f} ms (p95 {self.p95_ms:.1f})"
+            f"{self.p50_ms:.1f} ms (p95 {self.p95_ms:.1f}){nodes_text(self.nodes)}"
         )
+
+
+def nodes_text(nodes: Mapping[str, int]) -> str:
+    """Behind a sentence: which provider runs how many nodes."""
+    return "".join(f"; {name} runs {count} of {sum(nodes.values())} nodes" for name, count in nodes.items())
+
+
+def reference_path(path: PathLike) -> Path:
+    """Where the reference of an export lies, if it has one: NAME.reference.npz beside NAME.onnx."""
+    return Path(path).with_suffix(".reference.npz")
 
 
 def export_hash(path: PathLike) -> str:
@@ -134,7 +183,7 @@ def export_hash(path: PathLike) -> str:
         return file.read().decode(errors="replace")
 
 
-def compare(policy: ExportedPolicy, reference: Reference, tolerance: float = TOLERANCE) -> Parity:
+def compare(policy: Export, reference: Reference, tolerance: float = TOLERANCE) -> Parity:
     """Run every observation of a reference, one by one.
 
     Args:
@@ -146,12 +195,15 @@ def compare(policy: ExportedPolicy, reference: Reference, tolerance: float = TOL
     for place in [0, *range(count)]:  # the first twice: only the second call is warm
         obs = {name: value[place : place + 1] for name, value in reference.inputs.items()}
         started = time.perf_counter()
-        found = policy.predict_action(obs, noise=reference.noise[:, place : place + 1])["action"]
+        try:
+            found = policy.predict_action(obs, noise=reference.noise[:, place : place + 1])["action"]
+        except ObservationError as error:
+            raise OtherPolicyError(f"the reference is that of another policy: {error}") from error
         seconds.append(time.perf_counter() - started)
         if found.shape[1:] != reference.action.shape[1:]:
-            raise ObservationError(
-                f"the reference has actions of shape {reference.action.shape[1:]}, the export gives {found.shape[1:]}: it "
-                "is that of another policy"
+            raise OtherPolicyError(
+                f"the reference is that of another policy: it has actions of shape {reference.action.shape[1:]}, the export "
+                f"gives {found.shape[1:]}"
             )
         gaps.append((found[0] - reference.action[place]).astype(np.float64) * reference.scale)
     gap, warm = np.abs(gaps[1:]), 1000 * np.asarray(seconds[1:])
@@ -164,4 +216,43 @@ def compare(policy: ExportedPolicy, reference: Reference, tolerance: float = TOL
         p50_ms=p50,
         p95_ms=p95,
         same_export=reference.export == export_hash(policy.path),
+        nodes=policy.nodes,
     )
+
+
+def drawn_reference(policy: Export, count: int = AT_START) -> Reference:
+    """What an export answers to drawn inputs, to compare another provider with.
+
+    Args:
+        policy: The export, opened with the provider that is trusted.
+        count: How many observations.
+    """
+    rng = np.random.default_rng(0)
+    inputs = {
+        name: (rng.random if name in policy.cameras else rng.standard_normal)((count, *shape), dtype=np.float32)
+        for name, shape in policy.inputs.items()
+    }
+    noise = policy.draw_noise(count, rng)
+    action = policy.predict_action(inputs, noise=noise)["action"]
+    spread = np.ptp(action, axis=(0, 1))
+    scale = np.where(spread > 0, 2 / np.where(spread > 0, spread, 1), 1).astype(np.float32)
+    return Reference(export_hash(policy.path), inputs, noise, action, scale)
+
+
+def check_at_start(policy: Export, trusted: Callable[[], Export], tolerance: float = TOLERANCE) -> Parity:
+    """Refuse an export that answers otherwise on the providers that run it: beside the first recorded answers of its
+    policy if a reference lies beside the file, else beside the CPU's answers to drawn inputs.
+
+    Args:
+        policy: The export, opened with providers.
+        trusted: Opens it with the CPU's.
+        tolerance: The largest difference that is accepted.
+    """
+    place = reference_path(policy.path)
+    if place.exists():
+        found = compare(policy, Reference.load(place).first(AT_START), tolerance)
+    else:
+        found = replace(compare(policy, drawn_reference(trusted()), tolerance), beside="the CPU's answers")
+    if not found.agrees:
+        raise EngineError(f"{policy.path} {found}; leave providers out, or accept more with a larger tolerance")
+    return found

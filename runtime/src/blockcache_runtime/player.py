@@ -14,9 +14,10 @@ that a delay is counted in actions that were really consumed. Knows nothing of r
 
 from __future__ import annotations
 
+import gc
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from blockcache_runtime.checks import Array
-from blockcache_runtime.chunks import ChunkTimeline, Previous, check_horizon
+from blockcache_runtime.chunks import ChunkTimeline, Previous, Watcher, check_horizon
 from blockcache_runtime.errors import EngineError
 from blockcache_runtime.export import ExportedPolicy
 from blockcache_runtime.history import History
@@ -63,11 +64,12 @@ class ExportActor:
         self.policy, self.n_obs_steps = policy, policy.n_obs_steps
         self.cameras: Collection[str] = policy.cameras
         self._generator = np.random.default_rng(seed)
+        self.figures: dict[str, float] = {}
+        """What the guard found of the last chunk, for a watcher."""
 
     def warm_up(self) -> int:
         """See `Actor`."""
-        made_up = {name: np.zeros((1, *shape), dtype=np.float32) for name, shape in self.policy.inputs.items()}
-        return int(self.policy.due_actions(self.policy.predict_action(made_up, seed=0)).shape[1])
+        return int(self.policy.due_actions(self.policy.warm_up()).shape[1])
 
     def encode_frames(self, observed: Any) -> None:
         """See `Actor`."""
@@ -77,6 +79,7 @@ class ExportActor:
         """See `Actor`."""
         told = previous if self.policy.takes_previous else None
         found = self.policy.predict_action(observed, generator=self._generator, previous=told)
+        self.figures = {name: float(value[0]) for name, value in found.items() if name.startswith("guard_")}
         actions: Array = self.policy.due_actions(found)[0]
         return actions
 
@@ -93,6 +96,7 @@ class Player:
         overlap: int = 0,
         seed: int | None = None,
         log: ObservationLog | None = None,
+        watcher: Watcher | None = None,
         clock: Callable[[], float] = time.monotonic,
         worker: Executor | None = None,
     ) -> None:
@@ -105,18 +109,22 @@ class Player:
             overlap: Up to which action the old chunk pulls a new one, for policies that take it (real-time chunking).
             seed: Of an exported policy's noise.
             log: Keeps what the policy was asked and what it answered.
+            watcher: Told of every observation, chunk and action, such as `RerunFile.watcher` gives.
             clock: Seconds that never go back.
             worker: Runs the policy; without it one thread of the player's own.
         """
         if not 0 < rate_hz <= 10_000:
             raise EngineError(f"rate_hz is actions a second, more than 0 and at most 10,000, got {rate_hz}")
         self._actor: Actor = ExportActor(policy, seed) if isinstance(policy, ExportedPolicy) else policy
-        self._timeline, self._history = ChunkTimeline(replan, overlap=overlap), History(self._actor.n_obs_steps)
-        self._clock, self._period, self._log = clock, 1 / rate_hz, log
+        self._export = policy if isinstance(policy, ExportedPolicy) else None
+        timeless = () if self._export is None else self._export.timeless
+        self._timeline = ChunkTimeline(replan, overlap=overlap, watcher=watcher)
+        self._history = History(self._actor.n_obs_steps, timeless)
+        self._clock, self._period, self._log, self._watcher = clock, 1 / rate_hz, log, watcher
         self._worker = worker or ThreadPoolExecutor(1, "blockcache-player")
         self._observed: Any = None
         self._observed_at = -math.inf
-        self._pending: Future[Array] | None = None
+        self._pending: Future[tuple[Array, dict[str, float]]] | None = None
         self._encoding: Future[None] | None = None
         self._tick, self._last_call = 0, math.inf
         self._late = self._failed = self._ignored = 0
@@ -136,6 +144,9 @@ class Player:
             actions = self._worker.submit(self._actor.warm_up).result()
             took.append(self._clock() - started)
         check_horizon(actions, replan, math.ceil(min(took) / self._period))
+        # what is there now stays while the loop runs: to look through it for garbage would stop a tick for milliseconds
+        gc.collect()
+        gc.freeze()
 
     @property
     def counters(self) -> dict[str, int]:
@@ -146,7 +157,9 @@ class Player:
         - ignored: observations that were not newer than the one before
         """
         own = {"late": self._late, "failed": self._failed, "ignored": self._ignored}
-        return {**asdict(self._timeline.counters), **own}
+        watch = self._actor.policy.watch if isinstance(self._actor, ExportActor) else None
+        guard = {} if watch is None else {f"guard_{name}": count for name, count in watch.counts.items()}
+        return {**asdict(self._timeline.counters), **own, **guard}
 
     def observe(self, observation: Any, at: float | None = None) -> None:
         """Show the player what the robot sees now; once for every tick, before `next_action`.
@@ -161,7 +174,11 @@ class Player:
                 self._ignored += 1
                 return
             self._observed_at = at
+        if self._export is not None and isinstance(observation, Mapping):
+            self._export.check_names(observation)
         self._observed = self._history.push(observation)
+        if self._watcher is not None:
+            self._watcher.observed(self._tick, observation)
 
     def next_action(self) -> Array | None:
         """The action of this tick, at once: of the newest chunk, or the last one again where there is none left.
@@ -187,7 +204,7 @@ class Player:
             return
         pending, self._pending = self._pending, None
         if (error := pending.exception()) is None:
-            self._timeline.arrive(tick, pending.result())
+            self._timeline.arrive(tick, *pending.result())
         else:
             self._timeline.forget_request()
             self._failed += 1
@@ -201,11 +218,13 @@ class Player:
         if any(self._timeline.wants_chunk(tick + ahead) for ahead in range(1, self._actor.n_obs_steps)):
             self._encoding = self._worker.submit(self._actor.encode_frames, self._observed)
 
-    def _chunk(self, observed: Any, previous: Previous | None) -> Array:
+    def _chunk(self, observed: Any, previous: Previous | None) -> tuple[Array, dict[str, float]]:
+        started = self._clock()
         actions = self._actor.chunk(observed, previous)
+        figures = {"latency_ms": (self._clock() - started) * 1e3, **getattr(self._actor, "figures", {})}
         if self._log is not None:
             self._log.add(observed, actions)
-        return actions
+        return actions, figures
 
     def reset(self) -> None:
         """Another episode begins: what was seen, and a chunk that is under way, no longer count."""
@@ -219,6 +238,8 @@ class Player:
 
     def stop(self) -> None:
         """Wait for the generation that is under way, and end the thread."""
+        if not self._stopped:
+            gc.unfreeze()
         self._stopped = True
         self._worker.shutdown(wait=True, cancel_futures=True)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
-import re
+import platform
 import reprlib
 import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -27,7 +27,10 @@ from blockcache_runtime.errors import ContentError, EngineError, FileError, in_o
 from blockcache_runtime.fields import Count, Limit, Name
 from blockcache_runtime.files import Format, read_bytes
 from blockcache_runtime.fingerprint import Fingerprint
-from blockcache_runtime.graph import check_model, model_for_output, read_metadata
+from blockcache_runtime.graph import check_model, model_for, read_metadata
+from blockcache_runtime.guard import FULL, Guard
+from blockcache_runtime.memory import Remembered
+from blockcache_runtime.providers import Provider, check_providers, new_session, nodes_of, require_onnxruntime
 
 T = TypeVar("T")
 
@@ -56,13 +59,16 @@ FORMAT = Format(
         "encoder": Encoder,
         "outside": Annotated[dict[Name, str], Limit(1, 100)],
         "fixed": dict[Name, list[float]],
+        "guard": Guard,
     },
-    optional=("build", "encoder", "outside", "fixed"),
+    optional=("build", "encoder", "outside", "fixed", "guard"),
     version=3,  # 1 had no hash, 2 one norm a row
     again="export it again",
 )
 EARLIER_FEATURES = "kept_features"
 """The input of an export with cameras that takes the features of earlier frames, which are not encoded again."""
+IN_FULL = "full_"
+"""Before the names of what an export gives in full precision, and of the noise for that, where its guard asks for it."""
 MOST_BYTES = 2**31 - 1  # protobuf has no larger files
 RATE_HZ = 10.0  # calls a second, for which the number of threads is chosen
 TRIAL_SECONDS, ROUNDS = 2.0, 4  # how long one thread and all cores are tried, at most
@@ -78,16 +84,35 @@ _ENTRY_LENGTH = len(_ENTRY) + 64
 
 @dataclass(frozen=True, eq=False)
 class LoadedExport:
-    """A checked export: what it says of itself, and a session of ONNX Runtime with its number of threads."""
+    """A checked export: what it says of itself, and a session of ONNX Runtime with its number of threads. `nodes` counts
+    those of each provider, where providers were asked for; `full` is the session that answers in full precision."""
 
     header: dict[str, Any]
     fingerprint: Fingerprint
     encoder: Encoder | None
     session: Any
     threads: int
+    providers: tuple[Provider, ...] = ()
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    full: Any = None
+
+    @property
+    def sizes(self) -> dict[str, list[Any]]:
+        """What a generation takes: of frames all moments, behind the batch, and no features."""
+        sizes = {item.name: item.shape for item in self.session.get_inputs()}
+        if self.encoder is not None:
+            del sizes[EARLIER_FEATURES]
+            sizes |= {name: ["batch", self.encoder.n_obs_steps, *sizes[name][2:]] for name in self.encoder.cameras}
+        return sizes
 
 
-def load_export(path: Path, threads: int | None, data: bytes | None = None, rate_hz: float = RATE_HZ) -> LoadedExport:
+def load_export(
+    path: Path,
+    threads: int | None,
+    data: bytes | None = None,
+    rate_hz: float = RATE_HZ,
+    providers: Sequence[Provider] = (),
+) -> LoadedExport:
     """Check the file and load it; nothing in it is run for that.
 
     ONNX Runtime gets it once it has the form of an export, and its hash is computed while it is being loaded: a graph of
@@ -95,22 +120,54 @@ def load_export(path: Path, threads: int | None, data: bytes | None = None, rate
 
     Args:
         path: Where it is, or for `data` is going to be.
-        threads: How many to use; without it, one thread and all cores are tried and the faster is taken.
+        threads: How many to use; without it one thread and all cores are tried once, and what was faster is kept.
         data: Its content, where that is at hand.
         rate_hz: How many generations a second will be asked for: so they are tried.
+        providers: What ONNX Runtime is to run it with, the first first; none for the CPU.
     """
-    _require_onnxruntime()
+    require_onnxruntime(MINIMUM)
+    if providers:
+        check_providers(providers)
     if threads is not None and threads < 1:
         raise EngineError(f"the onnx engine needs one thread at least, got {threads}")
     if not 0 < rate_hz < float("inf"):
         raise EngineError(f"rate_hz is calls a second, more than 0, got {rate_hz}")
     data = read_bytes(path, "ONNX file", MOST_BYTES) if data is None else data
-    found = _if_intact(data, path, lambda: _loaded(data, path, threads or 1))
-    if threads is None and (many := cores()) > 1:
-        other = _session(data, path, many)
-        if prefers_second(found.session, other, found.encoder, rate_hz):
-            return replace(found, session=other, threads=many)
-    return found
+    found = _if_intact(data, path, lambda: _loaded(data, path, threads or 1, (*providers,)))
+    found = _with_faster_threads(found, data, path, rate_hz) if threads is None and cores() > 1 else found
+    if not _falls_back(found.header):
+        return found
+    full = _session(_part(data, found.header, full=True), path, found.threads, found.providers)
+    with FORMAT.reading(path):
+        _check_declarations(full, found.header, found.encoder, full=True)
+    return replace(found, full=full)
+
+
+def _falls_back(header: Mapping[str, Any]) -> bool:
+    return "guard" in header and header["guard"].action == FULL
+
+
+def _outputs(header: Mapping[str, Any], full: bool) -> list[str]:
+    return [name for name in header["outputs"] if not _falls_back(header) or name.startswith(IN_FULL) == full]
+
+
+def _part(data: bytes, header: Mapping[str, Any], full: bool = False) -> bytes:
+    """The model that makes an export's answers as a rule, or the one that makes them in full precision."""
+    return model_for(data, _outputs(header, full)) if _falls_back(header) else data
+
+
+def _with_faster_threads(one: LoadedExport, data: bytes, path: Path, rate_hz: float) -> LoadedExport:
+    """The export with one thread, or with all cores if these were faster; tried once for each file, rate and machine."""
+    machine = [platform.node(), platform.machine(), require_onnxruntime(MINIMUM)]
+    known = Remembered("threads", data[-64:].decode(), cores(), rate_hz, repr(one.providers), *machine)
+    chosen = known.get((1, cores()))
+    if chosen == 1:
+        return one
+    many = replace(one, session=_session(_part(data, one.header), path, cores(), one.providers), threads=cores())
+    if chosen is None:
+        chosen = many.threads if prefers_second(one.session, many.session, one.encoder, rate_hz) else 1
+        known.keep(chosen)
+    return many if chosen > 1 else one
 
 
 def load_output(path: Path, like: LoadedExport, output: str) -> Any:
@@ -120,24 +177,9 @@ def load_output(path: Path, like: LoadedExport, output: str) -> Any:
     def load() -> Any:
         if _checked_header(data, path)[0] != like.header:
             raise FileError(f"the ONNX file {path} is another one than it was when it was opened; open it again")
-        return _session(model_for_output(data, output), path, like.threads)
+        return _session(model_for(data, [output]), path, like.threads, like.providers)
 
     return _if_intact(data, path, load)
-
-
-def _require_onnxruntime() -> None:
-    hint = (
-        f"version {'.'.join(map(str, MINIMUM))} or newer comes with blockcache-runtime, which docs/start.md says how to "
-        "install from a clone or a wheel"
-    )
-    try:
-        import onnxruntime
-
-        found = str(onnxruntime.__version__)
-    except (ImportError, AttributeError) as error:  # AttributeError: an empty directory of that name
-        raise EngineError(f"an export needs onnxruntime, which is not installed; {hint}") from error
-    if tuple(map(int, re.findall(r"\d+", found)[:2])) < MINIMUM:
-        raise EngineError(f"an export needs a newer onnxruntime than the installed {found}; {hint}")
 
 
 def _if_intact(data: bytes, path: Path, make: Callable[[], T]) -> T:
@@ -172,13 +214,14 @@ def _hash_entry(content: bytes | memoryview) -> bytes:
     return _ENTRY + hashlib.sha256(content).hexdigest().encode()
 
 
-def _loaded(data: bytes, path: Path, threads: int) -> LoadedExport:
+def _loaded(data: bytes, path: Path, threads: int, providers: tuple[Provider, ...]) -> LoadedExport:
     header, fingerprint = _checked_header(data, path)
     encoder = header.get("encoder")
-    session = _session(data, path, threads)
+    session = _session(_part(data, header), path, threads, providers)
     with FORMAT.reading(path):
         _check_declarations(session, header, encoder)
-    return LoadedExport(header, fingerprint, encoder, session, threads)
+    nodes = nodes_of(session, providers) if providers else {}
+    return LoadedExport(header, fingerprint, encoder, session, threads, providers, nodes)
 
 
 def _checked_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprint]:
@@ -199,24 +242,27 @@ def _checked_header(data: bytes, path: Path) -> tuple[dict[str, Any], Fingerprin
     return header, fingerprint
 
 
-def _check_declarations(session: Any, header: Mapping[str, Any], encoder: Encoder | None) -> None:
+def _check_declarations(session: Any, header: Mapping[str, Any], encoder: Encoder | None, full: bool = False) -> None:
     """The graph must take and give what the header says, and that must be observations, noise and actions."""
     if any(item.type != "tensor(float)" for item in (*session.get_inputs(), *session.get_outputs())):
         raise ContentError("not all that goes in and out of it is float32")
-    inputs = {item.name: item.shape for item in session.get_inputs()}
-    outputs = {item.name: item.shape for item in session.get_outputs()}
-    if (inputs, outputs) != (header["inputs"], header["outputs"]):
+    before, declared = IN_FULL if full else "", (session.get_inputs(), session.get_outputs())
+    inputs, outputs = ({item.name: item.shape for item in items} for items in declared)
+    other = f"{'' if full else IN_FULL}noise" if _falls_back(header) else None  # the other part takes it
+    told = {name: shape for name, shape in header["inputs"].items() if name != other}
+    if (inputs, outputs) != (told, {name: header["outputs"][name] for name in _outputs(header, full)}):
         raise ContentError("its graph has other inputs or outputs than its header tells of")
     start, stop = header["executed"]
-    noise, action, whole = inputs.pop("noise", []), outputs.pop("action", []), outputs.pop("action_pred", None)
-    told = [shape for name in TOLD if (shape := inputs.pop(name, None)) is not None]
+    outputs = {name.removeprefix(before): shape for name, shape in outputs.items()}
+    noise, action, whole = inputs.pop(f"{before}noise", []), outputs.pop("action", []), outputs.pop("action_pred", None)
+    rtc = [shape for name in TOLD if (shape := inputs.pop(name, None)) is not None]
     norms = outputs.pop("norms", None)  # without them nobody would notice what was not finite on the way
     observes = bool(inputs) if encoder is None else _takes_frames(encoder, inputs, outputs)
     right = (
         (observes and all(len(shape) >= 2 and _is_batch(shape) for shape in inputs.values()))
         and (len(noise) == 4 and _is_batch([noise[1], noise[0], *noise[2:]]))
         and (len(action) == 3 and _is_batch(action) and action[1] == stop - start)
-        and (not told or (told == [["batch", *told[0][1:2], action[2]], ["batch"], ["batch"]] and _is_batch(told[0])))
+        and (not rtc or (rtc == [["batch", *rtc[0][1:2], action[2]], ["batch"], ["batch"]] and _is_batch(rtc[0])))
         and ((whole is not None) == (header["output"] == "chunk") and norms == [1] and not outputs)
         and (whole is None or (len(whole) == 3 and _is_batch(whole) and whole[1] >= stop and whole[2] == action[2]))
     )
@@ -236,37 +282,14 @@ def _takes_frames(encoder: Encoder, inputs: dict[str, Any], outputs: dict[str, A
 
 
 def _is_batch(shape: Sequence[Any]) -> bool:
-    """Whether this is a batch of things of one size."""
     return shape[0] == "batch" and all(type(size) is int and size > 0 for size in shape[1:])
 
 
-def _session(data: bytes, path: Path, threads: int) -> Any:
+def _session(data: bytes, path: Path, threads: int, providers: tuple[Provider, ...]) -> Any:
     try:
-        return new_session(data, threads)
+        return new_session(data, threads, providers)
     except Exception as error:  # ONNX Runtime's own errors share no base class
         raise FileError(f"cannot load the ONNX file {path} ({in_one_line(error)}); export it again") from error
-
-
-def new_session(data: bytes, threads: int) -> Any:
-    """A session of ONNX Runtime for a serialised model, with the settings that every engine uses."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # nothing is left to fuse in an export: without trying it loads twice as fast and runs a little faster, in the order in
-    # which it is written. Nor is any part of it run for folding it
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    # planning the reuse of thousands of small buffers takes many seconds and saves nothing: the arena does it anyway
-    options.enable_mem_reuse = False
-    # between calls the worker threads sleep instead of burning a core that the robot needs
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry("session.load_model_format", "ONNX")  # or the first bytes would decide
-    options.log_severity_level = 3
-    # without enable_fallback=0 it prints, and tries again without the options
-    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-    session._model_bytes = None  # it would keep the file's bytes for as long as it lives
-    return session
 
 
 _running: dict[object, int] = {}  # calls that are in ONNX Runtime, and the thread of each
@@ -281,7 +304,7 @@ def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> li
         del _running[this]
         threading.Event().wait()  # a daemon thread: the process is about to end
     try:
-        return session.run(outputs, feed)  # type: ignore[no-any-return]
+        return session.run(outputs, feed)
     except Exception as error:  # ONNX Runtime's own errors share no base class
         hint = "take a smaller batch, or export it again"
         raise EngineError(f"ONNX Runtime cannot run this ({in_one_line(error)}); {hint}") from error

@@ -14,6 +14,7 @@ HELP = {
     "requests_total": "Observations that were answered with actions.",
     "refused_total": "Messages and connections that were refused, by reason.",
     "batches_total": "Runs of the policy; several clients may share one.",
+    "guard_total": "Observations that the export's guard judged, found outside of the calibration, or repeated.",
     "recorded_total": "Observations that were recorded.",
     "policy_seconds": "Time that the policy took for one run.",
     "request_seconds": "Time from a whole request to its reply.",

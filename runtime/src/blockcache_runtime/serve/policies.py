@@ -11,6 +11,7 @@ import numpy.typing as npt
 from blockcache_runtime.checks import Array, check_frames, read_array
 from blockcache_runtime.errors import ObservationError, shortened
 from blockcache_runtime.export import ExportedPolicy
+from blockcache_runtime.guard import Judgement
 from blockcache_runtime.history import History
 
 Moment = Mapping[str, npt.NDArray[Any]]
@@ -25,6 +26,8 @@ class ServedPolicy(Protocol):
     action_dim: int
     batches: bool
     """Whether several observations may be answered at once."""
+    outside: Mapping[str, str]
+    """By name, inputs that are made outside of the policy, and how to come by them."""
 
     @property
     def inputs(self) -> Mapping[str, tuple[int, ...]]:
@@ -51,16 +54,32 @@ class ServedExport:
         """
         self._policy = policy
         self.name, self.cameras = policy.path.name, frozenset(policy.cameras)
-        self.inputs = policy.inputs
+        self.inputs, self.outside = policy.inputs, policy.outside
         self.n_obs_steps, self.action_dim = policy.n_obs_steps, policy.action_dim
         self.n_action_steps = policy.n_action_steps
+        policy.warm_up()
 
-    def predict(self, observations: Sequence[Moment], generators: Sequence[np.random.Generator]) -> list[Array]:
+    def predict(
+        self,
+        observations: Sequence[Moment],
+        generators: Sequence[np.random.Generator],
+        judged: Judgement | None = None,
+    ) -> list[Array]:
         """See `ServedPolicy`. Of a whole chunk, what is behind the executed actions is sent too."""
-        policy = self._policy
-        batch = {name: np.concatenate([one[name] for one in observations]) for name in self.inputs}
+        policy, observed = self._policy, self._batch(observations)
         noise = np.concatenate([policy.draw_noise(1, generator) for generator in generators], axis=1)
-        return [*policy.due_actions(policy.run(policy.check_observation(batch), noise))]
+        if judged is None:
+            return [*policy.due_actions(policy.run(observed, noise))]
+        return [*policy.due_actions(policy.answer(observed, noise, generators, judged))]
+
+    def judge(self, observations: Sequence[Moment]) -> Judgement | None:
+        """What the export's guard finds, if it has one."""
+        return None if self._policy.watch is None else self._policy.watch.judge(self._batch(observations))
+
+    def _batch(self, observations: Sequence[Moment]) -> dict[str, Array]:
+        return self._policy.check_observation(
+            {name: np.concatenate([one[name] for one in observations]) for name in self.inputs}
+        )
 
 
 class ClientState:
@@ -74,7 +93,8 @@ class ClientState:
             renamed: Names of the policy's inputs by the names that the client has for them.
         """
         self._policy, self._renamed = policy, renamed
-        self._history = History(policy.n_obs_steps)
+        self._timeless = {name for name, shape in policy.inputs.items() if shape[0] != policy.n_obs_steps}
+        self._history = History(policy.n_obs_steps, self._timeless)
         self.generator = np.random.default_rng()
         self.episode = 0
 
@@ -97,18 +117,18 @@ class ClientState:
         """
         named = self._named(given)
         steps, inputs, cameras = self._policy.n_obs_steps, self._policy.inputs, self._policy.cameras
-        timeless = {name for name, shape in inputs.items() if shape[0] != steps}
+        timeless = self._timeless
         now = {name: _fitted(named[name], name, inputs[name], name in cameras, name in timeless) for name in inputs}
         whole = [name for name in inputs if name not in timeless and now[name].ndim == len(inputs[name])]
         if whole and len(whole) + len(timeless) < len(inputs):
             raise ObservationError(f"the observation has all moments of {whole} and one of the others; send either")
-        fixed = {name: now[name][None] for name in timeless}
-        moments = {name: array for name, array in now.items() if name not in timeless}
         if whole:
             self._history.reset()
         for moment in range(steps if whole else 1):
-            seen = self._history.push({name: array[moment] if whole else array for name, array in moments.items()})
-        return {**seen, **fixed}
+            seen: Moment = self._history.push(
+                {name: array[moment] if name in whole else array for name, array in now.items()}
+            )
+        return seen
 
     def _named(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What was sent, by the policy's names."""
@@ -118,9 +138,11 @@ class ClientState:
             raise ObservationError("the observation has two values under one name")
         if missing := [name for name in inputs if name not in flat]:
             got = shortened(", ".join(flat), 200) or "nothing"
+            made = self._policy.outside.get(missing[0])
+            hint = f" ({made}; or start the server with --fixed FILE.npz)" if made else ""
             raise ObservationError(
-                f"the observation has no {missing[0]!r}, expected {', '.join(inputs)}, got {got}; send it under that name, "
-                "or start the server with --rename THEIRS=OURS"
+                f"the observation has no {missing[0]!r}{hint}, expected {', '.join(inputs)}, got {got}; send it under that "
+                "name, or start the server with --rename THEIRS=OURS"
             )
         return flat
 

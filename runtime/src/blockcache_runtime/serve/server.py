@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import gc
 import hmac
 import logging
 import signal
@@ -65,6 +66,7 @@ class Server:
         self._worker = Worker(policy, self.metrics)
         self._log: ObservationLog | None = None
         self._stopping = asyncio.Event()
+        self._inboxes: set[asyncio.Queue[Any]] = set()
         self.port = 0
 
     async def run(self, say: Callable[[str], None], stop: asyncio.Event | None = None) -> None:
@@ -76,7 +78,9 @@ class Server:
         self._worker.warm_up(self.settings.connections)
         if self.settings.record:
             self._log = ObservationLog(self.settings.record, self.settings.record_mb * 10**6)
-        answering = asyncio.ensure_future(self._worker.run())
+        self._worker.start()
+        gc.collect()
+        gc.freeze()  # all that is there now stays: looking through it for garbage would stop the server for milliseconds
         try:
             async with open_port(
                 self._connection,
@@ -97,6 +101,9 @@ class Server:
                 self._catch_signals()
                 say(self._words())
                 await self._stopping.wait()
+                for inbox in self._inboxes:
+                    with contextlib.suppress(asyncio.QueueFull):  # who is in the midst of a request looks by itself
+                        inbox.put_nowait(_CLOSED)
                 opened.close(close_connections=False)  # no new ones; those that are open end after their request
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(opened.wait_closed(), GRACE_SECONDS)
@@ -104,7 +111,7 @@ class Server:
             place = f"{self.settings.host}:{self.settings.port}"
             raise EngineError(f"cannot listen at {place}: {error.strerror or error}; take another --port") from error
         finally:
-            answering.cancel()
+            gc.unfreeze()
             self._worker.close()
             if self._log is not None:
                 self._log.close()
@@ -156,47 +163,41 @@ class Server:
         protocol = PROTOCOLS[self.settings.protocol](self.served)
         inbox: asyncio.Queue[Any] = asyncio.Queue(READ_AHEAD)
         reader = asyncio.ensure_future(_read(socket, inbox))
+        self._inboxes.add(inbox)
         try:
             if (greeting := protocol.greeting()) is not None:
                 await self._send(socket, greeting)
             await self._converse(socket, protocol, inbox)
         except ConnectionClosed:
             pass
-        except asyncio.TimeoutError:  # it does not read what it asked for
-            self.metrics.count("refused_total", reason="unread")
-            socket.transport.abort()
         except Exception as error:  # one client's trouble is not the others'
             _logger.warning("a connection ended with %s", in_one_line(error))
         finally:
             self.metrics.count("connections", -1)
+            self._inboxes.discard(inbox)
             reader.cancel()
             with contextlib.suppress(Exception):
                 await socket.close(1001)
 
     async def _converse(self, socket: Any, protocol: Protocol, inbox: asyncio.Queue[Any]) -> None:
-        stopping = asyncio.ensure_future(self._stopping.wait())
         refused, allowed, period = 0, 0.0, 1 / self.settings.rate
-        try:
-            while not self._stopping.is_set() and refused < MOST_REFUSALS:
-                data = await _next(inbox, stopping)
-                if data is _CLOSED:
-                    return
-                started = time.perf_counter()
-                if (early := allowed - started) > 0:
-                    await asyncio.sleep(early)
-                allowed = max(allowed, started - 0.1) + period  # a tenth of a second may be made up for
-                reply: bytes | str | None
-                try:
-                    reply = await self._reply(protocol, data, inbox.empty())
-                    refused = 0
-                except BlockcacheError as error:
-                    self.metrics.count("refused_total", reason=type(error).__name__)
-                    reply, refused = protocol.refusal(str(error)), refused + 1
-                if reply is not None:
-                    await self._send(socket, reply)
-                    protocol.finished((time.perf_counter() - started) * 1e3)
-        finally:
-            stopping.cancel()
+        while not self._stopping.is_set() and refused < MOST_REFUSALS:
+            if (data := await inbox.get()) is _CLOSED:
+                return
+            started = time.perf_counter()
+            if (early := allowed - started) > 0:
+                await asyncio.sleep(early)
+            allowed = max(allowed, started - 0.1) + period  # a tenth of a second may be made up for
+            reply: bytes | str | None
+            try:
+                reply = await self._reply(protocol, data, inbox.empty())
+                refused = 0
+            except BlockcacheError as error:
+                self.metrics.count("refused_total", reason=type(error).__name__)
+                reply, refused = protocol.refusal(str(error)), refused + 1
+            if reply is not None:
+                await self._send(socket, reply)
+                protocol.finished((time.perf_counter() - started) * 1e3)
 
     async def _reply(self, protocol: Protocol, data: bytes | str, newest: bool) -> bytes | None:
         started = time.perf_counter()
@@ -218,7 +219,16 @@ class Server:
         self.metrics.count("recorded_total")
 
     async def _send(self, socket: Any, message: bytes | str) -> None:
-        await asyncio.wait_for(socket.send(message), self.settings.patience)
+        giving_up = asyncio.get_running_loop().call_later(self.settings.patience, self._give_up, socket)
+        try:
+            await socket.send(message)
+        finally:
+            giving_up.cancel()
+
+    def _give_up(self, socket: Any) -> None:
+        """On a client that does not read what it asked for: sending to it ends as if it was gone."""
+        self.metrics.count("refused_total", reason="unread")
+        socket.transport.abort()
 
 
 async def _read(socket: Any, inbox: asyncio.Queue[Any]) -> None:
@@ -229,18 +239,6 @@ async def _read(socket: Any, inbox: asyncio.Queue[Any]) -> None:
     except Exception:  # however it ended: the client is gone
         _logger.debug("a connection ended", exc_info=True)
     await inbox.put(_CLOSED)
-
-
-async def _next(inbox: asyncio.Queue[Any], stopping: asyncio.Future[Any]) -> Any:
-    """The next message; that the connection is closed once the server stops."""
-    if not inbox.empty():
-        return inbox.get_nowait()
-    getting = asyncio.ensure_future(inbox.get())
-    await asyncio.wait({getting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if getting.done():
-        return getting.result()
-    getting.cancel()
-    return _CLOSED
 
 
 def _has_key(sent: list[str], key: str) -> bool:

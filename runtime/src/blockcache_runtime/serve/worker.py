@@ -1,17 +1,18 @@
 """One thread that runs the policy, and the queue before it. Knows nothing of protocols and sockets.
 
 Every connection has one question at most in the queue, so first come, first served is fair. Questions of several clients are
-answered in one run where that is faster; how many at a time is measured when the server warms up.
+answered in one run where that is faster; how many at a time is measured when the server warms up. The thread takes questions
+from the queue by itself: every change of thread that is saved is saved twice at each request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -45,8 +46,7 @@ class Worker:
         """
         self._policy, self._metrics = policy, metrics
         self._pool = ThreadPoolExecutor(1, "blockcache-policy")
-        self._queue: deque[_Waiting] = deque()
-        self._arrived = asyncio.Event()
+        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
         self.batch, self.milliseconds = 1, 0.0
         """How many are answered at once at most, and how long one alone takes."""
 
@@ -82,9 +82,8 @@ class Worker:
             patience: Seconds after which an EngineError is raised instead.
         """
         waiting = _Waiting(question)
-        self._queue.append(waiting)
         self._metrics.count("waiting")
-        self._arrived.set()
+        self._queue.put(waiting)
         try:
             return await asyncio.wait_for(waiting.result, patience)
         except asyncio.TimeoutError as error:
@@ -92,44 +91,61 @@ class Worker:
         finally:
             self._metrics.count("waiting", -1)
 
-    async def run(self) -> None:
-        """Answer until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._arrived.wait()
-            taken: list[_Waiting] = []
-            while self._queue and len(taken) < self.batch:
-                if not (waiting := self._queue.popleft()).result.done():  # nobody waits for it any more
-                    taken.append(waiting)
-            if not self._queue:
-                self._arrived.clear()
-            if taken:
-                await self._answer(loop, taken)
+    def start(self) -> None:
+        """Answer until closed, to the loop that runs now."""
+        self._pool.submit(self._run, asyncio.get_running_loop())
 
-    async def _answer(self, loop: asyncio.AbstractEventLoop, taken: list[_Waiting]) -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while (first := self._queue.get()) is not None:
+            taken: list[_Waiting | None] = [first]
+            while len(taken) < self.batch and taken[-1] is not None and not self._queue.empty():
+                taken.append(self._queue.get())  # nobody else takes any
+            self._answer(loop, [one for one in taken if one is not None and not one.result.done()])
+            if taken[-1] is None:
+                return
+
+    def _answer(self, loop: asyncio.AbstractEventLoop, taken: list[_Waiting]) -> None:
+        if not taken:
+            return
         try:
-            chunks, seconds = await loop.run_in_executor(self._pool, self._predict, [one.question for one in taken])
+            chunks, seconds = self._predict([one.question for one in taken])
         except Exception as error:
             if len(taken) > 1:  # one of them is to blame: each by itself
                 for one in taken:
-                    await self._answer(loop, [one])
-            elif not taken[0].result.done():
-                taken[0].result.set_exception(_own(error))
+                    self._answer(loop, [one])
+            else:
+                loop.call_soon_threadsafe(_refuse, taken[0], _own(error))
             return
+        loop.call_soon_threadsafe(self._deliver, taken, chunks, seconds)
+
+    def _deliver(self, taken: list[_Waiting], chunks: list[Array], seconds: float) -> None:
         self._metrics.count("batches_total")
         self._metrics.histograms["policy_seconds"].add(seconds)
         for one, chunk in zip(taken, chunks, strict=True):
-            if not one.result.done():
+            if not one.result.done():  # somebody still waits for it
                 one.result.set_result((chunk, seconds))
 
     def _predict(self, questions: Sequence[Question]) -> tuple[list[Array], float]:
         started = time.perf_counter()
-        chunks = self._policy.predict([one.observation for one in questions], [one.generator for one in questions])
-        return chunks, time.perf_counter() - started
+        observations = [one.observation for one in questions]
+        judge = getattr(self._policy, "judge", None)  # of exports, which may have a guard
+        judged = None if judge is None else judge(observations)
+        more = () if judged is None else (judged,)
+        for reason, count in {} if judged is None else judged.counts.items():
+            self._metrics.count("guard_total", count, reason)
+        return self._policy.predict(
+            observations, [one.generator for one in questions], *more
+        ), time.perf_counter() - started
 
     def close(self) -> None:
-        """Wait for the run that is under way."""
+        """Wait for what was asked."""
+        self._queue.put(None)
         self._pool.shutdown()
+
+
+def _refuse(waiting: _Waiting, error: BlockcacheError) -> None:
+    if not waiting.result.done():
+        waiting.result.set_exception(error)
 
 
 def _own(error: Exception) -> BlockcacheError:

@@ -1,0 +1,167 @@
+"""An export whose guard has what is outside answered in full precision: two graphs over one set of weights."""
+
+from unittest.mock import Mock
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import blockcache as bc
+from blockcache.errors import FileError, ScheduleError
+from blockcache.models.registry import port_of
+from blockcache_runtime import Player, open_export
+from blockcache_runtime.chunks import Previous
+from blockcache_runtime.serve.policies import ServedExport
+from blockcache_runtime.serve.wire import pack, unpack
+from clocked_player import Clock, Worker
+from engine_comparison import BLOCKS
+from image_policies import image_policy, observed
+from onnx_files import hashed
+from served_toy import served
+from tuned_directory import write_tuned
+
+STEPS, FAR = 6, 100.0
+
+
+def seen(count, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, 2, 5)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def files(make_policy, random_updates, tmp_path_factory):
+    """The policy as it is, under a schedule, and under the schedule with a guard that falls back."""
+    place, policy = tmp_path_factory.mktemp("fall-back"), make_policy()
+    schedule = bc.Schedule(STEPS, random_updates(BLOCKS, STEPS))
+    bc.export_policy(policy, None, place / "own.onnx", rtc=True)
+    bc.export_policy(policy, schedule, place / "fast.onnx", rtc=True)
+    bc.export_policy(policy, schedule, place / "both.onnx", rtc=True, guard="full", observations=seen(64))
+    return {name: place / f"{name}.onnx" for name in ("own", "fast", "both")}
+
+
+@pytest.fixture(scope="module")
+def opened(files):
+    return {name: open_export(path, threads=1) for name, path in files.items()}
+
+
+@pytest.mark.parametrize("told", [None, Previous(np.ones((3, 3)), delay=2)])
+def test_inside_as_before_outside_in_full_precision_sample_by_sample(opened, told):
+    obs, noise = seen(3, seed=1), opened["fast"].draw_noise(3, np.random.default_rng(0))
+    obs[1] += FAR
+    fast, own, both = (
+        opened[name].predict_action(obs, noise=noise, previous=told)["action"] for name in ("fast", "own", "both")
+    )
+    assert np.abs(fast[1] - own[1]).max() > 1e-3, "they do not differ, so nothing is tested"
+    np.testing.assert_array_equal(both[[0, 2]], fast[[0, 2]])
+    np.testing.assert_allclose(both[1], own[1], atol=1e-6)
+    alone = opened["both"].predict_action(obs[1:2], noise=noise[:, 1:2], previous=told)["action"]
+    np.testing.assert_allclose(alone[0], own[1], atol=1e-6)
+
+
+def test_full_precision_with_another_sampler_begins_with_the_same_noise(make_policy, tmp_path):
+    """And two Scans stand in one file, where the tuned sampler computes every block."""
+    policy, place = make_policy(), tmp_path / "tuned"
+    write_tuned(policy, place)
+    (place / "schedule.json").unlink()
+    bc.export_policy(policy, None, tmp_path / "both.onnx", tuned=place, guard="full", observations=seen(64))
+    bc.export_policy(policy, None, tmp_path / "own.onnx")
+    both, own = (open_export(tmp_path / f"{name}.onnx", threads=1) for name in ("both", "own"))
+    obs = seen(1, seed=1) + FAR
+    few, many = (one.draw_noise(1, np.random.default_rng(0)) for one in (both, own))
+    assert len(few) < len(many)
+    drawn = np.random.default_rng(0)  # the few are drawn first, then as many as the policy takes
+    both.draw_noise(1, drawn)
+    noise = np.concatenate([few, drawn.standard_normal(many.shape, dtype=np.float32)[len(few) :]])
+    np.testing.assert_allclose(
+        both.predict_action(obs, seed=0)["action"], own.predict_action(obs, noise=noise)["action"], atol=1e-6
+    )
+
+
+def test_every_weight_is_in_the_file_once(files):
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    held = sum(4 * int(np.prod(one.dims)) for one in onnx.load(files["own"]).graph.initializer)
+    assert sizes["both"] < sizes["fast"] + sizes["own"] - 0.8 * held
+
+
+def test_cameras(random_updates, tmp_path):
+    policy = image_policy()
+    names = [block.name for block in port_of(policy).adapter.blocks]
+    steps = len(port_of(policy).timesteps)
+    schedule = bc.Schedule(steps, random_updates(names, steps))
+    usual = {name: value.numpy() for name, value in observed(batch=40).items()}
+    bc.export_policy(policy, schedule, tmp_path / "both.onnx", guard="full", observations=usual)
+    bc.export_policy(policy, None, tmp_path / "own.onnx")
+    both, own = (open_export(tmp_path / f"{name}.onnx", threads=1) for name in ("both", "own"))
+    odd = {name: value[:1] for name, value in usual.items()} | {"hand": usual["hand"][:1] + 100 * FAR}
+    noise = both.draw_noise(1, np.random.default_rng(0))
+    for _ in range(2):  # the second time features are remembered
+        found = both.predict_action(odd, noise=noise)
+        assert found["guard_score"][0] > 1
+        np.testing.assert_allclose(found["action"], own.predict_action(odd, noise=noise)["action"], atol=1e-5)
+
+
+def test_a_player_and_a_server_fall_back(opened):
+    policy = open_export(opened["both"].path, threads=1)
+    watcher, clock = Mock(), Clock()
+    worker = Worker(clock, lambda: 0.0)  # under the test's clock: a loop that spins would make every action late
+    with Player(policy, rate_hz=10, replan=1, seed=0, watcher=watcher, clock=clock, worker=worker) as player:
+        player.observe(np.full(5, FAR, np.float32))
+        assert player.next_action() is not None
+        assert player.counters["guard_outside"] == 1
+    assert watcher.planned.call_args.args[3]["guard_score"] > 1
+    ran, run = [], policy.run_checked
+    policy.run_checked = lambda *given, full=False: ran.append(full) or run(*given, full=full)
+    with served(ServedExport(policy)) as server:
+        from websockets.sync.client import connect
+
+        assert ran.count(True) == 1, "full precision was not warmed up before the port opened"
+        with connect(f"ws://127.0.0.1:{server.port}", compression=None) as connection:
+            connection.recv(timeout=10)
+            for value, full in ((0.0, 1), (FAR, 2)):
+                connection.send(pack({"obs": np.full(5, value, np.float32), "reset": True}, bytes_keys=True))
+                assert unpack(connection.recv(timeout=10), 10**6)["actions"].shape[1] == 3
+                assert ran.count(True) == full
+        assert server.metrics.values["guard_total", "outside"] == 1
+
+
+def test_what_is_refused(make_policy, files, tmp_path):
+    with pytest.raises(ScheduleError, match="full precision, which this file is already"):
+        bc.export_policy(make_policy(), None, tmp_path / "own.onnx", guard="full", observations=seen(64))
+    model = onnx.load(files["both"])
+    (output,) = (one for one in model.graph.output if one.name == "full_action")
+    model.graph.output.remove(output)
+    del model.metadata_props[-1]
+    (tmp_path / "damaged.onnx").write_bytes(hashed(model))
+    with pytest.raises(FileError, match="other inputs or outputs than its header"):
+        open_export(tmp_path / "damaged.onnx", threads=1)
+    del model.graph.output[:]
+    model.graph.output.extend(one for one in onnx.load(files["fast"]).graph.output)
+    (tmp_path / "none.onnx").write_bytes(hashed(model))
+    with pytest.raises(FileError):
+        open_export(tmp_path / "none.onnx", threads=1)
+
+
+@pytest.mark.parametrize("engine", ["patched", "loop", "onnx"])
+def test_accelerate_falls_back_to_the_policy_itself(make_policy, random_updates, exports_stay_here, engine):
+    policy, schedule = make_policy(), bc.Schedule(STEPS, random_updates(BLOCKS, STEPS))
+    obs = torch.from_numpy(seen(3, seed=1))
+    obs[1] += FAR
+
+    def asked(entry, rows=slice(None)):
+        return entry(obs[rows], generator=torch.Generator().manual_seed(0))["action"]
+
+    own = asked(policy.predict_action, slice(1, 2))
+    with bc.accelerate(policy, schedule, engine, threads=1) as fast:
+        plain = asked(fast.predict_action)
+    with bc.accelerate(policy, schedule, engine, threads=1, guard="full", observations=seen(64)) as guarded:
+        alone, mixed = asked(guarded.predict_action, slice(1, 2)), asked(guarded.predict_action)
+        assert guarded.watch.counts == {"judged": 4, "outside": 2, "repeated": 1}
+        with pytest.raises(bc.errors.EngineError, match="give a generator, not noise"):
+            guarded.predict_action(obs, noise=policy.draw_noise(3))
+    torch.testing.assert_close(alone, own, rtol=0, atol=0)
+    torch.testing.assert_close(mixed[[0, 2]], plain[[0, 2]], rtol=0, atol=0)
+    assert (mixed[1] - plain[1]).abs().max() > 1e-3
+    torch.testing.assert_close(asked(policy.predict_action, slice(1, 2)), own, rtol=0, atol=0)  # undone
+    with bc.accelerate(policy, schedule, engine, threads=1, guard="count", observations=seen(64)) as counting:
+        torch.testing.assert_close(asked(counting.predict_action), plain, rtol=0, atol=0)
+        assert counting.watch.counts["outside"] == 1

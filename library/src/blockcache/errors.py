@@ -4,39 +4,15 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 
-from blockcache_runtime.errors import (
-    BlockcacheError,
-    ContentError,
-    EngineError,
-    FileError,
-    NonFiniteError,
-    ObservationError,
-    in_one_line,
-    short,
-    shortened,
-)
-
-__all__ = [
-    "BlockcacheError",
-    "ContentError",
-    "EngineError",
-    "FileError",
-    "FitError",
-    "NonFiniteError",
-    "ObservationError",
-    "PolicyError",
-    "RecordingError",
-    "SamplerError",
-    "ScheduleError",
-    "StaleError",
-    "StaleWeightsError",
-    "StepError",
-    "TaskError",
-    "entry_failure",
-    "in_one_line",
-    "short",
-    "shortened",
-]
+from blockcache_runtime.errors import BlockcacheError as BlockcacheError
+from blockcache_runtime.errors import ContentError as ContentError
+from blockcache_runtime.errors import EngineError as EngineError
+from blockcache_runtime.errors import FileError as FileError
+from blockcache_runtime.errors import NonFiniteError as NonFiniteError
+from blockcache_runtime.errors import ObservationError as ObservationError
+from blockcache_runtime.errors import in_one_line as in_one_line
+from blockcache_runtime.errors import short as short
+from blockcache_runtime.errors import shortened as shortened
 
 
 class ScheduleError(BlockcacheError):

@@ -15,56 +15,32 @@ from functools import cache
 from typing import Annotated, Any, BinaryIO, ClassVar, TypeVar, get_type_hints
 
 from blockcache_runtime import files
-from blockcache_runtime.arrays import parse_arrays, write_arrays
-from blockcache_runtime.atomic import (
-    PathLike,
-    check_writable,
-    make_directory,
-    no_writer,
-    only_writer,
-    write_bytes,
-    writing,
-)
+from blockcache_runtime.arrays import parse_arrays as parse_arrays
+from blockcache_runtime.arrays import write_arrays as write_arrays
+from blockcache_runtime.atomic import PathLike as PathLike
+from blockcache_runtime.atomic import check_writable as check_writable
+from blockcache_runtime.atomic import make_directory as make_directory
+from blockcache_runtime.atomic import no_writer as no_writer
+from blockcache_runtime.atomic import only_writer as only_writer
+from blockcache_runtime.atomic import write_bytes as write_bytes
+from blockcache_runtime.atomic import writing as writing
 from blockcache_runtime.errors import FileError, in_one_line
-from blockcache_runtime.fields import NEWER, Count, Fields, Kind, Limit, Name, Names, Positive, Steps, expect_keys, read
-from blockcache_runtime.files import JSON_BYTES, opened, parse_json, read_bytes, reading
-
-__all__ = [
-    "JSON_BYTES",
-    "NEWER",
-    "Count",
-    "Fields",
-    "Format",
-    "JsonFile",
-    "Limit",
-    "Name",
-    "Names",
-    "PathLike",
-    "Positive",
-    "Steps",
-    "TensorInfo",
-    "check_writable",
-    "dict_of",
-    "exists",
-    "expect_keys",
-    "keys_of",
-    "list_of",
-    "make_directory",
-    "no_writer",
-    "only_writer",
-    "opened",
-    "parse_arrays",
-    "parse_json",
-    "read",
-    "read_bytes",
-    "read_json",
-    "read_metadata",
-    "read_tensors",
-    "reading",
-    "write_arrays",
-    "write_bytes",
-    "writing",
-]
+from blockcache_runtime.fields import NEWER as NEWER
+from blockcache_runtime.fields import Count as Count
+from blockcache_runtime.fields import Fields as Fields
+from blockcache_runtime.fields import Kind
+from blockcache_runtime.fields import Limit as Limit
+from blockcache_runtime.fields import Name as Name
+from blockcache_runtime.fields import Names as Names
+from blockcache_runtime.fields import Positive as Positive
+from blockcache_runtime.fields import Steps as Steps
+from blockcache_runtime.fields import expect_keys as expect_keys
+from blockcache_runtime.fields import read as read
+from blockcache_runtime.files import JSON_BYTES as JSON_BYTES
+from blockcache_runtime.files import opened as opened
+from blockcache_runtime.files import parse_json as parse_json
+from blockcache_runtime.files import read_bytes as read_bytes
+from blockcache_runtime.files import reading as reading
 
 T = TypeVar("T")
 F = TypeVar("F", bound="JsonFile")

@@ -27,8 +27,3 @@ MARKERS: dict[Marker, tuple[str, str, str]] = {  # for matplotlib, for the page'
     "x": ("X", "x", "✖"),
     "star": ("*", "star", "★"),
 }
-
-
-def drawn(colour: Colour, marker: Marker) -> tuple[str, str]:
-    """Both as matplotlib takes them, on white paper."""
-    return COLOURS[colour] or "#000000", MARKERS[marker][0]

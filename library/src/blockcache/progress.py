@@ -52,8 +52,9 @@ def progress_bar(
 ) -> tqdm[Any]:
     """A bar of tqdm, with its arguments; drawn if standard error is a terminal and nobody disabled it.
 
-    items    what it counts while somebody goes over it; without them, `update` moves it
-    desc     the words before it
-    disable  no bar at all
+    Args:
+        items: What it counts while somebody goes over it; without them, `update` moves it.
+        desc: The words before it.
+        disable: No bar at all.
     """
     return _Bar(items, desc, disable=disable or None, **settings)

@@ -31,9 +31,9 @@ from blockcache.attach.recorder import calibrate
 from blockcache.block import FEED_FORWARD
 from blockcache.engines import accelerate
 from blockcache.fingerprint import fingerprint_differences
-from blockcache.models.noise import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
+from blockcache.models.sampling import generate
 from blockcache.schedule import Schedule
 from blockcache.solvers import solve
 

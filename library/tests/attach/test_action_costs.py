@@ -18,8 +18,8 @@ import toy_family
 from blockcache.attach import action_costs
 from blockcache.attach.generation import Generation, attach
 from blockcache.errors import PolicyError, RecordingError
-from blockcache.models.noise import generate
 from blockcache.models.registry import port_of
+from blockcache.models.sampling import generate
 from blockcache.samplers import DDIM, DDPM, table
 from blockcache.samplers.fitted import Fitted
 

@@ -15,7 +15,7 @@ from blockcache.attach import recorder
 from blockcache.errors import ObservationError, PolicyError, RecordingError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM
-from blockcache.solvers.metrics import METRICS
+from blockcache.solvers.recording import METRICS
 
 
 def calibrate(policy, observations, *args, **options):

@@ -79,9 +79,12 @@ def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
         "losses",
         "frontier",
         "rdt",
+        "checkpoints",
+        "realtime",
+        "tables",
         "figures",
         "performance",
-        "errors",
+        "guard",
         "flops",
         "families",
         "rdt-size",
@@ -106,7 +109,13 @@ def test_one_word_means_one_thing_in_every_verb():
         "policy place",
         "policy fit",
     }
-    assert set(seen["first_seed"]) == {"eval", "policy demonstrate", "policy observe", "policy replay"}
+    assert set(seen["first_seed"]) == {
+        "eval",
+        "paper checkpoints",
+        "policy demonstrate",
+        "policy observe",
+        "policy replay",
+    }
     assert not any("docs" in str(found.default) for found in seen["output"].values())
 
 

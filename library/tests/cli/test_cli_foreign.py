@@ -1,6 +1,9 @@
 """A foreign policy, named as a Python entry, through the verbs: observed, calibrated, exported, timed and evaluated."""
 
+import html
 import json
+import re
+import shlex
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -94,6 +97,53 @@ def test_what_was_tuned_for_it_is_evaluated(blockcache, seen):
     found = Results.load("results.json")
     assert [method.name for method in found.methods] == ["full", "tuned:tuned"]
     assert found.methods[1].sampler["num_inference_steps"] == 3
+
+
+def test_the_commands_that_the_page_prints_run_again(blockcache, seen):
+    """Whatever made a file, with all that was given to it: typed again they write the same files."""
+    np.savez("seen.npz", obs=np.random.default_rng(0).standard_normal((60, SEEN, OBS)))
+    few = "--generations 3 --rollouts 2 --group 2 --first-seed 0 --workers 1 --repeats 1 --engine loop"
+    blockcache("calibrate", MADE, *seen, "--generations", 3, "-o", "own.safetensors", "--action-costs")
+    blockcache("solve", "own.safetensors", "-S", 2, "--last", "-o", "own.json")
+    blockcache("eval", MADE, *seen, "-m", "own.json", "-o", "runs.json", *few.split())
+    blockcache("check", MADE, "ddpm-3", *seen, "--samples", 4, "--count", 8, "-o", "check.json")
+    blockcache("bench", MADE, "--quick", "--threads", 1, "--json", "times.json")
+    given = ["runs.json", "runs.timings.json", "own.json", "own.safetensors", "check.json", "times.json"]
+    blockcache("report", *given, "-o", "page.html")
+    page = Path("page.html").read_text()
+    rows = re.findall(r"<tr>(.*?)</tr>", page[page.rindex("The commands that made it") :], re.DOTALL)
+    cells = [
+        [html.unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<td.*?>(.*?)</td>", row)] for row in rows
+    ]
+    made = {file: command for what, file, command in filter(None, cells) if what != "this page"}
+    assert set(made) >= {"own.safetensors", "own.json", "runs.json", "runs.timings.json", "check.json", "times.json"}
+    for file, command in made.items():
+        before = Path(file).read_bytes()
+        Path(file).unlink()
+        name, *words = shlex.split(command)
+        assert name == "blockcache"
+        blockcache(*words)
+        assert Path(file).exists(), command
+        if file == "runs.json":
+            assert Path(file).read_bytes() == before
+    blockcache(*shlex.split(next(command for what, _, command in filter(None, cells) if what == "this page"))[1:])
+
+
+def test_a_tuning_keeps_what_was_typed(refused, seen, monkeypatch):
+    """Flags and units too: typed again it asks for the same."""
+    asked = []
+
+    def tune(port, observations, **settings):
+        asked.append({name: value for name, value in settings.items() if name not in ("started", "backend")})
+        raise bc.BlockcacheError("seen enough")
+
+    monkeypatch.setattr("blockcache.compare.tuner.tune", tune)
+    given = ["--deadline", "0.5s", "--keep-sampler", "-o", "a folder"]
+    assert refused("tune", MADE, *seen, *given) == "seen enough"
+    assert set(shlex.split(asked[0]["command"])) == {"blockcache", "tune", MADE, *seen, *given}
+    refused(*shlex.split(asked[0]["command"])[1:])
+    assert asked[1] == asked[0]
+    assert asked[0]["deadline_ms"] == 500
 
 
 def test_it_is_timed(blockcache):

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from test_suites import OWN
 
 from blockcache.cli import demo
 from blockcache.compare import jobs
@@ -19,6 +18,7 @@ from blockcache.results import stored
 from blockcache.results.rollouts import Results
 from blockcache.results.stored import Stored, StoredMethod
 from blockcache.samplers import DDPM, ChosenSampler
+from toy_evaluation import OWN
 from toy_task import Toy, observations
 
 
@@ -63,7 +63,7 @@ def test_rollouts_grow_while_time_is_left(make_policy, tmp_path, seconds, rollou
     for name in names:
         assert list(results.of(name)) == [100_000 + seed for seed in range(rollouts)]
     assert clock.now <= max(seconds, 20)
-    assert set(evaluation.speed(1, progress=False)) == {"plain policy", *names}
+    assert set(evaluation.speed(1, progress=False).seconds) == {"plain policy", *names}
 
 
 @pytest.fixture

@@ -1,6 +1,9 @@
 """The verb eval on the toy task: its files, table, exit codes and refusals; and the video."""
 
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from blockcache.models.loading import save_policy
 from blockcache.results.rollouts import Results
 from blockcache.tasks.video import write_video
+from listener import rows_of
 from toy_evaluation import ready
 from toy_task import Toy, observations
 
@@ -72,6 +76,7 @@ def test_an_interrupt_keeps_what_is_finished_and_says_so(shell, monkeypatch, tmp
         (("--rollouts", "0"), "0 is not in the range"),
         (("--ray", "auto", "--workers", "2"), "exclude one another"),
         (("--video", "x.avi"), "a video is a .gif or a .mp4 file"),
+        (("--rerun", "x.txt"), "a recording for Rerun is a .rrd file"),
         (("-m", "nowhere.json"), "error: no schedule at nowhere.json"),
     ],
 )
@@ -119,6 +124,20 @@ def test_the_video_shows_both_policies_side_by_side(shell, tmp_path):
     pixels = np.asarray(film.convert("RGB"))
     assert abs(int(pixels[100, 100, 0]) - 225) < 4
     assert abs(int(pixels[100, 500, 0]) - 225) < 4
+
+
+@pytest.mark.parametrize("clock", [(), ("--clock", "150ms", "--replan", "2")])
+def test_a_recording_for_rerun_holds_both_policies(shell, tmp_path, clock):
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
+    assert shell("-m", "uniform:S=3", "--rerun", "run.rrd", *clock)[0] == 0
+    rows = rows_of(tmp_path / "run.rrd")
+    first = 2 if clock else 0
+    for name in ("full", r"uniform\:S\=3"):
+        assert [tick for tick, _ in rows[f"/{name}/observation"]] == list(range(9))
+        assert [tick for tick, _ in rows[f"/{name}/view"]] == list(range(10))
+        assert [tick for tick, _ in rows[f"/{name}/action"]] == list(range(first, 9))
+        assert rows[f"/{name}/planned/0"][first][1] == rows[f"/{name}/action"][0][1]
+        assert [value for _, value in rows.get(f"/{name}/latency_ms", ())] == ([[150.0]] * 4 if clock else [])
 
 
 def test_a_film_that_ends_early_stays_on_its_last_picture(tmp_path):
@@ -178,6 +197,7 @@ def test_the_verb_lets_time_pass(shell, tmp_path):
         (("--clock", "10ms", "--stop", "--rtc"), "stops to think has nothing to tell"),
         (("--replan", "2"), "go with --clock"),
         (("--rtc",), "go with --clock"),
+        (("--hold",), "go with --clock"),
         (("--clock", "10ms", "--rate", "0"), "--rate"),
     ],
 )
@@ -188,3 +208,23 @@ def test_a_clock_that_cannot_be_is_refused_in_one_sentence(shell, tmp_path, argu
     assert code == 2
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_whole_evaluation_gives_the_same_bytes_whatever_runs_it(tmp_path):
+    """On Push-T, in processes of their own, whose hashes, addresses, threads and workers differ."""
+    found = []
+    for workers in (1, 2):
+        output = tmp_path / f"{workers}.json"
+        environment = {**os.environ, "PYTHONHASHSEED": str(workers), "OMP_NUM_THREADS": str(workers)}
+        words = f"pusht/tuned -m ddpm-6 --rollouts 3 --group 1 --workers {workers} --repeats 0 -o {output}".split()
+        code = f"from blockcache.cli import main; main(['eval', *{words}])"
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+        found.append(output.read_bytes())
+    assert found[0] == found[1]
+
+
+def test_until_settled_is_said_in_table_and_file(shell, tmp_path):
+    code, out, _ = shell("-m", "uniform:S=3", "--until-settled", "-o", "settled.json")
+    assert code == 0
+    assert "as many pairs as its verdict took" in " ".join(out.split())
+    assert Results.load(tmp_path / "settled.json").setting["until_settled"] is True

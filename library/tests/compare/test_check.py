@@ -230,7 +230,7 @@ def test_a_rough_method_never_looks_lossless_however_near_its_centre_is():
     assert found.prediction.bound > found.loss > 0.07
     words = check_blocks(found)[0].text
     assert f"with 90 % certainty it loses at most {found.prediction.bound:.3f}" in words
-    smooth = replace(found, features=replace(own, rougher=-0.01, beyond_spread=0.0))
+    smooth = replace(found, features=replace(own, rougher=-0.01, beyond_spread=0.0, wider=-0.1))
     assert smooth.verdict == "looks lossless"
 
 
@@ -301,6 +301,12 @@ def test_the_verb_takes_a_method_a_file_or_a_printed_schedule(
 )
 def test_what_cannot_be_checked_is_refused_with_one_sentence(policy_directory, refused, words, sentence):
     assert sentence in refused("check", policy_directory, *FEW, *words)
+
+
+@pytest.mark.parametrize("nothing", [None, [], np.zeros((0, 2, 5), dtype=np.float32)])
+def test_no_bound_without_observations(make_policy, nothing):
+    with pytest.raises(ObservationError, match="an observation must be a tensor"):
+        check(make_policy(), "ddpm-3", nothing, progress=False)
 
 
 def test_a_policy_without_observations_is_told_how_to_get_some(policy_directory, refused):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from blockcache.compare import paired
 from blockcache.compare.clocks import Latencies, choose_clock, describe_clocks, read_latencies
 from blockcache.errors import FileError
 from blockcache.fingerprint import Fingerprint
@@ -18,6 +19,7 @@ from blockcache_runtime.errors import EngineError
 from toy_evaluation import ready
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
+PLAY = paired.play
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_an_evaluation_on_the_clock_is_the_same_whoever_runs_it(policy, tmp_path
 
 def test_the_table_shows_what_time_did(policy, tmp_path, capsys):
     found = evaluation(policy, tmp_path, lambda name: Clock(10, 1, (0.1,)), rollouts=2).run(progress=False)
-    display(*evaluation_blocks(found, {}, 0))
+    display(*evaluation_blocks(found))
     shown = capsys.readouterr().out
     assert "latency ms" in shown
     assert "asynchronous" in shown
@@ -130,7 +132,22 @@ def test_zero_latency_and_whole_chunks_give_the_scores_of_always(policy, tmp_pat
 
 def test_an_overlap_too_short_says_which_horizon_would_do(policy, tmp_path):
     with pytest.raises(EngineError, match="needs a horizon of"):
-        evaluation(policy, tmp_path, lambda name: Clock(10, 1, (3.0,))).run(progress=False)
+        evaluation(policy, tmp_path, lambda name: Clock(10, 1, (3.0,)))  # before anything runs
+    held = evaluation(policy, tmp_path, lambda name: Clock(10, 1, (3.0,), hold=True), rollouts=2).run(progress=False)
+    assert held.setting["clock"]["hold"] is True
+    held.save(tmp_path / "held.json")
+    assert Results.load(tmp_path / "held.json") == held
+
+
+def test_rollouts_that_were_timed_live_are_run_again(policy, tmp_path, monkeypatch):
+    """What is measured now is not what was measured then, so that nothing of it is taken from the state directory."""
+    played = []
+    monkeypatch.setattr(paired, "play", lambda setting, group, *others: played.append(group) or PLAY(setting, group))
+    for clock in (Clock(10, 1, None), Clock(10, 1, (0.0,))):
+        played.clear()
+        for _ in range(2):
+            evaluation(policy, tmp_path, lambda name, clock=clock: clock, rollouts=2).run(progress=False)
+        assert len(played) == (4 if clock.seconds is None else 2)  # two methods, one group each
 
 
 def test_latencies_of_all_methods_alike():

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from test_image_engines import BLOCKS, REDUCED, strange
 
 from blockcache.compare.bench import run_bench
 from blockcache.compare.candidates import Candidate
@@ -13,7 +12,7 @@ from blockcache.models.registry import port_of
 from blockcache.report.bench import encoder_ceilings
 from blockcache.results.bench import FORMAT
 from blockcache.schedule import Schedule, generation_flops
-from image_policies import PublicImagePolicy, image_policy, observed
+from image_policies import BLOCKS, REDUCED, PublicImagePolicy, image_policy, observed, strange
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 

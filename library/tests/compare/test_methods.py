@@ -12,7 +12,16 @@ from blockcache.compare import candidates
 from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.methods import FULL, Method, method_named, parse_method
 from blockcache.compare.parts import FewerSteps, FittedSteps, MethodError, SamplerFile
-from blockcache.compare.reuse_parts import BAC, ActionBudget, BlockWise, ScheduleFile, TeaCache, Unified, Uniform
+from blockcache.compare.reuse_parts import (
+    BAC,
+    ActionBudget,
+    BlockWise,
+    Executed,
+    ScheduleFile,
+    TeaCache,
+    Unified,
+    Uniform,
+)
 from blockcache.errors import FileError, SamplerError, ScheduleError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, fewer_steps
@@ -57,6 +66,12 @@ PARSED = {
     "sampler:a+b.json+mine.json": Method(SamplerFile("a+b.json"), ScheduleFile("mine.json")),
     "sampler:fitted.json+bac:S=3,n=2": Method(SamplerFile("fitted.json"), BAC(3, 2)),
     "mine.json": Method(reuse=ScheduleFile("mine.json")),
+    "replan=4": Method(executed=Executed(4)),
+    "full+temperature=0": Method(executed=Executed(temperature=0.0)),
+    "fitted-4+replan=4,temperature=0.5": Method(FittedSteps(4), executed=Executed(4, 0.5)),
+    "candidates=8,replan=2": Method(executed=Executed(2, candidates=8)),
+    "ddim-40+bac:S=5,n=3+temperature=1.25": Method(FewerSteps("ddim", 40), BAC(5, 3), Executed(temperature=1.25)),
+    "mine.json+replan=3": Method(reuse=ScheduleFile("mine.json"), executed=Executed(3)),
 }
 
 
@@ -99,6 +114,14 @@ def test_every_method_of_the_solver_has_a_name():
         ("ddim-0", "unknown method"),
         ("ddim", "unknown method"),
         ("ddim-16+full", "unknown method"),
+        ("replan=0", "replan must be a whole number from 1 to 999999, got '0'"),
+        ("temperature=-1", "temperature must be a number from 0 to 10, such as 0.5, got '-1'"),
+        ("temperature=nan", "temperature must be a number from 0 to 10, such as 0.5, got 'nan'"),
+        ("temperature=inf", "temperature must be a number from 0 to 10, such as 0.5, got 'inf'"),
+        ("candidates=1", "candidates must be a whole number from 2 to 999999, got '1'"),
+        ("bac+replan=4,S=3", "execution takes replan=..., temperature=..., candidates=..., each at most once"),
+        ("replan=4+replan=2", "how chunks are executed is said once"),
+        ("nothing+replan=4", "unknown method 'nothing'"),
         ("ddim-16+", "unknown method"),
         ("ddim-16+ddim-8", "unknown method"),
         ("action:budget=0", "budget must be a number above 0 and at most 1, got '0'"),
@@ -319,6 +342,8 @@ def test_what_makes_no_sense_is_refused(ready):
         ("tuned:some/where", "tuned", "tuned"),
         ("ddim-40+bac:S=5,n=3", "DDIM-40 + BAC S=5 n=3", "reuse on few steps"),
         ("what:no=version", "what:no=version", "another method"),
+        ("replan=4", "replan=4", "other execution"),
+        ("tuned:there+replan=4,temperature=0.5", "tuned + replan=4 temperature=0.5", "other execution"),
     ],
 )
 def test_a_method_has_words_for_people_even_where_its_name_is_unknown(name, label, kind):
@@ -337,6 +362,8 @@ def test_kinds_in_one_legend_differ_by_more_than_their_colour():
         "ddim-8",
         "sde-dpmsolver++-8",
         "fitted-5",
+        "tuned:there",
+        "fitted-5+replan=4",
         "what",
     )
     methods = [method_named(name) for name in names]
@@ -350,6 +377,8 @@ def test_what_needs_a_calibration_or_a_file_is_not_off_the_shelf():
         assert not method_named(name).off_the_shelf
     assert method_named("tuned:there+here").tuned_in == "there+here"
     assert method_named("ddim-8").tuned_in is None
+    replanned = method_named("tuned:there+replan=4")
+    assert (replanned.tuned_in, replanned.portable_name) == ("there", "tuned+replan=4")
 
 
 def test_an_unknown_method_can_be_shown_and_not_run(ready):

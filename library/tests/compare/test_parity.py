@@ -12,7 +12,7 @@ import blockcache as bc
 import foreign_policy
 import lerobot_directory
 from blockcache.compare.parity import check_export, save_reference
-from blockcache.errors import EngineError, FileError, ObservationError
+from blockcache.errors import EngineError, FileError
 from blockcache.models.dit.clip import MASK, TOKENS
 from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
@@ -99,7 +99,7 @@ def test_a_tolerance_decides(exported, tmp_path):
     assert (again.count, again.agrees) == (4, True)
 
 
-def test_files_that_are_no_reference_are_refused(exported, tmp_path):
+def test_files_that_are_no_reference_are_refused(exported, capsys):
     _, file, reference = exported
     whole = reference.read_bytes()
     reference.write_bytes(whole[: len(whole) // 2])
@@ -117,8 +117,11 @@ def test_files_that_are_no_reference_are_refused(exported, tmp_path):
     with pytest.raises(FileError, match="arrays that do not belong together"):
         Reference.load(reference)
     np.savez(reference, **arrays | {"action": arrays["action"][:, :1]})
-    with pytest.raises(ObservationError, match="it is that of another policy"):
-        compare(open_export(file, threads=1), Reference.load(reference))
+    assert main(["check", str(file), "--reference", str(reference)]) == 1
+    assert "the reference is that of another policy: it has actions of shape" in capsys.readouterr().out
+    np.savez(reference, **arrays | {"noise": arrays["noise"][1:]})
+    assert main(["check", str(file), "--reference", str(reference)]) == 1
+    assert "the reference is that of another policy: noise has shape" in capsys.readouterr().out
 
 
 def test_the_verbs(make_policy, tmp_path, monkeypatch, command):

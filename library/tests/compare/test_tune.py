@@ -16,7 +16,8 @@ import blockcache as bc
 import foreign_policy
 from blockcache.compare import block_times, trials, tuner
 from blockcache.compare.candidates import Running
-from blockcache.compare.dealing import deal
+from blockcache.compare.dealing import deal, sizes_for_tuning
+from blockcache.compare.time_box import TimeUpError
 from blockcache.errors import ContentError, FileError, ObservationError
 from blockcache.files import read
 from blockcache.measure.distance import Distances
@@ -288,12 +289,12 @@ def test_what_seemed_to_miss_the_goal_is_not_looked_at_for_want_of_better():
 
 
 def test_no_observation_serves_two_purposes():
-    dealt = deal(OBS, {}, tuner.sizes(len(OBS)))
+    dealt = deal(OBS, {}, sizes_for_tuning(len(OBS)))
     names = [{hash_observations(one) for one in parts(part, 1)} for part in dealt.values()]
     assert [len(part) for part in names] == [9, 11, 10]
     assert len(set.union(*names)) == sum(map(len, names))
     with pytest.raises(ObservationError, match=r"need 24 different observations, got 20"):
-        deal(OBS[:20], {}, tuner.sizes(20))
+        deal(OBS[:20], {}, sizes_for_tuning(20))
 
 
 # ---- a whole tuning
@@ -451,6 +452,24 @@ class SlowPolicy:
         self.now += max(0.0, seconds)
 
 
+def test_an_engine_that_refuses_the_policy_is_not_taken_for_want_of_time(policy, run, monkeypatch):
+    def refuse(self, *arguments):
+        raise ObservationError("its actions differ")
+
+    monkeypatch.setattr(Running, "act", refuse)
+    monkeypatch.setattr(trials.Trials, "_block_costs", refuse)
+    budget = trials.Calibrations.candidate
+
+    def late(self, method, engine):
+        if method.reuse is not None:
+            raise TimeUpError("no time for this")
+        return budget(self, method, engine)
+
+    monkeypatch.setattr(trials.Calibrations, "candidate", late)
+    with pytest.raises(TuningError, match=r"^no method could be tried: full was left out: .*its actions differ"):
+        run(policy)
+
+
 @pytest.mark.parametrize("minutes", [0.2, 1, 10])
 @pytest.mark.parametrize("chunk", [0.0003, 0.01, 0.1, 1.0])
 def test_the_time_is_kept_and_something_comes_of_it(policy, run, monkeypatch, minutes, chunk):
@@ -470,6 +489,21 @@ def test_the_time_is_kept_and_something_comes_of_it(policy, run, monkeypatch, mi
         found = run(policy, minutes=needed, rate_hz=10).tuning  # what it was told to do helps
         assert len(found.points) > 1
         assert clock.now - began <= 1.1 * 60 * needed
+
+
+def test_the_same_command_goes_on_with_what_it_had_no_time_for(policy, run, monkeypatch):
+    """The policy's own cloud takes longer than one run has: it is kept as it grows."""
+    clock, found = SlowPolicy(monkeypatch, 3.0, opening=0.1), []
+    for _ in range(20):
+        began = clock.now
+        try:
+            found.append(run(policy, minutes=0.5).tuning)
+            break
+        except TuningError as error:
+            found.append(error)
+        assert clock.now - began <= 1.1 * 30
+    assert len(found) > 1
+    assert {"full"} < {one.method for one in found[-1].points}
 
 
 def test_more_minutes_know_more_of_the_same(policy, run, monkeypatch):

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 import blockcache
+import blockcache_runtime.__main__ as runtime
+from blockcache.errors import FileError
 from blockcache.models.loading import save_policy
 from blockcache.schedule import Schedule
+from blockcache_runtime.providers import CPU
 from pages import FENCE, PAGES, fenced, lines, mentioned, parse, typed
 from repository import ROOT
 from served_toy import served
@@ -37,8 +40,13 @@ def test_what_one_types_is_there(line, capsys):
         parse(line, complete=True)
     elif line.startswith("make "):
         assert f"\n{line.split()[1]}:" in (ROOT / "Makefile").read_text()
+    elif line.startswith("python -m blockcache_runtime "):
+        with pytest.raises(FileError, match=r"policy\.onnx|reference\.npz"):  # all that is wrong is that it is not here
+            _runtime(shlex.split(line)[3:])
     elif line.startswith("python "):
         assert (ROOT / line.split()[1]).exists()
+    elif line.startswith("lerobot-eval "):  # plugin/tests run it
+        assert "--policy.path=" in line
     else:
         program, verb, *words = shlex.split(line)
         assert program == "pip"
@@ -48,6 +56,13 @@ def test_what_one_types_is_there(line, capsys):
                 folder, _, extras = word.rstrip("]").partition("[")
                 known = (ROOT / folder / "pyproject.toml").read_text()
                 assert all(f"\n{extra} = [" in known for extra in extras.split(",") if extra), line
+
+
+def _runtime(words):
+    """The runtime's command line, its errors raised; a provider that is not on this machine is the CPU's here."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runtime, "BlockcacheError", ())  # caught by nobody
+        return runtime.main([CPU if word.endswith("ExecutionProvider") else word for word in words])
 
 
 @pytest.mark.parametrize("line", everything(mentioned))
@@ -97,7 +112,9 @@ def run(text, names, blockcache):
             exec(compile(code, "page", "exec"), names)
         for line in lines(code) if language == "sh" else ():
             words = shlex.split(line)
-            if words[0] == "python" and "browser" not in words[1]:
+            if words[:3] == ["python", "-m", "blockcache_runtime"]:
+                assert words[3] == "serve" or _runtime(words[3:]) == 0
+            elif words[0] == "python" and "browser" not in words[1]:
                 subprocess.run([sys.executable, ROOT / words[1], *words[2:]], check=True, capture_output=True)
             elif words[0] == "blockcache" and words[1] in QUICK and "tuned" not in words:  # that takes a tuning
                 assert blockcache(*words[1:], *QUICK[words[1]])
@@ -143,6 +160,10 @@ def test_the_control_loop_and_the_client_of_the_page_work(robot, blockcache):
     with pytest.raises(Exception, match=r"1001|refused|close"):
         one.infer(state=state)
     assert one.socket is None
+    with served(port=server.port):
+        assert one.infer(state=state)[0, :2].tolist() == [5, 5], (
+            "it does not go on with a server that was started again"
+        )
 
 
 def anchors(text):

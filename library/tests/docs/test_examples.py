@@ -88,3 +88,26 @@ def test_the_refusal_works(exported, tmp_path):
     done = run([str(exported[2])], ("numpy",), tmp_path)
     assert done.returncode != 0
     assert "numpy is not on the robot" in done.stderr
+
+
+def test_the_control_loop_that_never_waits_needs_numpy_and_onnxruntime_only(exported, tmp_path):
+    code = GUARDED.format(refused=REFUSED, argv=[str(EXAMPLE.with_name("robot_loop.py")), str(exported[2])])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    counters, wall, own = done.stdout.splitlines()
+    assert counters.startswith("ticks 60, waiting ")
+    assert "calls, wall: p50 " in wall
+    assert "calls, own processor time: p50 " in own
+
+
+def test_the_load_on_a_server_is_measured_without_errors(exported):
+    pytest.importorskip("websockets", reason="websockets is not installed")
+    words = [str(exported[2]), "--clients", "2", "--minutes", "0.03"]
+    command = [sys.executable, EXAMPLE.with_name("serve_load.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said, first, second, last = done.stdout.splitlines()
+    assert said.startswith("serving policy.onnx")
+    for place, line in enumerate((first, second)):
+        assert int(re.match(rf"client {place}: (\d+) requests, p50 ", line)[1]) > 3
+    assert last.startswith("0 errors []; memory ")

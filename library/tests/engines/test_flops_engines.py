@@ -17,8 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import blockcache as bc
 from blockcache.engines.build import build
 from blockcache.engines.loop import Loop
-from blockcache.models.dpt.shape import DPTShape, folded_blocks, folded_every_step, folded_once
-from blockcache.models.flops import attention, linear
+from blockcache.models.flops import DPTShape, attention, folded_blocks, folded_every_step, folded_once, linear
 from blockcache.models.registry import port_of
 from blockcache.samplers import SAMPLERS
 from blockcache.schedule import generation_flops

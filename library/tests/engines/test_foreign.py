@@ -18,8 +18,8 @@ from torch import nn
 import blockcache as bc
 from blockcache.errors import PolicyError
 from blockcache.models.flops import feed_forward
-from blockcache.models.noise import generate
 from blockcache.models.registry import port_of
+from blockcache.models.sampling import generate
 from stranger_policy import (
     ACTION,
     HIDDEN,

@@ -9,17 +9,22 @@ from torch import nn
 import blockcache as bc
 from blockcache.engines.build import build
 from blockcache.errors import EngineError, ObservationError, StaleError, StaleWeightsError
-from blockcache.models.dpt.cameras import parts_of
+from blockcache.models.dpt.cameras import known_encoder
 from blockcache.models.program import UnsupportedError
 from blockcache.models.registry import port_of
-from blockcache.schedule import Schedule
 from blockcache.testing import PolicyContract
-from image_policies import ENCODERS, CentreCrop, PublicImagePolicy, image_policy, observed
+from image_policies import (
+    ENCODERS,
+    REDUCED,
+    CentreCrop,
+    PublicImagePolicy,
+    Strange,
+    image_policy,
+    observed,
+    strange,
+)
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
-
-BLOCKS = [f"layers.{index}.{kind}" for index in range(2) for kind in ("SA", "CA", "FFN")]
-REDUCED = Schedule(6, dict.fromkeys(BLOCKS, (0, 2, 4)))
 
 
 def act(policy, obs, seed=0):
@@ -42,24 +47,6 @@ class TestOneCamera(PolicyContract):
 class TestOfThePublicCode(TestOneCamera):
     def policy(self):
         return PublicImagePolicy(image_policy(self.encoder))
-
-
-class Strange(nn.Module):
-    """An encoder like no other: a pixel here and there, and where it looked last."""
-
-    def __init__(self, own):
-        super().__init__()
-        self.own, self.last = own, None
-
-    def forward(self, obs):
-        self.last = obs["image"][:, :, 20, 30]
-        return self.own(obs) + self.last.sum(dim=1, keepdim=True)
-
-
-def strange():
-    policy = PublicImagePolicy(image_policy())
-    policy.obs_encoder = Strange(policy.obs_encoder).eval()
-    return policy
 
 
 class TestBehindAStrangeEncoder(PolicyContract):
@@ -255,24 +242,33 @@ def _changed(change):
     [
         (lambda encoder, net: setattr(encoder, "activation", nn.Mish()), "a ReLU as its activation"),
         (lambda encoder, net: setattr(encoder, "obs_shapes", None), "obs_shapes and obs_nets"),
-        (lambda encoder, net: net.backbone.nets.__setitem__(1, nn.BatchNorm2d(16)), "group norms"),
-        (lambda encoder, net: net.backbone.nets.__setitem__(3, nn.AvgPool2d(3, 2, 1)), "ReLU and MaxPool2d"),
+        (
+            lambda encoder, net: net.backbone.nets.__setitem__(1, nn.BatchNorm2d(16)),
+            r"has BatchNorm2d\(16,.*as obs_nets\.image\.backbone\.nets\.1, where GroupNorm\(1, 16,.* is expected",
+        ),
+        (
+            lambda encoder, net: net.backbone.nets.__setitem__(3, nn.AvgPool2d(3, 2, 1)),
+            r"has AvgPool2d\(.* as obs_nets\.image\.backbone\.nets\.3, where MaxPool2d\(.* is expected",
+        ),
         (
             lambda encoder, net: setattr(net.backbone.nets[5][0], "conv1", nn.Conv2d(16, 32, 3, 2, 1)),
-            "plain convolutions",
+            r"as obs_nets\.image\.backbone\.nets\.5\.0\.conv1, where Conv2d\(16, 32.*bias=False\) is expected",
         ),
         (lambda encoder, net: setattr(net.pool, "output_variance", True), "plain keypoints"),
-        (lambda encoder, net: net.nets.append(nn.Tanh()), "whose networks have other parts"),
+        (
+            lambda encoder, net: net.nets.append(nn.Tanh()),
+            r"has Tanh\(\) as obs_nets\.image\.nets\.4, where nothing is expected",
+        ),
         (
             lambda encoder, net: setattr(encoder.obs_randomizers["image"], "crop_width", 60),
-            "a crop in the middle|as many pos",
+            "a crop in the middle|tensors of another shape",
         ),
         (lambda encoder, net: encoder.obs_randomizers.update({"hand": nn.Dropout()}), "numbers as they are"),
     ],
 )
 def test_other_encoders_are_none_that_we_know(change, said):
     with pytest.raises(UnsupportedError, match=said):
-        parts_of(_changed(change)).networks()
+        known_encoder(_changed(change))
 
 
 def test_the_encoder_in_a_program_is_a_copy():

@@ -16,12 +16,11 @@ from blockcache.results.timings import Timings
 from blockcache.results.tuning import Tuning
 from blockcache.samplers import ChosenSampler
 from blockcache.schedule import Schedule
-from blockcache_lab.pages import caching, performance, rdt_size
+from blockcache_lab.pages import performance, rdt_size
 from repository import ROOT
 
 PLACES = (ROOT / "docs", *(Path(str(resources.files(name) / "assets")) for name in ("blockcache", "blockcache_lab")))
 LOADERS = {
-    "blockcache.caching": caching.FORMAT.load,
     "blockcache.frontier-distances": FrontierDistances.load,
     "blockcache.losses": LossData.load,
     "blockcache.performance": performance.FORMAT.load,
@@ -57,8 +56,8 @@ def test_it_loads(path):
     LOADERS[kind(path)](path)
 
 
-@pytest.mark.parametrize("form", [caching.FORMAT, performance.FORMAT], ids=lambda form: form.name)
-def test_files_from_before_made_by_load_and_new_ones_have_it(form, tmp_path):
+def test_files_from_before_made_by_load_and_new_ones_have_it(tmp_path):
+    form = performance.FORMAT
     (path,) = [path for path in FILES if kind(path) == form.name]
     old = json.loads(path.read_text())
     form.save(tmp_path / "new.json", form.load(path))

@@ -8,6 +8,7 @@ import torch
 from onnx import TensorProto, helper
 
 import blockcache as bc
+from blockcache.engines.onnx_backend import UNROLLED_STEPS
 from blockcache.errors import EngineError, FileError, ObservationError, ScheduleError
 from blockcache.models.dpt.policy import Shape
 from blockcache.models.registry import port_of
@@ -63,6 +64,14 @@ def test_standard_operators_only(make_policy, schedule, tmp_path, full, output, 
         sizes
         == {"obs": ["batch", 2, 5], "noise": [draws, "batch", 6, 3], "action": ["batch", 4, 3], "norms": [1]} | chunk
     )
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_few_steps_of_full_precision_are_unrolled(make_policy, tmp_path, more):
+    path = tmp_path / "few.onnx"
+    bc.export_policy(make_policy(sampler=SAMPLERS["ddpm"](num_inference_steps=UNROLLED_STEPS + more)), None, path)
+    kinds = [node.op_type for node in onnx.load(path).graph.node]
+    assert kinds.count("Scan") == more
 
 
 def test_metadata_says_what_the_file_was_made_for(policy, schedule, exported, tmp_path):

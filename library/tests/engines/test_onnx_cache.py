@@ -21,6 +21,7 @@ from blockcache.engines.build import build
 from blockcache.errors import EngineError, FileError, StaleError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
+from blockcache_runtime import open_export
 from blockcache_runtime import session as session_module
 from blockcache_runtime.session import MINIMUM
 from onnx_files import BLOCKS, hashed, header, with_header
@@ -423,6 +424,27 @@ def test_the_trial_is_remembered(policy, monkeypatch, exports_stay_here):
     for rate_hz in (0, -1, float("nan")):
         with pytest.raises(EngineError, match="rate_hz is calls a second, more than 0"):
             bc.accelerate(policy, engine="onnx", rate_hz=rate_hz)
+
+
+@pytest.mark.parametrize("harm", [None, b"", b"3", b"1\n", b"\xff" * 9, b"9" * 10_000])
+def test_an_export_remembers_its_trial_and_nothing_that_was_damaged(exported, cache, monkeypatch, harm):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2), raising=False)
+    asked = []
+    monkeypatch.setattr(f"{SESSION}.prefers_second", lambda *args: asked.append(args[-1]) or True)
+    assert open_export(exported).threads == 2
+    (kept,) = cache.glob("*.threads")
+    if harm is not None:
+        kept.write_bytes(harm)
+    assert open_export(exported).threads == open_export(exported).threads == 2
+    assert asked == [10.0] * (1 if harm is None else 2)
+    assert open_export(exported, threads=1).threads == 1
+    assert len(asked) <= 2
+
+
+def test_a_trial_that_cannot_be_kept_is_no_error(exported, tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "file" / "within"))
+    assert open_export(exported).threads in (1, len(os.sched_getaffinity(0)))
 
 
 def test_threads_are_measured_or_given(policy, exported):

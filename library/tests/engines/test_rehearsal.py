@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("exports_stay_here")
 @pytest.fixture
 def rehearsed(monkeypatch):
     """Counts the generations of a policy's own that were compared."""
-    counted, real = [], rehearsal._own_actions
-    monkeypatch.setattr(rehearsal, "_own_actions", lambda *args: counted.append(1) or real(*args))
+    counted, real = [], rehearsal._own_answer
+    monkeypatch.setattr(rehearsal, "_own_answer", lambda *args: counted.append(1) or real(*args))
     return counted
 
 
@@ -55,17 +55,19 @@ def test_it_is_compared_at_every_start_unless_the_user_trusts_it(rehearsed, tmp_
 
 
 HELPER = "def settled(chunk):\n    return chunk{change}\n"
-USER = """
-import sys
-import torch
-import blockcache as bc
-from blockcache.errors import EngineError, ObservationError
+THEIRS = """
 import foreign_policy, their_helper
 
 class Mine(foreign_policy.Policy):
     def predict_action(self, obs_dict):
         found = super().predict_action(obs_dict)
         return {name: their_helper.settled(value) for name, value in found.items()}
+"""
+USER = """
+import sys
+import blockcache as bc
+from blockcache.errors import EngineError
+from their_policy import Mine
 
 try:
     with bc.accelerate(Mine(), engine=sys.argv[1], threads=1):
@@ -84,6 +86,7 @@ def test_a_helper_module_that_changed_between_two_processes_is_found_out(engine,
     """The policy's own files are the same; a module that its code calls is another one."""
     paths = os.pathsep.join([str(tmp_path), *sys.path, str(HELPERS)])
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    (tmp_path / "their_policy.py").write_text(THEIRS)
     said = []
     for change in ("", " + 6.87"):
         (tmp_path / "their_helper.py").write_text(HELPER.format(change=change))
@@ -138,11 +141,27 @@ class FirstOfTheBatch(Policy):
         return {name: value[:1].expand_as(value) for name, value in found.items()}
 
 
+class OtherChunk(Policy):
+    """What is executed is the public code's, the whole chunk is not."""
+
+    def predict_action(self, obs_dict):
+        found = super().predict_action(obs_dict)
+        return {**found, "action_pred": 2 * found["action_pred"]}
+
+
+class Telling(Policy):
+    def predict_action(self, obs_dict):
+        found = super().predict_action(obs_dict)
+        return {**found, "value": found["action"].mean()}
+
+
 REFUSED = {
     Remembering: "with the same noise in the second of two calls",
     RememberingInAList: "with the same noise in the second of two calls",
     LastMoments: "with two observations of a history longer than n_obs_steps",
     Squeezing: r"its actions have shape \(3, 3\), the engine's \(1, 3, 3\)",
+    OtherChunk: "its action_pred differ from the engine's by up to",
+    Telling: "which returns value besides, and the engine does not",
     FirstOfTheBatch: "with two observations of a history longer than n_obs_steps",
 }
 
@@ -154,17 +173,24 @@ def test_what_one_call_does_not_show_is_found_out(engine, kind):
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_auto_runs_such_a_policy_as_it_is(kind):
+def test_auto_runs_such_a_policy_as_it_is(kind, rehearsed):
     policy, twin = kind(), kind()
     obs = torch.randn(1, foreign_policy.SEEN + 1, foreign_policy.OBS)
     with bc.accelerate(policy) as fast:
         assert fast.engine == "patched"
         assert [note.split(":")[0] for note in fast.stats().notes] == ["not onnx", "not loop"]
+        assert len(rehearsed) <= len(CALLS)  # not once more for the other engine, which would run the same program
         for seed in range(3):
             torch.manual_seed(seed)
             found = policy.predict_action({"obs": obs})["action"]
             torch.manual_seed(seed)
             assert torch.equal(found, twin.predict_action({"obs": obs})["action"])
+
+
+def test_a_file_needs_to_hold_actions_only(tmp_path):
+    bc.export_policy(Telling(), None, tmp_path / "policy.onnx")
+    with pytest.raises(EngineError, match="its action_pred differ"):
+        bc.export_policy(OtherChunk(), None, tmp_path / "other.onnx")
 
 
 def test_a_policy_remembers_nothing_of_the_comparison():

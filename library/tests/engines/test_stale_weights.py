@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 import blockcache as bc
 from blockcache.engines.staleness import PARTS, WeightsGuard
 from blockcache.errors import StaleError, StaleWeightsError
+from blockcache.models.modules import checksum, memory, tensors_of
 from blockcache.models.registry import port_of
-from blockcache.models.weights import checksum, memory, tensors_of
 from engine_comparison import accelerate, act
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

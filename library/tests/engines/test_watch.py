@@ -1,8 +1,6 @@
 """What is watched in a generation, and what that costs: toy programs and modules of which one step is struck."""
 
 import math
-from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,73 +10,23 @@ from torch import nn
 import blockcache as bc
 import blockcache_runtime as deploy
 import foreign_policy
-from blockcache.attach.norms import LargestNorm
-from blockcache.block import Block
+from blockcache.attach.generation import LargestNorm
 from blockcache.engines.build import Build
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import export
 from blockcache.engines.onnx_graph import build_graph
 from blockcache.errors import NonFiniteError
 from blockcache.fingerprint import Fingerprint
-from blockcache.models.program import Program, StepTable
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM, table
 from blockcache.schedule import Schedule
 from onnx_files import nodes
+from struck_program import STEPS, TOKENS, WIDTH, names, plainly, struck
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
-TOKENS, WIDTH, STEPS = 2, 3, 30
 
 
 # -- by arithmetic: one step is struck, and the sampler's clip makes a plausible action of it
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Struck(Program):
-    """A stream of ones; `place` says whether the table strikes the stream, or the output behind it."""
-
-    place: str
-
-    def conditions(self, ops, obs):
-        return SimpleNamespace(start=ops.per_sample(ops.weight("ones")))
-
-    def enter(self, ops, x, start, conditions, step):
-        return ops.linear(x, ops.weight("nothing"), start)
-
-    def residual(self, ops, block, stream, conditions, step):
-        return ops.mul(stream, ops.row("blow", step)) if self.place == "stream" else stream
-
-    def leave(self, ops, stream, conditions, step):
-        normed = ops.layer_norm(stream, WIDTH, 1e-5)
-        return ops.add([normed, ops.row("blow", step)]) if self.place == "output" else normed
-
-    def finish(self, ops, sample):
-        return ops.reshape(sample, (-1, TOKENS, WIDTH))
-
-
-def struck(place, step, value):
-    blow = torch.zeros(STEPS, 1, WIDTH)
-    blow[step] = value
-    program = Struck(
-        inputs={"obs": (1, 1)},
-        chunk=(TOKENS, WIDTH),
-        tokens=TOKENS,
-        executed=(0, 1),
-        action_dim=WIDTH,
-        blocks=(Block("layers.0.FFN", "FFN", 0, 0),),
-        once=0,
-        every_step=0,
-        weights={"ones": torch.ones(TOKENS, WIDTH), "nothing": torch.zeros(WIDTH, WIDTH)},
-        tables={"blow": StepTable(blow, (1, WIDTH))},
-        place=place,
-    )
-    schedule = Schedule.every_step(STEPS, ["layers.0.FFN"])
-    return Build(program, schedule, table(DDPM(num_inference_steps=STEPS)))
-
-
-def plainly(opened, feed):
-    """All that the graph gives back, unchecked."""
-    return dict(zip(opened._outputs, opened._loaded.session.run([*opened._outputs], feed), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -144,10 +92,6 @@ def test_patched_looks_at_every_step(place, step, value):
 # -- its cost
 
 
-def names(policy):
-    return [block.name for block in port_of(policy).adapter.blocks]
-
-
 @pytest.mark.parametrize("steps", [1, 26])
 def test_few_nodes_watch(make_policy, steps):
     """One for every stream of a schedule, one for all outputs, one for the actions and one for what these found; the step
@@ -162,7 +106,7 @@ def test_few_nodes_watch(make_policy, steps):
 
 
 def test_a_watch_holds_little_and_forgets_nothing(monkeypatch):
-    monkeypatch.setattr("blockcache.attach.norms.HELD_BYTES", 100)
+    monkeypatch.setattr("blockcache.attach.generation.HELD_BYTES", 100)
     for value in (math.nan, math.inf, 3.0):
         watch = LargestNorm()
         watch.see(torch.full((2, 4), value))

@@ -15,8 +15,8 @@ from blockcache.fitting import Clouds, Effort, fit, place
 from blockcache.fitting.clouds import closeness, objective
 from blockcache.fitting.denoising import COLUMNS, FewSteps, constants_of
 from blockcache.fitting.placement import search, spaced
-from blockcache.models.noise import generate
 from blockcache.models.registry import port_of
+from blockcache.models.sampling import generate
 from blockcache.observations import pick
 from blockcache.observations.tensors import as_one_batch
 from blockcache.samplers import DDIM, DDPM, ChosenSampler, Fitted, SDEDPMSolver, table

@@ -64,3 +64,8 @@ SAMPLES = {
     "refused": _sample(lambda: _raise(FileError("the file is not what it should be; make it again"))),
     "taken": _sample(lambda: None),
 }
+
+
+def dies(seed: int, case: int, directory: Path) -> None:
+    """A case of `CHECKS` that takes its process along."""
+    os._exit(1)

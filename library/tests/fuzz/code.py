@@ -45,6 +45,12 @@ CHUNK = {
     "settled": "helper.settled(chunk)",
     "counted": "chunk + 0.3 * self.count()",
 }
+ANSWER = {
+    "both": '{"action": action, "action_pred": chunk}',
+    "actions alone": '{"action": action}',
+    "another chunk": '{"action": action, "action_pred": 2 * chunk}',
+    "more": '{"action": action, "action_pred": chunk, "value": chunk.mean()}',
+}
 MODULE = """
 import foreign_policy
 import torch
@@ -81,7 +87,8 @@ class Policy(foreign_policy.Policy):
         chunk = (x - offset) / scale
         chunk = {chunk}
         start = self.n_obs_steps - 1
-        return {{"action": chunk[..., start : start + self.n_action_steps, :], "action_pred": chunk}}
+        action = chunk[..., start : start + self.n_action_steps, :]
+        return {answer}
 """
 HELPER = """
 import json
@@ -164,7 +171,7 @@ def check(seed: int, case: int, directory: Path) -> Outcome:
     return Outcome(case, about, tag=tags[0])
 
 
-PARTS = {"history": HISTORY, "seen": SEEN, "start": START, "chunk": CHUNK}
+PARTS = {"history": HISTORY, "seen": SEEN, "start": START, "chunk": CHUNK, "answer": ANSWER}
 
 
 def differs(policy: Any, twin: Any, chance: random.Random) -> str | None:
@@ -174,16 +181,17 @@ def differs(policy: Any, twin: Any, chance: random.Random) -> str | None:
         obs = {"obs": torch.randn(batch, moments, policy.obs_dim)}
         torch.manual_seed(call)
         try:
-            expected = twin.predict_action(obs)["action"]
+            expected = twin.predict_action(obs)
         except Exception as error:  # whatever the policy's code raises
             expected = error
         torch.manual_seed(call)
         try:
-            found = policy.predict_action(obs)["action"]
+            found = policy.predict_action(obs)
         except (BlockcacheError, AssertionError):
             return None
         if isinstance(expected, Exception):
             return f"call {call}, batch {batch}, {moments} moments: an answer where the policy raises {expected!r}"
-        if found.shape != expected.shape or not bool(((found - expected).abs() <= TOLERANCE).all()):
-            return f"call {call}, batch {batch}, {moments} moments: other actions"
+        for name, value in expected.items():
+            if name not in found or found[name].shape != value.shape or (found[name] - value).abs().max() > TOLERANCE:
+                return f"call {call}, batch {batch}, {moments} moments: another {name}"
     return None

@@ -67,7 +67,7 @@ def use_results(path: Path) -> None:
     clock = found.setting.get("clock")
     check_alike(path, "toy", bound, [("full", {"engine": "loop", "sampler": {"type": "ddpm"}, "reuse": None})], clock)
     summarise(found)
-    evaluation_blocks(found, {}, 0)
+    evaluation_blocks(found)
 
 
 def make_suites(place: Path) -> list[Path]:

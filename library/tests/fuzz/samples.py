@@ -22,6 +22,8 @@ import blockcache as bc
 from blockcache.cli.arguments import PolicySource
 from blockcache.cli.schedules import schedule_picture
 from blockcache.engines.accelerate import check_fit
+from blockcache.engines.build import build
+from blockcache.engines.onnx import export
 from blockcache.errors import NonFiniteError
 from blockcache.models.dpt.public import read_checkpoint
 from blockcache.models.loading import load_policy, save_policy
@@ -222,9 +224,12 @@ def use_training_state(path: Path) -> None:
 
 
 def make_export(place: Path) -> list[Path]:
-    """One with a schedule, unrolled; one in full, which is a loop."""
+    """One with a schedule, unrolled; one in full, as the loop that more steps would be."""
     bc.export_policy(policy(), schedule(), place / "scheduled.onnx")
-    bc.export_policy(policy(), None, place / "full.onnx")
+    everything = {block.name: range(STEPS) for block in port().adapter.blocks}
+    export(
+        build(port(), bc.Schedule(STEPS, everything), "onnx"), port().fingerprint, place / "full.onnx", unrolled=False
+    )
     for path in (place / "scheduled.onnx", place / "full.onnx"):
         np.save(path.with_suffix(".npy"), _actions(path))
     return [place / "scheduled.onnx", place / "full.onnx"]
@@ -314,7 +319,7 @@ SAMPLES = {
             "stored result",
             "benchmark",
             "performance",
-            "caching",
+            "guard",
             "rdt size",
             "rdt state dict",
         )

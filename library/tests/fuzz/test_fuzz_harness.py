@@ -12,6 +12,7 @@ from file_formats import EXAMPLES
 from repository import ROOT
 
 from . import __main__ as command_line
+from . import broken_samples
 from .mutations import MUTATIONS
 from .running import Plan, Runner, damaged
 from .samples import SAMPLES
@@ -99,3 +100,10 @@ def test_formats_are_run_in_parts_and_every_case_once(monkeypatch):
     with Runner() as runner:
         whole = runner.run(Plan("sampler", 0, 0, 50))
     assert (found["cases"], found["loaded"], found["wrong"]) == (50, whole.loaded, 0)
+
+
+def test_a_case_that_ends_its_process_is_a_finding_and_the_other_parts_run(monkeypatch, exports_stay_here):
+    monkeypatch.setitem(command_line.CHECKS, "caches", broken_samples.dies)
+    caches, files = command_line.parts(["sampler", "caches"], 0, 20, 2)
+    assert [line.partition(":")[0] for line in caches["caches"]["findings"]] == ["caches"]
+    assert files["sampler"]["cases"] == 20

@@ -46,10 +46,10 @@ from blockcache.results.timings import Timings
 from blockcache.results.tuning import Goal, Point, Tuning
 from blockcache.samplers import DDPM, SamplerConfig
 from blockcache.samplers import table as sampler_table
-from blockcache.solvers.metrics import METRICS
+from blockcache.solvers.recording import METRICS
 from blockcache.tasks import task_spec
 from blockcache_lab.analysis.claims import claims
-from blockcache_lab.pages import caching, performance, rdt_size
+from blockcache_lab.pages import guard, performance, rdt_size
 from blockcache_lab.studies.suites import Cell, Suite, suite_of
 from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.state import Progress, read_state, write_state
@@ -240,7 +240,15 @@ def load_tuning(path: Path) -> Any:
 def write_losses(directory: Path) -> Path:
     rows = [
         LossRow(
-            f"task {task}", "dp-t", "toy", f"method {lost}", 8, FEATURES, Estimate(-lost, -lost - 0.02, 0.02 - lost, 50)
+            task=f"task {task}",
+            family="dp-t",
+            policy="toy",
+            method=f"method {lost}",
+            ran="0123456789abcdef",
+            cost=0.5,
+            actions=8,
+            features=FEATURES,
+            difference=Estimate(-lost, -lost - 0.02, 0.02 - lost, 50),
         )
         for task in range(3)
         for lost in (0.0, 0.1)
@@ -366,20 +374,26 @@ def load_page(kind: Any, path: Path) -> Any:
         return kind.page(kind.FORMAT.load(path))
 
 
-def write_caching(directory: Path) -> Path:
-    parts = dict.fromkeys(("gflop", "caching_error", "update_induced", "reuse_induced"), 0.5)
-    errors = {"action_error": 0.1, "first_action_p95": 0.2}
+def write_guard(directory: Path) -> Path:
+    scores = {way: [0.5, 1.0] for way in (guard.FULL, guard.ALONE, guard.FALLING_BACK)}
+    shares = dict.fromkeys(("outside", "repeated", "episodes", "changes"), 0.5)
     content = {
-        "command": "blockcache paper errors",
-        "machine": MACHINE,
-        "threads": 1,
-        "observations": 4,
-        "calibration": {"generations": 4, "seconds": 1.5},
-        "noise_floor": errors,
-        "rows": [{"method": "bac", "updates": 10, "per_block": {NAMES[0]: 0.5}, **parts, **errors}],
+        "command": "blockcache paper guard pusht",
+        "shift": "none",
+        "words": "nothing is changed",
+        "rollouts": 2,
+        "first_seed": 170_000,
+        "observations": 64,
+        "rows": [{"method": "tuned", "chunks": 4, "scores": scores, **shares}],
+        "others": [{"guard": "pusht", "outside": {"pusht": 0.0}}],
     }
-    caching.FORMAT.save(directory / "caching.json", content)
-    return directory / "caching.json"
+    guard.FORMAT.save(directory / "guard.json", content)
+    return directory / "guard.json"
+
+
+def load_guard(path: Path) -> Any:
+    with guard.FORMAT.reading(path):
+        return guard.page([guard.FORMAT.load(path)])
 
 
 def write_rdt_size(directory: Path) -> Path:
@@ -499,7 +513,7 @@ EXAMPLES = [
     Example("training state", write_training_state, load_training_state, ("blockcache-training-state",)),
     Example("benchmark", write_bench, bench.FORMAT.load, ("blockcache.bench",)),
     Example("performance", write_performance, functools.partial(load_page, performance), ("blockcache.performance",)),
-    Example("caching", write_caching, functools.partial(load_page, caching), ("blockcache.caching",)),
+    Example("guard", write_guard, load_guard, ("blockcache.guard",)),
     Example("policy config", functools.partial(write_policy, "config.json"), load_named_policy, ("blockcache.policy",)),
     Example("policy weights", functools.partial(write_policy, "model.safetensors"), load_named_policy),
     Example("rdt size", write_rdt_size, functools.partial(load_page, rdt_size), ("blockcache.rdt-size",)),

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import foreign_policy
 from blockcache.models.dpt.encoder import EncoderConfig, Input
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
+from blockcache.schedule import Schedule
 
 SEEN = 2
 WRIST = Input("wrist", (3, 44, 76))
@@ -21,6 +22,8 @@ ENCODERS = {
     "two cameras shared": EncoderConfig((IMAGE, WRIST, HAND), CROP, shared=True, width=16, keypoints=3, features=4),
     "no crop, no numbers": EncoderConfig((Input("image", (3, 34, 40)),), width=16, keypoints=4, features=6),
 }
+BLOCKS = [f"layers.{index}.{kind}" for index in range(2) for kind in ("SA", "CA", "FFN")]
+REDUCED = Schedule(6, dict.fromkeys(BLOCKS, (0, 2, 4)))
 
 
 def image_policy(encoder="one camera", seed=0, **changes):
@@ -260,3 +263,21 @@ class SizedClock(nn.Module):
         steps = torch.exp(torch.arange(half) * -(torch.log(torch.tensor(10000.0)) / (half - 1)))
         angle = t[:, None].float() * steps[None]
         return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+class Strange(nn.Module):
+    """An encoder like no other: a pixel here and there, and where it looked last."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.own, self.last = own, None
+
+    def forward(self, obs):
+        self.last = obs["image"][:, :, 20, 30]
+        return self.own(obs) + self.last.sum(dim=1, keepdim=True)
+
+
+def strange():
+    policy = PublicImagePolicy(image_policy())
+    policy.obs_encoder = Strange(policy.obs_encoder).eval()
+    return policy

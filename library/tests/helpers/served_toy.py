@@ -16,7 +16,7 @@ STEPS, ACTIONS, DIM = 2, 4, 3
 class ToyPolicy:
     """Action i of a chunk is: first state in the history, last state, i + a whole number out of the generator."""
 
-    name, batches = "toy", True
+    name, batches, outside = "toy", True, {}
     n_obs_steps, n_action_steps, action_dim = STEPS, ACTIONS, DIM
 
     def __init__(self, camera=False, seconds=0.0):
@@ -41,7 +41,7 @@ class ToyPolicy:
 @contextlib.contextmanager
 def served(policy=None, **settings):
     """A running server; its port is `server.port`."""
-    server = Server(policy or ToyPolicy(), Settings(port=0, **settings))
+    server = Server(policy or ToyPolicy(), Settings(**{"port": 0, **settings}))
     ready, failure = threading.Event(), []
     stop = asyncio.Event()
 

@@ -4,7 +4,7 @@ import torch
 from diffusers import DDPMScheduler
 from torch import nn
 
-from blockcache.models.noise import generate
+from blockcache.models.sampling import generate
 
 WIDTH, HIDDEN, TOKENS, ACTION, SEEN, OBS = 24, 40, 5, 2, 3, 4
 STEPS = 8

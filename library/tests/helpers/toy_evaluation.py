@@ -2,8 +2,10 @@
 
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.methods import parse_method
+from blockcache.samplers import DDPM
 from toy_task import Toy, observations
 
+OWN = DDPM(num_inference_steps=24)  # enough for S = 20
 METHODS = ("uniform:S=3", "ddim-3", "teacache:threshold=0.5")
 
 

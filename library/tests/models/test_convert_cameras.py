@@ -5,8 +5,7 @@ import torch
 
 import blockcache as bc
 from blockcache.errors import PolicyError
-from blockcache.models.dpt.public import convert_checkpoint, read_checkpoint
-from blockcache.models.dpt.public_config import TASKS
+from blockcache.models.dpt.public import TASKS, convert_checkpoint, read_checkpoint
 from blockcache.tasks import task_spec
 from image_policies import ENCODERS, PublicImagePolicy, image_policy, observed
 from public_policy import hybrid_config, write_checkpoint

@@ -6,16 +6,16 @@ import pytest
 import safetensors.torch
 import torch
 from conftest import tiny_policy
-from test_watch import struck
 from torch import nn
 
 import blockcache as bc
 import foreign_policy
 import toy_family
 from blockcache.errors import EngineError, PolicyError
+from blockcache.models.modules import check_mask, check_program
 from blockcache.models.program import StepTable, UnsupportedError
 from blockcache.models.registry import port_of
-from blockcache.models.weights import check_mask, check_program
+from struck_program import struck
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 ENGINES = ("patched", "loop", "onnx", "auto")

@@ -1,5 +1,7 @@
 """LeRobot directories as files: the vision encoder in the graph, the words a constant or an input, no torch to run it."""
 
+from concurrent.futures import Executor, Future
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,8 @@ from blockcache.errors import EngineError, ObservationError
 from blockcache.models.dit.clip import FEATURE, MASK, TOKENS
 from blockcache.models.registry import port_of
 from blockcache.samplers import ChosenSampler, Euler
-from blockcache_runtime import open_export
+from blockcache_runtime import Player, open_export
+from blockcache_runtime.serve.policies import ClientState, ServedExport
 from dit_policies import LivePolicy
 from lerobot_directory import Reference, config, observation
 
@@ -134,6 +137,82 @@ def test_what_is_missing_is_named_with_how_to_come_by_it(policy, tmp_path):
     feature = policy.language_feature(obs[TOKENS], obs[MASK])
     assert feature.shape == (1, 16)
     opened.predict_action({FEATURE: feature.numpy()} | {name: value.numpy() for name, value in obs.items()})
+
+
+def moment(obs, opened, feature=None):
+    """What a robot sees now, without history; the first of a batch."""
+    names = [name for name in opened.inputs if name != FEATURE]
+    now = {name: obs[name][0, -1].numpy() for name in names}
+    return now if feature is None else now | {FEATURE: feature[0].numpy()}
+
+
+def test_a_player_takes_the_words_with_each_observation_or_once(policy, tmp_path):
+    bc.export_policy(policy, None, tmp_path / "policy.onnx")
+    obs = observation(1)
+    feature = policy.language_feature(obs[TOKENS], obs[MASK])
+    chunks = []
+    for given, fixed in ((feature, None), (None, {FEATURE: feature[0].numpy()}), (None, {FEATURE: -feature.numpy()})):
+        opened = open_export(tmp_path / "policy.onnx", threads=1, fixed=fixed)
+        assert (FEATURE in opened.inputs) == (fixed is None)
+        worker = SameThread()
+        with Player(opened, rate_hz=0.1, replan=1, seed=0, worker=worker) as player:
+            player.observe(moment(obs, opened, given))
+            player.next_action()
+            chunks.append(player.next_action())
+            assert player.error is None
+    assert np.array_equal(chunks[0], chunks[1])
+    assert np.abs(chunks[0] - chunks[2]).max() > 1e-3
+
+
+class SameThread(Executor):
+    def submit(self, function, /, *args, **named):
+        done = Future()
+        try:
+            done.set_result(function(*args, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, *args, **named):
+        pass
+
+
+def test_a_player_and_a_server_say_what_is_missing(policy, tmp_path):
+    bc.export_policy(policy, None, tmp_path / "policy.onnx")
+    obs, opened = observation(1), open_export(tmp_path / "policy.onnx", threads=1)
+    sentence = rf"no key '{FEATURE}' \(.*policy\.language_feature\(tokens, mask\), once for a task\)"
+    with Player(opened, rate_hz=0.1, replan=1) as player, pytest.raises(ObservationError, match=sentence):
+        player.observe(moment(obs, opened))
+    client = ClientState(ServedExport(opened), {})
+    with pytest.raises(ObservationError, match=r"language_feature\(tokens, mask\).*start the server with --fixed"):
+        client.observe(moment(obs, opened))
+
+
+def test_a_server_takes_the_words_from_the_client_or_has_them(policy, tmp_path):
+    bc.export_policy(policy, None, tmp_path / "policy.onnx")
+    obs = observation(1)
+    feature = policy.language_feature(obs[TOKENS], obs[MASK])
+    answers = []
+    for given, fixed in ((feature, None), (None, {FEATURE: feature.numpy()})):
+        served = ServedExport(open_export(tmp_path / "policy.onnx", threads=1, fixed=fixed))
+        state = ClientState(served, {})
+        seen = [state.observe(moment(obs, served, given)) for _ in range(2)]
+        answers.append(served.predict(seen, [np.random.default_rng(3), np.random.default_rng(4)]))
+    assert np.array_equal(answers[0], answers[1])
+
+
+@pytest.mark.parametrize(
+    ("fixed", "sentence"),
+    [
+        ({"observation.state": np.ones(5)}, rf"cannot be fixed, expected an input without moments: {FEATURE}"),
+        ({FEATURE: np.ones(3)}, r"shape \(3,\), expected \(16,\)"),
+        ({FEATURE: np.full(16, np.nan)}, "finite|NaN|nan"),
+    ],
+)
+def test_inputs_that_cannot_be_fixed_are_refused(policy, tmp_path, fixed, sentence):
+    bc.export_policy(policy, None, tmp_path / "policy.onnx")
+    with pytest.raises(ObservationError, match=sentence):
+        open_export(tmp_path / "policy.onnx", threads=1, fixed=fixed)
 
 
 def test_an_encoder_that_does_something_else_is_found_out(policy, tmp_path):

@@ -127,6 +127,19 @@ def test_a_method_that_is_replaced_in_the_class_is_noticed(make_policy, monkeypa
     assert not port_of(policy).trusted
 
 
+@pytest.mark.parametrize("engine", ["loop", "onnx"])
+def test_a_hook_of_all_modules_is_noticed(make_policy, engine):
+    policy = make_policy()
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, given, found: found * 1.2 if isinstance(module, torch.nn.Linear) else None
+    )
+    try:
+        with pytest.raises(BlockcacheError, match="its actions differ from the engine's"):
+            bc.accelerate(policy, None, engine=engine)
+    finally:
+        hook.remove()
+
+
 @pytest.mark.parametrize("name", ["pusht", "pusht/tuned"])
 def test_what_nobody_changed_is_trusted(name):
     assert name in shipped_policies()

@@ -490,6 +490,8 @@ def test_a_check_makes_a_page_of_its_own(tmp_path, no_library, blockcache):
     assert f"uniform:S=3: {found.verdict}" in words
     assert "speed not timed blockcache bench times engines" in words
     assert f"predicted loss of the score {found.loss:.3f} from how far" in words
+    assert f"not rolled out; {found.prediction.words}" in words  # the bound beside the prediction
+    assert f"The policy beside those that losses were learnt on: {found.prediction.where}" in words
     assert "of the full policy's FLOPs 1/4" in words
     assert "energy beyond spread" in words  # the table that `check` prints
     assert "blockcache check tiny uniform:S=3 --count 9 --samples 4" in words
@@ -499,8 +501,9 @@ def test_a_check_makes_a_page_of_its_own(tmp_path, no_library, blockcache):
 def test_of_several_checks_the_one_that_is_predicted_to_lose_least_is_the_answer(tmp_path):
     found = Check.load(WRITE["check"](tmp_path))
     still = Distances(*(Estimate(value, value, value, 9) for value in (0.0, 0.0, 1.0, 0.0)))
-    fine = replace(found.features, beyond_spread=0.0, rougher=0.0)
-    better = replace(found, method={**found.method, "name": "ddpm-10"}, distances=still, features=fine)
+    fine = replace(found.features, shift=0.0, beyond_spread=0.0, wider=0.0, rougher=0.0)
+    enough = {**found.setting, "observations": 48, "samples": 16}
+    better = replace(found, method={**found.method, "name": "ddpm-10"}, distances=still, features=fine, setting=enough)
     both = Sources(checks=(Source("one.json", found), Source("two.json", better)))
     assert find_answer(both).what == "ddpm-10: looks lossless"
     text = markdown(page(both))
@@ -558,7 +561,7 @@ def test_the_page_of_the_shipped_policy_says_what_the_readme_says(blockcache, tm
     assert "6 figures" in said
     read = Reader((tmp_path / "out.html").read_text())
     words = " ".join("".join(read.words).split())
-    assert "110x" in words
+    assert "85x" in words
     assert "-0.003" in words
     assert "95 % interval -0.025 to +0.018, 500 pairs of rollouts" in words
     assert "blockcache export pusht/tuned -o policy.onnx" in words

@@ -233,7 +233,7 @@ def test_odd_demonstrations(tmp_path, arrays, sentence):
     [
         (np.array(1.0), "have shape"),
         (np.full((4, 2, 5), 1e200), "hold NaN or infinity"),
-        (np.array([True]), "are no numbers but bool"),
+        (np.array([1j]), "are no numbers but complex128"),
         (np.ones((0, 2, 5)), "have shape"),
     ],
 )

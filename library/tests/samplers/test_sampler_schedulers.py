@@ -8,8 +8,7 @@ import torch
 from diffusers import DDPMScheduler, DPMSolverMultistepScheduler
 
 from blockcache.errors import SamplerError
-from blockcache.models.noise import draw_all
-from blockcache.models.sampling import TableScheduler, denoise, make_scheduler
+from blockcache.models.sampling import TableScheduler, denoise, draw_all, make_scheduler
 from blockcache.samplers import DDIM, DDPM, DPMSolver, Euler, SDEDPMSolver, table
 from blockcache.samplers.diffusers import from_diffusers, to_diffusers
 

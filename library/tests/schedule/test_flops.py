@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
 from blockcache.errors import ScheduleError
-from blockcache.models.dpt.shape import DPTShape
+from blockcache.models.flops import DPTShape
 from blockcache.models.registry import port_of
 from blockcache.schedule import generation_flops
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from blockcache.solvers.metrics import METRICS, SIMILARITIES, cosine
+from blockcache.solvers.recording import METRICS, SIMILARITIES, cosine
 
 NAIVE = {
     "cosine": lambda a, b: a @ b / np.sqrt((a @ a) * (b @ b)),

@@ -10,7 +10,7 @@ import safetensors.numpy
 
 from blockcache import Block, Fingerprint, Recording, solve
 from blockcache.errors import FileError, RecordingError
-from blockcache.solvers.metrics import METRICS
+from blockcache.solvers.recording import METRICS
 
 BLOCKS = (Block("layers.0.SA", "SA", 0, 10), Block("layers.0.FFN", "FFN", 1, 20))
 FINGERPRINT = Fingerprint("dp-t", ("layers.0.SA", "layers.0.FFN"), {"width": 16}, 5, {"type": "ddpm"}, "ab" * 32)

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from blockcache import Block, Fingerprint, Recording, solvers
 from blockcache.errors import RecordingError, ScheduleError
 from blockcache.solvers import adaptive, bubbling_union, consecutive, most_changing, solve, uniform
-from blockcache.solvers.metrics import METRICS
+from blockcache.solvers.recording import METRICS
 
 PRINTED = json.loads(resources.files("blockcache").joinpath("assets", "published_schedules.json").read_text("utf-8"))
 

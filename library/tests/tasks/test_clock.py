@@ -6,6 +6,7 @@ import pytest
 from blockcache.errors import TaskError
 from blockcache.tasks import Clock, TaskSpec, clocked_rollout
 from blockcache_runtime.errors import EngineError
+from listener import Listener
 
 SPEC = TaskSpec("toy", obs_dim=2, action_dim=1, max_steps=20, success="never", extra="toy")
 
@@ -94,6 +95,15 @@ def test_a_chunk_is_drawn_from_the_observation_at_the_request_and_executed_at_it
     assert record.action_hz == pytest.approx(10 * 18 / 20)
     assert record.counters.skipped == 2 * record.counters.chunks
     assert record.seams[:2] == (4, 8)
+
+
+def test_a_watcher_hears_of_its_own_episode():
+    listener = Listener()
+    run(Policy(), Clock(10, 4, (0.15,)), seeds=(5, 6), watchers={6: listener})
+    assert listener.seen[:4] == [(0, [6, 0]), (1, [6, 0]), (2, [6, 0]), (3, [6, 1])]
+    assert [plan[:2] for plan in listener.plans] == [(0, 2), (4, 6), (8, 10), (12, 14), (16, 18)]
+    assert listener.plans[1][2:] == ([200.0 + place for place in range(9)], {"latency_ms": 150.0})
+    assert listener.done[:4] == [(0, None, False), (1, None, False), (2, 2.0, False), (3, 3.0, False)]
 
 
 def test_stop_and_think_holds_the_last_action():
@@ -194,3 +204,13 @@ def test_every_tick_can_be_watched():
     seen = []
     run(Policy(), Clock(10, 4, (0.2,)), on_step=lambda tasks: seen.append(tasks[0].steps))
     assert seen == [0, 0, 0, *range(1, 19)]
+
+
+def test_a_chunk_may_run_out_where_that_is_asked_for():
+    """A delay of 6 ticks: each chunk's last three actions, and the last one again until the next arrives."""
+    (record,) = run(Policy(), Clock(10, 4, (0.6,), hold=True))
+    assert executed(record)[:9] == [6, 7, 8, 8, 8, 8, 6, 7, 8]
+    assert (record.counters.held, record.counters.missed) == (6, 2)
+    (record,) = run(Policy(), Clock(10, 4, (0.9,), hold=True))  # all nine actions are late
+    assert (record.steps, record.first_action) == (0, None)
+    assert Clock(10, 4, (0.6,), hold=True).describe() != Clock(10, 4, (0.6,)).describe()

@@ -9,6 +9,7 @@ import pytest
 
 from blockcache.errors import TaskError
 from blockcache.tasks import Rollout, TaskSpec, rollout
+from listener import Listener
 
 SPEC = TaskSpec("toy", obs_dim=2, action_dim=1, max_steps=7, success="total >= 10", extra="toy")
 
@@ -219,6 +220,14 @@ def test_on_step_sees_the_start_and_every_step() -> None:
         on_step=lambda tasks: frames.append([task.steps for task in tasks]),  # type: ignore[attr-defined]
     )
     assert frames == [[0, 0], [1, 1], [2, 2], [3, 2]]
+
+
+def test_a_watcher_hears_of_its_own_episode_until_it_is_over() -> None:
+    listener = Listener()
+    rollout(lambda: Toy({}, []), Recorder(), [4, 5], n_obs_steps=2, n_action_steps=3, watchers={4: listener})
+    assert listener.seen == [(0, [4, 0]), (1, [4, 1]), (2, [4, 2])]
+    assert listener.plans == [(0, 0, [4.0, 4.0, 4.0], {})]
+    assert listener.done == [(0, 4.0, False), (1, 4.0, False), (2, 4.0, False)]
 
 
 def test_records_cannot_be_changed() -> None:

@@ -107,16 +107,14 @@ class ActionCostCollector:
 def segment_costs(products: NDArray[np.float32]) -> NDArray[np.float32]:
     """(..., V, blocks, K, K) products [s, k] for V vectors, 0 unless k > s -> (..., blocks, K, K) costs [s, e]."""
     moved = np.cumsum(products, axis=-1)
-    costs: NDArray[np.float32] = np.square(moved, out=moved).mean(axis=-4)
-    return costs
+    return np.square(moved, out=moved).mean(axis=-4)
 
 
 def lower_mean(costs: NDArray[np.float32], kept: float = KEPT) -> NDArray[np.float64]:
     """(observations, ...) -> (...): for each entry the mean of the lowest `kept` of the observations."""
     count = math.ceil(kept * len(costs))
     lowest = costs if count == len(costs) else np.partition(costs, count - 1, axis=0)[:count]
-    mean: NDArray[np.float64] = lowest.mean(axis=0, dtype=np.float64)
-    return mean
+    return lowest.mean(axis=0, dtype=np.float64)
 
 
 def _vectors(action: Tensor, seeds: range) -> Tensor:

@@ -18,7 +18,6 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from blockcache.attach.norms import LargestNorm
 from blockcache.attach.patching import Make, Patches
 from blockcache.errors import PolicyError, StaleError, StepError
 from blockcache.models.adapter import Layer, Route
@@ -40,8 +39,7 @@ class LayerCall:
 
     @property
     def stream(self) -> Tensor:
-        stream: Tensor = self.args[0]
-        return stream
+        return self.args[0]
 
     def plain(self) -> Tensor:
         """As the module itself does it."""
@@ -291,3 +289,41 @@ class _Input:
         if alike:
             self._latest = (value, value._version)
         return alike
+
+
+# -- numbers that left the range of trusted actions
+
+HELD_BYTES = 2**24
+
+
+class LargestNorm:
+    """The largest norm of all rows that were seen. A row of the residual stream keeps whatever a block added to it."""
+
+    def __init__(self) -> None:
+        self._held: list[Tensor] = []
+        self._bytes = 0
+        self._found: list[Tensor] = []
+
+    def see(self, value: Any) -> None:
+        """(..., d): its rows. Whatever a foreign denoiser may give is taken: tensors with fractions in it count."""
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, Tensor) and item.is_floating_point() and item.ndim and item.numel():
+                self._held.append(item.detach() if item.requires_grad else item)
+                self._bytes += item.nbytes
+                if self._bytes > HELD_BYTES:
+                    self._measure()
+
+    @torch.no_grad()
+    def largest(self) -> Tensor:
+        """NaN if one of the numbers was."""
+        self._measure()
+        return torch.stack(self._found).amax()
+
+    def _measure(self) -> None:
+        alike: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
+        for value in self._held:
+            alike.setdefault((value.shape[1:], value.dtype), []).append(value)
+        for (_, dtype), held in alike.items():
+            wide = torch.promote_types(dtype, torch.float32)  # squares of half precision overflow at 256
+            self._found.append(torch.linalg.vector_norm(torch.cat(held), dim=-1, dtype=wide).amax().float())
+        self._held, self._bytes = [], 0

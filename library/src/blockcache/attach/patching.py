@@ -105,6 +105,12 @@ class Patches:
 
         self.replace(instance, name, entered)
 
+    def wrap(self, instance: Any, name: str, make: Callable[[Callable[..., Any], Callable[..., Any]], Any]) -> None:
+        """Put `make(replacement, original)` in place of what is planned for `instance.name`."""
+        for known, planned, replacement in self._planned:
+            if known is instance and planned == name:
+                replacement.call = make(replacement.call, replacement.original)
+
     def _enter(self, this: object) -> None:
         me = threading.get_ident()
         while True:

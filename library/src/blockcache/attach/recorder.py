@@ -21,13 +21,12 @@ from blockcache.attach.action_costs import ActionCostCollector
 from blockcache.attach.generation import Generation, LayerCall, attach
 from blockcache.attach.walk_back import DenoiserCall
 from blockcache.errors import ObservationError, RecordingError
-from blockcache.models.noise import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
+from blockcache.models.sampling import generate
 from blockcache.observations import batch_size, rows
 from blockcache.progress import progress_bar
-from blockcache.solvers.metrics import METRICS
-from blockcache.solvers.recording import Recording
+from blockcache.solvers.recording import METRICS, Recording
 
 FEATURE_BYTES = 100 * 2**20
 """Features held at once; larger batches of observations are run in parts."""

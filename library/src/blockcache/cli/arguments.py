@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from blockcache.cli.lazy import WORDS
 from blockcache.errors import FileError, TaskError
 from blockcache.files import check_writable, exists
 from blockcache.models.policy_files import (
@@ -78,7 +79,7 @@ class PolicySource:
 
     def tuned(self, directory: Path) -> tuple[Port, Schedule]:
         """With what `tune` wrote into a directory: its sampler in place of its own, and the schedule to follow."""
-        from blockcache.engines.tuned import tuned_port
+        from blockcache.engines.build import tuned_port
         from blockcache.schedule import Schedule
 
         port, schedule = tuned_port(directory, self.port)
@@ -150,22 +151,25 @@ def load_schedule(source: str) -> Schedule:
     return Schedule.load(source)
 
 
-def typed() -> str:
-    """The running verb with what was given to it, as one would type it again."""
+def typed(*but: str) -> str:
+    """The running verb with what was given to it, as one would type it again.
+
+    Args:
+        *but: Names of options that are left out, since what is written does not depend on them.
+    """
     context = click.get_current_context()
+    said = context.find_root().meta[WORDS][context.command_path.count(" ") :]
+    values, _, order = context.command.make_parser(context).parse_args(list(said))
     words: list[str] = []
     for option in context.command.params:
-        value = context.params.get(option.name or "")
+        value = values.get(option.name or "")
+        items = value if isinstance(value, list | tuple) else [value]
         if isinstance(option, click.Argument):
-            words += map(str, repeated(value))
-        elif given([option.name or ""]):
-            words += [word for item in repeated(value) for word in (option.opts[0], str(item))]
+            words += [item for item in items if isinstance(item, str)]
+        elif option in order and option.name not in but:
+            flag = isinstance(option, click.Option) and option.is_flag
+            words += [word for item in items for word in ([option.opts[0]] if flag else [option.opts[0], str(item)])]
     return f"{context.command_path} {shlex.join(words)}"
-
-
-def repeated(value: Any) -> tuple[Any, ...]:
-    """What was given to an option that may stand there several times, or the one value of any other."""
-    return value if isinstance(value, tuple) else (value,)
 
 
 def given(names: Iterable[str]) -> list[str]:
@@ -256,6 +260,13 @@ task_option = click.option("--task", type=TASK, help="Default: the one that the 
 engine_option = click.option("--engine", type=ENGINE, default="auto")
 first_seed_option = click.option(
     "--first-seed", type=SEED, default=0, help="First environment seed; test seeds are refused."
+)
+
+
+until_settled_option = click.option(
+    "--until-settled",
+    is_flag=True,
+    help="Stop each method's rollouts when it is shown to be lossless or to lose; --rollouts is the most.",
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,10 +13,10 @@ from blockcache.errors import ObservationError, TaskError
 
 if TYPE_CHECKING:
     from blockcache.compare.candidates import Calibrations
-    from blockcache.measure.latency import Latency
     from blockcache.results.rollouts import Results
+    from blockcache.results.timings import Timings
 
-ClosedLoop: TypeAlias = "tuple[Results, Mapping[str, Latency]]"
+ClosedLoop: TypeAlias = "tuple[Results, Timings]"
 GROUP, MOST, ROUNDS = 5, 250, 5  # rollouts at a time and at most, and timed rounds
 
 
@@ -85,8 +84,6 @@ def demo(
 def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> None:
     from functools import partial
 
-    import torch
-
     from blockcache.compare.candidates import Candidate
     from blockcache.compare.evaluation import speed, with_engine
     from blockcache.compare.methods import FULL, parse_method
@@ -107,7 +104,7 @@ def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> N
     setting = Setting(calibrations.port, observations)
     times = speed(setting, candidates, repeats)
     methods, floor = open_loop(setting, candidates, partial(work, setting))
-    display(*open_loop_blocks(methods, floor, times, repeats, torch.get_num_threads()))
+    display(*open_loop_blocks(methods, floor, times))
 
 
 def _closed_loop(
@@ -163,18 +160,15 @@ def _tuned(policy: arg.PolicySource) -> list[Path]:
 def _write_page(policy: arg.PolicySource, calibrations: Calibrations, found: ClosedLoop | None, path: str) -> None:
     """One page of what was just calibrated, solved and rolled out, and of what lies beside the policy."""
     from blockcache.files import write_bytes
-    from blockcache.measure.machine import describe
     from blockcache.models.policy_files import TUNING
     from blockcache.report.html import render
     from blockcache.report.overview.page import page
     from blockcache.report.overview.sources import Source, Sources
-    from blockcache.results.timings import Timings
     from blockcache.results.tuning import Tuning
     from blockcache.solvers import solve
 
     command, recording = arg.typed(), calibrations.recording(action_costs=True)
-    how = f"seconds per chunk, batch 1, one torch thread, {ROUNDS} interleaved rounds"
-    closed = [] if found is None else [(found[0], Timings(recording.fingerprint, describe(), how, found[1]))]
+    closed = [] if found is None else [found]
     made = Sources(
         recordings=(Source(command, recording),),
         schedules=(Source(command, solve(recording)),),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from blockcache.cli import arguments as arg
+from blockcache.files import exists, write_bytes
+from blockcache.models.policy_files import in_directory, policy_directory
 from blockcache.samplers import sampler_names
+from blockcache_runtime.atomic import make_directory
 from blockcache_runtime.cores import cores
 
 if TYPE_CHECKING:
@@ -22,6 +26,15 @@ if TYPE_CHECKING:
 @arg.policy_argument()
 @click.argument("schedule", required=False)
 @click.option("-o", "--output", type=arg.OUTPUT, default="policy.onnx", help="The file to write.")
+@click.option(
+    "--card", type=arg.OUTPUT_DIRECTORY, metavar="DIR", help="Write policy.onnx there, with a model card, README.md."
+)
+@click.option(
+    "--manifest",
+    type=click.Choice(["physicalai"]),
+    help="With --card: a package of that project in place of policy.onnx.",
+)
+@click.option("--license", "licence", default="unknown", help="On the card: its identifier on the hub, such as mit.")
 @click.option("--actions-only", is_flag=True, help="Leave out what the robot does not execute (causal policies).")
 @click.option("--other-weights", is_flag=True, help="Accept a schedule that was made for other weights.")
 @click.option(
@@ -34,6 +47,17 @@ if TYPE_CHECKING:
     metavar="N",
     help="Also write the policy's own answers to N observations, to compare with on the robot.",
 )
+@click.option(
+    "--guard",
+    type=click.Choice(["count", "warn", "full"]),
+    help="Have the file notice observations unlike --observations: count them, warn too, or answer in full precision too.",
+)
+@click.option(
+    "--lerobot",
+    type=arg.OUTPUT_DIRECTORY,
+    metavar="OUT",
+    help="Write a directory that LeRobot's own commands run, of a directory that LeRobot wrote.",
+)
 @arg.observations_option
 @arg.sampler_file_option
 @arg.tuned_option
@@ -41,11 +65,16 @@ def export(
     policy: arg.PolicySource,
     schedule: str | None,
     output: str,
+    card: Path | None,
+    manifest: str | None,
+    licence: str,
     actions_only: bool,
     other_weights: bool,
     fixed: str | None,
     rtc: bool,
     with_reference: int | None,
+    guard: str | None,
+    lerobot: Path | None,
     observations: str | None,
     sampler_file: str | None,
     tuned: Path | None,
@@ -57,9 +86,12 @@ def export(
     and no policy code to run; blockcache_runtime (docs/on-a-robot.md) runs it with numpy and onnxruntime alone.
     A LeRobot directory becomes a file with its vision encoder; the words of its task are constants with --fixed, and without
     it the file takes what the text encoder makes of them.
+    --lerobot writes that file, processors, the text encoder and how its actions compare with the original's as a directory
+    for --policy.path of lerobot-eval and its like, beside which lerobot_policy_blockcache is installed.
 
     \b
     Examples:
+      blockcache export lerobot_dir/ --tuned lerobot_dir/tuned --lerobot fast_dir/
       blockcache export lerobot_dir/ --fixed task.npz -o task.onnx
       blockcache export pusht schedule.json -o pusht.onnx
       blockcache export pusht schedule.json --actions-only -o fast.onnx
@@ -67,28 +99,90 @@ def export(
       blockcache export my_module:make_policy --tuned tuned/ -o fast.onnx
       blockcache export pusht --sampler-file fitted.json -o fitted.onnx
       blockcache export pusht schedule.json --rtc -o asynchronous.onnx
+      blockcache export pusht --guard warn -o guarded.onnx
+      blockcache export pusht --tuned pusht/tuned --guard full -o guarded.onnx
+      blockcache export pusht/tuned --card handover/ --with-reference 16 --license mit
+      blockcache export pusht/tuned --card package/ --manifest physicalai
     """
+    if manifest and (card is None or rtc or with_reference):
+        raise click.UsageError("--manifest needs --card DIR, and goes with neither --rtc nor --with-reference")
     if tuned is not None and (schedule or sampler_file):
         raise click.UsageError("--tuned brings its own schedule and sampler; leave out SCHEDULE and --sampler-file")
+    if lerobot is not None and (other := arg.given(["output", "actions_only", "rtc", "with_reference"])):
+        raise click.UsageError(
+            f"--lerobot writes what LeRobot needs, real-time chunking too; leave out {', '.join(other)}"
+        )
     followed = arg.load_schedule(schedule) if schedule else None if tuned else policy.schedule()
 
     from blockcache.engines import export_policy
     from blockcache.observations import load_observations
 
+    if card is not None:
+        make_directory(card)
+        output = str(card / "policy.onnx")
     kind, check = "action" if actions_only else "chunk", "shape" if other_weights else "strict"
     constants = load_observations(fixed) if fixed else None
     port = policy.port_with(sampler_file)
-    notes = export_policy(port, followed, output, kind, check, rtc=rtc, fixed=constants, tuned=tuned)
+    if lerobot is not None:
+        if guard:
+            raise click.UsageError("--guard goes into a file of its own; leave out --lerobot")
+        from blockcache.cli.lerobot import write_directory
+
+        seen = policy.known_observations(observations)
+        notes, own, first = write_directory(
+            lerobot, port, policy.port, followed, check, constants, tuned, seen, licence=licence
+        )
+        click.echo(f"{lerobot}: the file {own}")
+        click.echo(f"beside the original: actions differ by {first.largest:.1e} at most, {first.typical:.1e} typically")
+        click.echo(f"run it: lerobot-eval --policy.path={lerobot} --env.type=...")
+        return
+    known = policy.observations(observations) if guard else None
+    notes = export_policy(
+        port, followed, output, kind, check, rtc=rtc, fixed=constants, tuned=tuned, guard=guard, observations=known
+    )
     click.echo(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB")
     if with_reference:
         from blockcache.compare.parity import save_reference
-        from blockcache.engines.tuned import tuned_port
+        from blockcache.engines.build import tuned_port
 
         port = port if tuned is None else tuned_port(tuned, port)[0]
         place = save_reference(output, port, policy.known_observations(observations), with_reference)
         click.echo(f"{place}: on the robot, python -m blockcache_runtime check {output} --reference {place}")
+    if card is not None:
+        _write_card(policy, output, card, manifest, licence, tuned)
     for note in notes:
         click.echo(f"note: {note}")
+
+
+def _write_card(
+    policy: arg.PolicySource, output: str, card: Path, manifest: str | None, licence: str, tuned: Path | None
+) -> None:
+    """README.md beside an export; with a manifest, the package takes the export's place."""
+    from blockcache.models.policy_files import TUNING
+    from blockcache.report.card import PHYSICALAI, RUNTIME, export_card
+    from blockcache.results.tuning import Tuning
+    from blockcache_runtime import ExportedPolicy
+    from blockcache_runtime.parity import Reference, compare, reference_path
+
+    opened, place = ExportedPolicy(output, 1), reference_path(output)
+    moments = (opened.n_obs_steps, *([sorted(opened.timeless)] if opened.timeless else []))
+    beside = tuned or (policy_directory(policy.name) if in_directory(policy.name) else None)
+    found = Tuning.load(beside / TUNING) if beside is not None and exists(beside / TUNING) else None
+    parity = compare(opened, Reference.load(place)) if place.exists() and not manifest else None
+    how, inputs = RUNTIME.format(moments=", ".join(map(repr, moments))), opened.inputs
+    if manifest:
+        from blockcache.engines.physicalai import write_package
+
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", policy.name).strip("-_") or "policy"
+        files = write_package(output, card, name)
+        for written in files:
+            click.echo(f"{written}")
+        os.unlink(output)
+        features = [item["init_args"] for item in json.loads(files[0].read_text())["model"]["input_features"]]
+        how, inputs = PHYSICALAI, {item["name"]: tuple(item["shape"]) for item in features}
+    text = export_card(policy.name, opened.header, inputs, how, found, parity, licence)
+    write_bytes(card / "README.md", text.encode())
+    click.echo(f"{card / 'README.md'}: the model card")
 
 
 @click.command()
@@ -176,7 +270,7 @@ def bench(
     figures = result.to_dict()
     display(bench_table(figures["rows"]), encoder_ceilings(figures), not_available(figures))
     if json_path:
-        FORMAT.save(json_path, figures)
+        FORMAT.save(json_path, {**figures, "command": arg.typed()})
     if plot:
         save_figure(draw(bench_chart(figures)), plot)
     click.echo(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from blockcache.schedule import Schedule
     from blockcache.tasks import Clock, Task
     from blockcache.tasks.video import Frame
+    from blockcache_runtime.rerun_file import RerunWatcher
 
 
 def _method(text: str) -> Method:
@@ -41,8 +44,12 @@ def _method(text: str) -> Method:
 @click.option("-o", "--output", type=arg.OUTPUT, default="results.json", help="The results.")
 @click.option("--first-seed", type=arg.SEED, help="First environment seed. Default: the task's first test seed.")
 @arg.run_options
+@arg.until_settled_option
 @click.option("--repeats", type=click.IntRange(0, arg.MOST), default=5, help="Timed chunks per method.")
 @click.option("--video", type=arg.OUTPUT, help="A .gif or .mp4 of the first episode: full beside the last method.")
+@click.option(
+    "--rerun", type=arg.OUTPUT, help="A .rrd for the Rerun viewer: what both saw, planned and did in the first episode."
+)
 @click.option(
     "--clock", help="Let time pass while the policy computes: live, a time (40ms), or a file of recorded times."
 )
@@ -55,6 +62,9 @@ def _method(text: str) -> Method:
 @click.option("--stop", is_flag=True, help="On the clock: stop and think, instead of asking while the robot moves.")
 @click.option("--rtc", is_flag=True, help="On the clock: tell each chunk what is executed while it is made.")
 @click.option("--overlap", type=click.IntRange(0, 1000), default=0, help="With --rtc: how far the old chunk pulls.")
+@click.option(
+    "--hold", is_flag=True, help="On the clock: let chunks run out before the next, and hold the last action."
+)
 def evaluate(
     policy: arg.PolicySource,
     methods: tuple[Method, ...],
@@ -63,14 +73,17 @@ def evaluate(
     workers: int | None,
     ray: str | None,
     observations: str | None,
+    until_settled: bool,
     repeats: int,
     video: str | None,
+    rerun: str | None,
     clock: str | None,
     rate: float,
     replan: int | None,
     stop: bool,
     rtc: bool,
     overlap: int,
+    hold: bool,
     **amount: Any,
 ) -> None:
     """Let POLICY do its task under several methods: the same episodes, the same noise, compared pair by pair.
@@ -82,9 +95,10 @@ def evaluate(
     Examples:
       blockcache eval pusht
       blockcache eval pusht -m bac:S=10,n=5 -m uniform:S=16 -m ddim-16 --rollouts 250 -o pusht.json
+      blockcache eval pusht -m bac -m ddpm-10 --until-settled --rollouts 500
       blockcache eval my_policy/ -m schedule.json --engine patched --video side_by_side.gif
       blockcache eval my_module:make_policy --task pusht --observations obs.npz -m bac --ray auto
-      blockcache eval pusht/tuned --clock 400ms --rate 10 --replan 4 --rtc -o late.json
+      blockcache eval pusht/tuned --clock 400ms --rate 10 --replan 4 --rtc -o late.json --rerun late.rrd
       blockcache eval pusht -m bac --clock results.timings.json -o clock.json
     """
     from blockcache.tasks.video import check_video
@@ -92,23 +106,29 @@ def evaluate(
     backend = arg.chosen_backend(workers, ray)
     if video is not None:
         check_video(video)
+    if rerun is not None:
+        from blockcache_runtime.rerun_file import check_rerun
+
+        check_rerun(rerun)
     clocks: Callable[[str], Clock] | None = None
     if clock is not None:
         from blockcache.compare.clocks import choose_clock, read_latencies
 
         latencies = read_latencies(clock)
-        settings = {"rate": rate, "replan": replan, "stop": stop, "rtc": rtc, "overlap": overlap}
+        settings = {"rate": rate, "replan": replan, "stop": stop, "rtc": rtc, "overlap": overlap, "hold": hold}
 
         def clocks(name: str) -> Clock:
             return choose_clock(latencies.of(name), policy.port.n_action_steps, **settings)
 
-    elif replan is not None or stop or rtc or overlap:
-        raise click.UsageError("--replan, --stop, --rtc and --overlap go with --clock")
+    elif replan is not None or stop or rtc or overlap or hold:
+        raise click.UsageError("--replan, --stop, --rtc, --overlap and --hold go with --clock")
     chosen, seen = policy.task(task), policy.observations(observations)
 
-    from blockcache.compare.evaluation import prepare, save_timings
+    from blockcache.compare.evaluation import Evaluation, prepare
+    from blockcache.compare.sequential import run_until_settled
     from blockcache.report.evaluation import evaluation_blocks
     from blockcache.report.terminal import display
+    from blockcache.results.rollouts import check_nothing_lost
 
     state = Path(output).with_suffix(".state")
     with arg.resumable(state):
@@ -116,23 +136,46 @@ def evaluate(
             policy.port, chosen, methods, seen, state=state, source=str(policy), clock=clocks, **amount
         )
         evaluation.check_output(output)
-        results = evaluation.run(backend)
+        results = (run_until_settled if until_settled else Evaluation.run)(evaluation, backend)
+        check_nothing_lost(output, results.rollouts)
+        command = arg.typed("output", "workers", "ray", "repeats", "video", "rerun")  # what no record depends on
+        results = replace(results, setting={**results.setting, "command": command})
         results.save(output)
-        speed = evaluation.speed(repeats) if repeats else {}
-        if speed:
-            save_timings(Path(output).with_suffix(".timings.json"), speed, evaluation.fingerprint)
-        display(*evaluation_blocks(results, speed, repeats))
+        timings = evaluation.speed(repeats) if repeats else None
+        if timings is not None:
+            timings.save(Path(output).with_suffix(".timings.json"))
+        display(*evaluation_blocks(results, timings))
         click.echo(f"\nwritten to {output}")
         if video is not None:
             _film(evaluation, video)
+        if rerun is not None:
+            _record(evaluation, rerun, rate)
     arg.exit_if_failed(results, output)
+
+
+def _compared(evaluation: Evaluation) -> tuple[str, ...]:
+    """The full policy and the last method, which may be the same."""
+    names = list(evaluation.candidates)
+    return tuple(dict.fromkeys((names[0], names[-1])))
 
 
 def _film(evaluation: Evaluation, path: str) -> None:
     from blockcache.tasks.video import write_video
 
-    names = list(evaluation.candidates)
-    write_video(path, dict(_watch(evaluation, name) for name in dict.fromkeys((names[0], names[-1]))))
+    write_video(path, dict(_watch(evaluation, name) for name in _compared(evaluation)))
+
+
+def _record(evaluation: Evaluation, path: str, rate: float) -> None:
+    from blockcache_runtime.rerun_file import RerunFile
+
+    with RerunFile(path) as file:
+        for name in _compared(evaluation):
+            watcher = file.watcher(name, rate)
+            evaluation.play(name, evaluation.seeds[0], partial(_show, watcher), watcher)
+
+
+def _show(watcher: RerunWatcher, task: Task) -> None:
+    watcher.pictured(task.render())
 
 
 def _watch(evaluation: Evaluation, name: str) -> tuple[str, list[Frame]]:

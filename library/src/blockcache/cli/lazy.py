@@ -20,6 +20,9 @@ Verbs: TypeAlias = Mapping[str, tuple[str, str]]
 LABORATORY = ("paper", "analyse", "policy train", "policy demonstrate")
 """Verbs that blockcache-lab brings; without it they say so."""
 
+WORDS = "blockcache.words"
+"""What was typed, in the context of the command line."""
+
 
 class LazyGroup(click.Group):
     """Verbs by name, imported at the call, and those that other packages bring into this group."""
@@ -44,6 +47,7 @@ class LazyGroup(click.Group):
         self.verbs, self.package, self.open_to_others = verbs, package, open_to_others
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta.setdefault(WORDS, list(args))
         return super().parse_args(ctx, args or ["--help"])
 
     def list_commands(self, ctx: click.Context) -> list[str]:

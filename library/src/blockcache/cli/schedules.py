@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from blockcache.cli import arguments as arg
 from blockcache.solvers import METHODS, OBJECTIVES
-from blockcache.solvers.metrics import METRICS
+from blockcache.solvers.recording import METRICS
 
 if TYPE_CHECKING:
     from blockcache.schedule import Schedule
@@ -55,7 +56,7 @@ def calibrate(
     port = policy.port_with(sampler_file)
     batches = [port.prepare_observation(one) for one in parts(rows(seen, 0, generations), 1)]
     recording = record(port, batches, seed=seed, action_costs=action_costs)
-    recording.save(output)
+    replace(recording, origin={**recording.origin, "command": arg.typed("output")}).save(output)
     click.echo(
         f"{output}: {len(recording.blocks)} blocks x {recording.steps} steps from {recording.generations} generations "
         f"in {recording.origin['seconds']:.1f} s"
@@ -110,7 +111,7 @@ def solve(
     schedule = run_solver(
         Recording.load(recording), updates, union, metric, method, objective, last, budget=budget, flops=flops
     )
-    schedule.save(output)
+    replace(schedule, origin={**schedule.origin, "command": arg.typed("output")}).save(output)
     click.echo(
         f"{output}: {schedule.computed} of {schedule.steps * len(schedule.blocks)} block computations, "
         f"{schedule.reused_share:.1%} reused"

@@ -26,9 +26,9 @@ from blockcache.engines.onnx import OnnxRunner, export, open_cached
 from blockcache.engines.rehearsal import rehearsed_build
 from blockcache.engines.walk import perceive
 from blockcache.errors import EngineError, FileError, in_one_line
-from blockcache.models.noise import draw_all, generate
 from blockcache.models.port import Port
 from blockcache.models.program import Program
+from blockcache.models.sampling import draw_all, generate
 from blockcache.observations import batch_size
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import fewer_steps
@@ -123,7 +123,7 @@ class CandidateMaker:
             self._accelerated(name, "onnx", reduced, count, cost, full, output="action")
 
     def _unrolled(self, threads: int, built: Build) -> tuple[str, ...]:
-        """Full precision unrolled: too large and too slow to load to be the engine's own form, but it runs faster."""
+        """Full precision unrolled: with many steps too large and too slow to load to be the engine's own form."""
         full = Build(built.program, self.everything, built.sampler)
         path = Path(self.stack.enter_context(tempfile.TemporaryDirectory())) / "full.onnx"
         export(full, self.port.fingerprint, path, unrolled=True)

@@ -24,10 +24,11 @@ def block_milliseconds(port: Port, observation: Any, engine: str, calls: int = C
     """By block. Blocks of one kind and as many FLOPs take the same time, so each such group is timed as a whole: computed at
     every step, against a generation in which every block is computed once.
 
-    port         the policy
-    observation  a batch of one
-    engine       by name
-    calls        timed for each group, all interleaved
+    Args:
+        port: The policy.
+        observation: A batch of one.
+        engine: By name.
+        calls: Timed for each group, all interleaved.
     """
     if isinstance(port.sampler, Diffusion) and len(port.timesteps) > STEPS:
         port = port.with_sampler(fewer_steps(port.sampler, port.sampler.type, STEPS))

@@ -23,18 +23,19 @@ from blockcache.compare.parts import FewerSteps, FittedSteps, MethodError, Part,
 from blockcache.compare.reuse_parts import ActionBudget
 from blockcache.compare.store import Store, digest
 from blockcache.engines import Stats, accelerate
-from blockcache.engines.tuned import read_tuned
+from blockcache.engines.build import read_tuned
 from blockcache.files import PathLike
 from blockcache.fitting import Clouds, Effort, fit, place
-from blockcache.models.noise import generate, takes_generator
 from blockcache.models.port import Port
 from blockcache.models.program import Program
-from blockcache.observations import batch_size, hash_observations, parts
+from blockcache.models.sampling import generate, takes_generator
+from blockcache.observations import batch_size, hash_observations, parts, pick
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import ChosenSampler, SamplerConfig, fewer_steps
 from blockcache.schedule import Strategy, generation_flops
 from blockcache.solvers.recording import Recording
 from blockcache_runtime.chunks import Previous
+from blockcache_runtime.execution import AS_TRAINED, Execution, medoids
 
 RECORDED, COSTED = 4, 30
 """Recording a generation takes about so many of the fastest engine; with action costs."""
@@ -49,6 +50,7 @@ class Candidate:
     strategy: Strategy | None = None
     engine: str | None = None
     sampler: SamplerConfig | None = None
+    execution: Execution = AS_TRAINED
 
     def __post_init__(self) -> None:
         if self.engine is None and self.strategy is not None:
@@ -59,15 +61,29 @@ class Candidate:
         return port if self.sampler is None else port.with_sampler(self.sampler)
 
     def flops(self, port: Port, reused: float) -> int:
-        """FLOPs of one generation by formula; `reused`, as measured, counts where nothing is decided beforehand."""
+        """FLOPs by formula, for as many actions as the policy executes of a chunk: one generation unless the execution asks
+        for more. `reused`, as measured, counts where nothing is decided beforehand."""
         own = self.on(port)
         steps = generation_flops(own.adapter.blocks, own.adapter.every_step, len(own.timesteps), self.strategy, reused)
-        return own.encoder_flops + steps
+        return round((own.encoder_flops + steps) * self.execution.generations(port.n_action_steps))
+
+    def check_execution(self, port: Port) -> None:
+        """Refuse what the policy cannot be asked for."""
+        self.execution.check(port.horizon - port.executed[0])
+        if not self.execution.keeps_noise and not port.takes_noise:
+            raise MethodError(
+                "this policy draws its noise itself: neither temperature nor candidates can be chosen for it"
+            )
+
+    def shares_all_noise(self, port: Port) -> bool:
+        """Whether paired rollouts get the very noise of the policy as it is."""
+        return self.execution == AS_TRAINED and self.on(port).sampling.settings == port.sampling.settings
 
     def describe(self, port: Port) -> dict[str, Any]:
         """All that decides the actions besides the weights, in JSON types."""
         reuse = None if self.strategy is None else self.strategy.describe()
-        return {"engine": self.engine, "sampler": dict(self.on(port).sampling.settings), "reuse": reuse}
+        told = {"engine": self.engine, "sampler": dict(self.on(port).sampling.settings), "reuse": reuse}
+        return told if self.execution == AS_TRAINED else {**told, "execution": self.execution.describe()}
 
 
 def engine_flops(port: Port, candidate: Candidate) -> int:
@@ -76,7 +92,8 @@ def engine_flops(port: Port, candidate: Candidate) -> int:
         return candidate.flops(port, 0.0)
     own = candidate.on(port)
     before = own.encoder_flops if own.begins_after_encoder else 0
-    return before + program_flops(own.program(), len(own.timesteps), candidate.strategy)
+    once = before + program_flops(own.program(), len(own.timesteps), candidate.strategy)
+    return round(once * candidate.execution.generations(port.n_action_steps))
 
 
 def program_flops(program: Program, steps: int, strategy: Strategy | None = None) -> int:
@@ -91,24 +108,43 @@ class Running:
     port: Port
     engine: str
     stats: Callable[[], Stats | None]
+    execution: Execution = AS_TRAINED
 
     def act(self, obs: Any, seed: int) -> NDArray[np.float64]:
         """Executed actions (B, n_action_steps, A) of a batch of observations, with noise that depends on the seed alone."""
-        return self._array(generate(self._entry, self.port.prepare_observation(obs), seed))
+        return self._generate(obs, None, seed, None, self.port.action_of)
 
     def act_on(self, obs: Any, noise: Tensor) -> NDArray[np.float64]:
-        """The same with given noise, for policies that take it."""
-        return self._array(self._entry(self.port.prepare_observation(obs), noise=noise))
+        """The same with given noise, for policies that take it: (1 + draws, B, T, D), where there are several candidates for
+        each observation B times as many, those for one observation together."""
+        return self._generate(obs, noise, 0, None, self.port.action_of)
 
     def chunk(self, obs: Any, previous: Previous | None, noise: Tensor | None, seed: int) -> NDArray[np.float64]:
         """Whole chunks (B, actions, A), their first actions due now, told of those before; drawn by `seed` without noise."""
+        return self._generate(obs, noise, seed, previous, self.port.chunk_of)
+
+    def _generate(
+        self, obs: Any, noise: Tensor | None, seed: int, previous: Previous | None, read: Callable[[Any], Tensor]
+    ) -> NDArray[np.float64]:
         entry: Callable[..., Any] = self._entry if previous is None else partial(self._entry, previous=previous)
-        given = self.port.prepare_observation(obs)
-        returned = generate(entry, given, seed) if noise is None else entry(given, noise=noise)
-        return np.asarray(self.port.chunk_of(returned).detach().cpu(), dtype=np.float64)
+        how, port = self.execution, self.port
+        if how.candidates > 1:
+            if previous is not None:
+                raise MethodError("candidates are not told of the chunk before; leave out either candidates or rtc")
+            obs = pick(obs, np.repeat(np.arange(batch_size(obs)), how.candidates))
+        if noise is None and not how.keeps_noise:
+            noise = port.draw_noise(batch_size(obs), torch.Generator().manual_seed(seed))
+        given = port.prepare_observation(obs)
+        returned = generate(entry, given, seed) if noise is None else entry(given, noise=how.noise(noise))
+        found = np.asarray(read(returned).detach().cpu(), dtype=np.float64)
+        if how.candidates == 1:
+            return found
+        return medoids(found, how.candidates, port.action_scale, how.replan or port.n_action_steps)
 
     def timed(self, obs: Any) -> Callable[[], Any]:
-        """One generation and nothing else, to be timed: always the same noise, drawn within, where that can be."""
+        """One chunk and nothing else, to be timed: always the same noise, drawn within, where that can be."""
+        if self.execution.candidates > 1:
+            return partial(self.act, obs, 0)
         entry, given = self._entry, self.port.prepare_observation(obs)
         if takes_generator(entry):
             return lambda: entry(given, generator=torch.Generator().manual_seed(0))
@@ -118,9 +154,6 @@ class Running:
     def _entry(self) -> Callable[..., Any]:
         entry: Callable[..., Any] = getattr(self.port.policy, self.port.entry)
         return entry
-
-    def _array(self, returned: Any) -> NDArray[np.float64]:
-        return np.asarray(self.port.action_of(returned).detach().cpu(), dtype=np.float64)
 
 
 @contextmanager
@@ -136,10 +169,10 @@ def running(port: Port, candidate: Candidate, rtc: bool = False) -> Iterator[Run
     """
     own = candidate.on(port.copy())
     if candidate.engine is None:
-        yield Running(own, EAGER, lambda: None)
+        yield Running(own, EAGER, lambda: None, candidate.execution)
         return
     with accelerate(own, candidate.strategy, engine=candidate.engine, threads=torch.get_num_threads(), rtc=rtc) as fast:
-        yield Running(own, fast.engine, fast.stats)
+        yield Running(own, fast.engine, fast.stats, candidate.execution)
 
 
 class Calibrations:
@@ -183,8 +216,10 @@ class Calibrations:
 
     def candidate(self, method: Method, engine: str | None = "auto") -> Candidate:
         """Solve or read what the method follows."""
-        sampler, strategy = method.resolve(self)
-        return Candidate(strategy, engine, sampler)
+        sampler, strategy, execution = method.resolve(self)
+        candidate = Candidate(strategy, engine, sampler, execution)
+        candidate.check_execution(self.port)
+        return candidate
 
     def action_budget(self, flops: int) -> Method:
         """The schedule from action costs with so many FLOPs: its budget is a share of what the steps cost."""

@@ -107,7 +107,7 @@ def check(
             "name": name,
             **candidate.describe(port),
             "engine": fast.engine,
-            "shares_all_noise": candidate.on(port).sampling.settings == port.sampling.settings,
+            "shares_all_noise": candidate.shares_all_noise(port),
             "flops": candidate.flops(port, stats.reused_share if stats else 0.0),
             "full_flops": Candidate().flops(port, 0.0),
         },
@@ -143,7 +143,7 @@ def predicted_from(port: Port, found: Cloud, own: Cloud, apart: Distances) -> Pr
     """
     shape = (*found.shape[:2], port.n_action_steps, -1)
     features = action_features(found.reshape(shape), own.reshape(shape), apart)
-    return predict_loss(features, port.fingerprint.family or "", port.n_action_steps)
+    return predict_loss(features, port.fingerprint.family or "", port.n_action_steps, found.shape[0] * found.shape[1])
 
 
 def _distances(found: NDArray[np.float64], reference: NDArray[np.float64]) -> Distances:

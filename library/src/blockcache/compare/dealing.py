@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from blockcache.observations import batch_size, pick, rows, split
+from blockcache.results.rollouts import GENERATIONS
 
 CALIBRATION, COMPARISON, FITTING, DISTANCES = "calibration", "comparison", "fitting", "distances"
 COMPARED, FITTED = 32, 32
 """Observations to compare actions on, and to place and fit samplers on; at most."""
+WANTED, LEAST = {CALIBRATION: GENERATIONS, FITTING: 32, DISTANCES: 24}, 8
+"""Observations for each purpose of a tuning. Fewer where there are fewer, but never below the least."""
 
 
 def deal(
@@ -37,3 +41,10 @@ def deal_for_evaluation(observations: Any, generations: int) -> dict[str, Any]:
     """To calibrate on, to compare actions on, to place and fit samplers on, and the rest to measure distances at."""
     sizes = {CALIBRATION: generations, COMPARISON: COMPARED, FITTING: FITTED, DISTANCES: batch_size(observations)}
     return deal(observations, sizes)
+
+
+def sizes_for_tuning(total: int) -> dict[str, int]:
+    """How many of so many observations each purpose of a tuning gets."""
+    spare, wanted = total - LEAST * len(WANTED), sum(WANTED.values()) - LEAST * len(WANTED)
+    share = min(1.0, max(0, spare) / wanted)
+    return {name: LEAST + math.floor(share * (size - LEAST)) for name, size in WANTED.items()}

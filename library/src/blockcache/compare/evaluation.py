@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from blockcache._version import __version__
 from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.clocks import describe_clocks
@@ -21,10 +23,10 @@ from blockcache.compare.jobs import Backend, Work, one_by_one, run_jobs
 from blockcache.compare.methods import FULL, Method
 from blockcache.compare.paired import FLOOR, REFERENCE, Group, OpenLoop, Setting, one_thread, open_loop, play, work
 from blockcache.compare.store import Outcome, Store, digest
-from blockcache.errors import TaskError
+from blockcache.compare.widths import check_widths
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
-from blockcache.measure.latency import Latency, measure
+from blockcache.measure.latency import measure
 from blockcache.measure.machine import describe
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
@@ -43,6 +45,7 @@ from blockcache.results.rollouts import (
 )
 from blockcache.results.timings import Timings
 from blockcache.tasks import Clock, Rollout, Task, TaskSpec, make_task
+from blockcache_runtime.chunks import Watcher
 
 MARGIN = 1.1
 """The next group of rollouts may take this much longer than the last."""
@@ -62,6 +65,10 @@ class Evaluation:
     calibration: Mapping[str, Any]
     store: Store
     clocks: Mapping[str, Clock] | None = None
+
+    def __post_init__(self) -> None:
+        for clock in (self.clocks or {}).values():  # a policy may tell less than whole chunks, which shows as it runs
+            clock.check(self.setting.port.horizon - self.setting.port.executed[0])
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -97,7 +104,7 @@ class Evaluation:
             jobs,
             self.store,
             backend,
-            keep=_went_well,
+            keep=_can_be_kept,
             check=lambda job, outcome: job.check(self.setting, outcome),
             progress=progress,
         )
@@ -136,8 +143,15 @@ class Evaluation:
                     break
         return results
 
-    def play(self, name: str, seed: int, on_frame: Callable[[Task], None]) -> Rollout:
-        """The very rollout that is in the results, in its group, for somebody to watch until it is over."""
+    def play(self, name: str, seed: int, on_frame: Callable[[Task], None], watcher: Watcher | None = None) -> Rollout:
+        """The very rollout that is in the results, in its group, for somebody to watch until it is over.
+
+        Args:
+            name: The method's.
+            seed: The episode's.
+            on_frame: Given the simulator after the start and after every step.
+            watcher: Told what is seen, planned and done.
+        """
         seeds = next(group for group in self.groups if seed in group)
         place, over = seeds.index(seed), False
 
@@ -148,10 +162,11 @@ class Evaluation:
                 over = tasks[place].done
 
         with one_thread():
-            return play(self.setting, self._group(name, seeds), watch)[place]
+            watchers = None if watcher is None else {seed: watcher}
+            return play(self.setting, self._group(name, seeds), watch, watchers)[place]
 
-    def speed(self, repeats: int, *, progress: bool = True) -> dict[str, Latency]:
-        """Seconds per chunk: batch 1, one torch thread, all methods and the plain policy interleaved in one run."""
+    def speed(self, repeats: int, *, progress: bool = True) -> Timings:
+        """All methods and the plain policy, on one torch thread, apart from the results: two runs never agree on it."""
         with one_thread():
             return speed(self.setting, self.candidates, repeats, progress=progress)
 
@@ -200,9 +215,7 @@ class Evaluation:
         )
 
 
-def speed(
-    setting: Setting, candidates: Mapping[str, Candidate], repeats: int, *, progress: bool = True
-) -> dict[str, Latency]:
+def speed(setting: Setting, candidates: Mapping[str, Candidate], repeats: int, *, progress: bool = True) -> Timings:
     """Seconds per chunk of candidates and of the plain policy, batch 1, all interleaved in one run.
 
     Args:
@@ -217,7 +230,11 @@ def speed(
             name: stack.enter_context(running(setting.port, candidate)).timed(one)
             for name, candidate in {PLAIN: Candidate(), **candidates}.items()
         }
-        return measure(ready, repeats, progress=progress)
+        seconds = measure(ready, repeats, progress=progress)
+    threads = torch.get_num_threads()
+    how = "one torch thread" if threads == 1 else f"{threads} torch threads"
+    about = f"seconds per chunk, batch 1, {how}, methods interleaved"
+    return Timings(setting.port.fingerprint, describe(), about, seconds)
 
 
 def prepare(
@@ -263,7 +280,7 @@ def prepare(
     probe.close()
     port = port_of(policy)
     fingerprint = port.fingerprint  # before the port is copied, so that the weights are hashed once
-    _check_widths(port, spec)
+    check_widths(port, spec)
     start = spec.first_test_seed if first_seed is None else first_seed
     if start < 0:
         raise EvaluationError(f"seeds are 0 or more, got {start}")
@@ -293,13 +310,21 @@ def prepare(
             "observations": hash_observations(calibrations.observations),
         },
         store=Store(state),
-        clocks=None if clock is None else {name: clock(name) for name in candidates},
+        clocks=None if clock is None else {name: _clock(clock(name), found) for name, found in candidates.items()},
     )
 
 
-def _went_well(outcome: Outcome) -> bool:
-    """A simulator that failed may do better the next time, so such a group is not kept."""
-    return all(record["error"] is None for record in outcome.get("records", ()))
+def _clock(clock: Clock, candidate: Candidate) -> Clock:
+    """A method that says how often it replans does so on the clock too."""
+    replan = candidate.execution.replan
+    return clock if replan is None else replace(clock, replan=replan)
+
+
+def _can_be_kept(job: Group | OpenLoop, outcome: Outcome) -> bool:
+    """Not a group whose simulator failed, which may do better the next time, nor one that was timed live, which will not be
+    the same again."""
+    live = isinstance(job, Group) and job.clock is not None and job.clock.seconds is None
+    return not live and all(record["error"] is None for record in outcome.get("records", ()))
 
 
 def with_engine(port: Port, candidate: Candidate) -> Candidate:
@@ -308,36 +333,3 @@ def with_engine(port: Port, candidate: Candidate) -> Candidate:
         return replace(candidate, engine="patched")  # whatever engine the others run on
     with running(port, candidate) as fast:
         return replace(candidate, engine=fast.engine)
-
-
-def _check_widths(port: Port, spec: TaskSpec) -> None:
-    """The policy takes what the task shows, moment by moment, and does what the task lets it do."""
-    misfit = f"the policy does not fit task {spec.name}"
-    needs = {name: (port.n_obs_steps, *shape) for name, shape in spec.shapes.items()}
-    # a policy that sees one moment may have no axis for it
-    has = {
-        name: (1, *shape) if port.n_obs_steps == 1 and len(shape) + 1 == len(needs.get(name, ())) else shape
-        for name, shape in port.inputs.items()
-    }
-    if len(needs) == len(has) == 1 and not spec.cameras:  # whatever one array is called
-        ((_, *shown),), ((_, *taken),) = needs.values(), has.values()
-        differing: list[tuple[str, Any, Any]] = [("observations", taken[-1], shown[-1])] if taken != shown else []
-    elif set(has) != set(needs):
-        raise TaskError(f"{misfit}: it takes {', '.join(has)}, the task gives {_gives(spec)}")
-    else:
-        differing = [(f"{name!r} inputs", has[name][1:], needs[name][1:]) for name in has if has[name] != needs[name]]
-    actions = ("actions", len(port.action_scale), spec.action_dim)
-    for what, own, other in (*differing, *([actions] if actions[1] != actions[2] else ())):
-        raise TaskError(
-            f"{misfit}: its {what} have {own} numbers, the task's {other}; was it trained for another task?"
-        )
-
-
-def _gives(spec: TaskSpec) -> str:
-    return "one array" if spec.inputs is None else ", ".join(spec.inputs)
-
-
-def save_timings(path: PathLike, speed: Mapping[str, Latency], policy: Fingerprint) -> None:
-    """What was timed, apart from the results: two runs never agree on it."""
-    setting = "seconds per chunk, batch 1, one torch thread, methods interleaved"
-    Timings(policy, describe(), setting, speed).save(path)

@@ -28,22 +28,28 @@ def run_jobs(
     store: Store,
     backend: Backend,
     *,
-    keep: Callable[[Outcome], bool] = lambda outcome: True,
+    keep: Callable[[Any, Outcome], bool] = lambda job, outcome: True,
     check: Callable[[Any, Outcome], object] = lambda job, outcome: None,
     progress: bool = True,
 ) -> dict[str, Outcome]:
     """The outcome of every job by its key; jobs that the store holds are not run again.
 
-    keep   says what the store may hold
-    check  raises if what the store holds is not what that job gives
+    Args:
+        work: Does a job.
+        jobs: By key, which is all that an outcome depends on.
+        store: Keeps outcomes.
+        backend: Runs the jobs that the store does not hold.
+        keep: Says which jobs' outcomes the store may hold.
+        check: Raises if what the store holds is not what that job gives.
+        progress: Whether to show a bar.
     """
     kept = {key: store.get(key, partial(check, job)) for key, job in jobs.items()}
-    outcomes = {key: outcome for key, outcome in kept.items() if outcome is not None and keep(outcome)}
+    outcomes = {key: outcome for key, outcome in kept.items() if outcome is not None and keep(jobs[key], outcome)}
     missing = [key for key in jobs if key not in outcomes]
     bar = progress_bar(desc="evaluating", total=len(jobs), initial=len(outcomes), unit="group", disable=not progress)
     with bar:
         for place, outcome in backend(work, [jobs[key] for key in missing]) if missing else ():
-            if keep(outcome):
+            if keep(jobs[missing[place]], outcome):
                 store.put(missing[place], outcome)
             outcomes[missing[place]] = outcome
             bar.update()

@@ -1,4 +1,5 @@
-"""A method: a sampler, what is reused from step to step, or both. A frozen value whose text is what a user writes.
+"""A method: a sampler, what is reused from step to step, how chunks are executed, or several of these. A frozen value whose
+text is what a user writes.
 
 `NAMES` lists the texts. Names of methods are strings on the command line and in files only. Knows nothing of policies or
 of torch.
@@ -8,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 
 from blockcache.compare.parts import SAMPLER_PARTS, Facts, Lender, MethodError, Part, Resolved
-from blockcache.compare.reuse_parts import REUSE_PARTS, ReusePart, UnknownPart
+from blockcache.compare.reuse_parts import REUSE_PARTS, Executed, PartWithSettings, UnknownPart
 from blockcache.palette import Colour, Marker
 from blockcache.samplers import sampler_names
 
@@ -30,7 +31,9 @@ NAMES = """\
   sampler:fitted.json           a sampler file, such as 'policy place' and 'policy fit' write
   tuned:DIR                     what 'tune' wrote into that directory for the policy
   ddim-40+bac:S=5,n=3           both, calibrated with that sampler; also ddpm-10+action:budget=0.6
-  schedule.json                 a schedule file, also behind a sampler"""
+  schedule.json                 a schedule file, also behind a sampler
+  fitted-4+replan=4             last of all, how chunks are executed: replan=4 actions of each before the next is asked for,
+  tuned:DIR+temperature=0.5     noise times temperature=0.5, the medoid of candidates=8 drawn at once; with commas between"""
 
 # kind -> colour and shape, in the order of legends; no two that stand beside one another differ by colour alone
 _LOOKS: dict[str, tuple[Colour, Marker]] = {
@@ -47,16 +50,18 @@ _LOOKS: dict[str, tuple[Colour, Marker]] = {
     "fitted-N": ("amber", "x"),
     "reuse on few steps": ("ink", "diamond"),
     "tuned": ("orange", "star"),
+    "other execution": ("sky", "star"),
 }
 _OTHERS: tuple[Colour, Marker] = ("grey", "circle")
 
 
 @dataclass(frozen=True)
 class Method:
-    """`sampler` None is the policy's own; `reuse` None computes every block at every step."""
+    """`sampler` None is the policy's own; `reuse` None computes every block at every step; `executed` None is as trained."""
 
     sampler: Part | None = None
     reuse: Part | None = None
+    executed: Executed | None = None
 
     @property
     def name(self) -> str:
@@ -74,14 +79,14 @@ class Method:
     @property
     def family(self) -> str:
         """What it is, without its settings: "BAC", "DDIM-N", "BAC on DDIM"."""
-        if self.sampler is not None and self.reuse is not None:
+        if self.sampler is not None and self.reuse is not None and self.executed is None:
             return f"{self.reuse.facts.kind} on {self.sampler.facts.solver}"
         return self.facts.kind
 
     @property
     def kind(self) -> str:
         """What legends tell apart: the family, or that two families are combined."""
-        return "reuse on few steps" if len(self._parts) > 1 else self.family
+        return "reuse on few steps" if self.executed is None and len(self._parts) > 1 else self.family
 
     @property
     def look(self) -> tuple[Colour, Marker]:
@@ -106,12 +111,12 @@ class Method:
     @property
     def tuned_in(self) -> str | None:
         """The directory of `blockcache tune` that it stands for, if it does."""
-        return self.facts.tuned_in
+        return self._parts[0].facts.tuned_in if self._parts else None
 
     @property
     def portable_name(self) -> str:
         """Its name wherever files lie: what was tuned lies in another place on every machine."""
-        return self.name if self.tuned_in is None else self.kind
+        return "+".join(part.facts.kind if part.facts.tuned_in else str(part) for part in self._parts) or "full"
 
     def resolve(self, lender: Lender) -> Resolved:
         """The sampler and the schedule or rule that it comes to for one policy."""
@@ -127,7 +132,7 @@ class Method:
 
     @property
     def _parts(self) -> tuple[Part, ...]:
-        return tuple(part for part in (self.sampler, self.reuse) if part is not None)
+        return tuple(part for part in (self.sampler, self.reuse, self.executed) if part is not None)
 
 
 FULL = Method()
@@ -138,6 +143,15 @@ def parse_method(text: str) -> Method:
     if text == "full":
         return FULL
     try:
+        if found := re.fullmatch(Executed.pattern, text):
+            executed = Executed.parse(settings=found["settings"])
+            assert isinstance(executed, Executed)
+            before = FULL if found["before"] is None else parse_method(found["before"])
+            if before.executed is not None:
+                raise MethodError(
+                    f"how chunks are executed is said once, such as replan=4,temperature=0.5; got {text!r}"
+                )
+            return replace(before, executed=executed)
         sampler, rest = _parse(SAMPLER_PARTS, text, r"(?:\+(?P<rest>.+))?")
         reuse, _ = (None, None) if sampler and rest is None else _parse(REUSE_PARTS, rest or text)
     except MethodError as error:
@@ -145,7 +159,7 @@ def parse_method(text: str) -> Method:
     if reuse is None and (sampler is None or rest is not None):
         words = [
             "full",
-            *(part.word for part in REUSE_PARTS if issubclass(part, ReusePart)),
+            *(part.word for part in REUSE_PARTS if issubclass(part, PartWithSettings)),
             *(f"{name}-N" for name in sorted(sampler_names())),
             "fitted-N",
         ]

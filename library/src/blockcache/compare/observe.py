@@ -51,11 +51,14 @@ def observe(
     """What a policy sees while it does its task, spread evenly over all decisions of some whole episodes, in random order.
     Decisions come in the order of time; shuffled, the first few stand for the whole task too.
 
-    policy      the policy object, ours or foreign (or its port)
-    task        by name
-    episodes    how many, from `first_seed` on; test seeds are refused
-    count       observations to keep
-    engine      that drives, at full precision: states are all that is recorded
+    Args:
+        policy: A policy object of any known family, or its port.
+        task: By name.
+        episodes: How many, from `first_seed` on; test seeds are refused.
+        count: Observations to keep.
+        first_seed: Of the episodes.
+        engine: That drives, at full precision: states are all that is recorded.
+        progress: Whether to show a bar.
     """
     port = port_of(policy)
     last_seed, spec = first_seed + episodes - 1, task_spec(task)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from blockcache.compare.candidates import Candidate, Running, running
 from blockcache.compare.store import Outcome
@@ -29,7 +30,7 @@ from blockcache.samplers import SamplerTable, table
 from blockcache.tasks import Clock, ClockedRollout, Rollout, Task, clocked_rollout, rollout
 from blockcache.tasks.clock import Answer
 from blockcache.tasks.rollout import Act
-from blockcache_runtime.chunks import Previous
+from blockcache_runtime.chunks import Previous, Watcher
 
 OPEN_LOOP_BATCH = 16
 _PLAYED = Fields({"records": list[dict[str, Any]], "seconds": float}, {"clocked": list[dict[str, Any]]})
@@ -60,7 +61,8 @@ class Group:
     def run(self, setting: Setting) -> Outcome:
         started = time.perf_counter()
         done = play(setting, self)
-        records = [_record(item, setting.port.action_scale, setting.port.n_action_steps) for item in done]
+        executed = self.candidate.execution.replan or setting.port.n_action_steps
+        records = [_record(item, setting.port.action_scale, executed) for item in done]
         clocked = [_clocked(item) for item in done if isinstance(item, ClockedRollout)]
         return {
             "records": records,
@@ -129,7 +131,7 @@ def open_loop(
             MethodRun(
                 name=name,
                 **candidate.describe(port) | {"engine": candidate.engine or EAGER},
-                shares_all_noise=candidate.on(port).sampling.settings == port.sampling.settings,
+                shares_all_noise=candidate.shares_all_noise(port),
                 flops=candidate.flops(port, found["reused"]),
                 reused=found["reused"],
                 error=error(found),
@@ -145,81 +147,102 @@ def work(setting: Setting, job: Group | OpenLoop) -> Outcome:
 
 
 def play(
-    setting: Setting, group: Group, on_step: Callable[[Sequence[Task]], None] | None = None
+    setting: Setting,
+    group: Group,
+    on_step: Callable[[Sequence[Task]], None] | None = None,
+    watchers: Mapping[int, Watcher] | None = None,
 ) -> tuple[Rollout, ...]:
-    """The rollouts of a group. `on_step` sees the simulators as they go."""
+    """The rollouts of a group.
+
+    Args:
+        setting: The policy, and what makes a simulator.
+        group: Of which method and which seeds.
+        on_step: Sees the simulators as they go.
+        watchers: By seed, told what is planned and done.
+    """
     port, clock = setting.port, group.clock
     assert setting.make_task is not None
     with running(port, group.candidate, rtc=clock is not None and clock.rtc) as fast:
         if clock is not None:
-            answer = _answer(fast, group.seeds)
             return clocked_rollout(
-                setting.make_task, answer, group.seeds, clock, n_obs_steps=port.n_obs_steps, on_step=on_step
+                setting.make_task,
+                _answer(fast, group.seeds),
+                group.seeds,
+                clock,
+                n_obs_steps=port.n_obs_steps,
+                on_step=on_step,
+                watchers=watchers,
             )
-        act = _act_by_rollout(fast, group.seeds) if port.takes_noise else _act_by_group(fast, group.seeds)
         return rollout(
             setting.make_task,
-            act,
+            _act(fast, group.seeds),
             group.seeds,
             n_obs_steps=port.n_obs_steps,
-            n_action_steps=port.n_action_steps,
+            n_action_steps=fast.execution.replan or port.n_action_steps,
             on_step=on_step,
+            watchers=watchers,
         )
 
 
-def _act_by_rollout(fast: Running, seeds: Sequence[int]) -> Act:
-    """Each rollout's noise is its own, whatever batch it is in."""
+def _act(fast: Running, seeds: Sequence[int]) -> Act:
+    """Each rollout's noise is its own, whatever batch it is in. A policy that draws its noise itself is seeded by group and
+    chunk, so that every method gets the same."""
+    port, replan = fast.port, fast.execution.replan
+
+    def act(obs: Any, chunk: int) -> NDArray[np.float64]:
+        noise, seed = None, 0
+        if port.takes_noise:
+            noise = _noise(fast, seeds, [chunk] * len(seeds))
+        else:
+            seed = int(np.random.SeedSequence((*seeds, chunk)).generate_state(1)[0])
+        if replan is not None:
+            return fast.chunk(obs, None, noise, seed)[:, :replan]
+        return fast.act(obs, seed) if noise is None else fast.act_on(obs, noise)
+
+    return act
+
+
+def _noise(fast: Running, seeds: Sequence[int], chunks: Sequence[int]) -> Tensor:
+    """That of one chunk of each rollout, for every candidate."""
     assert fast.port.sampler is not None  # a policy that takes noise has one that we know
     sampler, shape = table(fast.port.sampler), (fast.port.horizon, fast.port.sample_dim)
-
-    def act(obs: Any, chunk: int) -> NDArray[np.float64]:
-        return fast.act_on(obs, torch.from_numpy(rollout_noise(seeds, chunk, sampler, shape)))
-
-    return act
-
-
-def _act_by_group(fast: Running, seeds: Sequence[int]) -> Act:
-    """A policy that draws its noise itself: seeded by group and chunk, so that every method gets the same."""
-
-    def act(obs: Any, chunk: int) -> NDArray[np.float64]:
-        return fast.act(obs, int(np.random.SeedSequence((*seeds, chunk)).generate_state(1)[0]))
-
-    return act
+    drawn = [
+        rollout_noise([seed], chunk, sampler, shape, candidate)
+        for seed, chunk in zip(seeds, chunks, strict=True)
+        for candidate in range(fast.execution.candidates)
+    ]
+    return torch.from_numpy(np.concatenate(drawn, axis=1))
 
 
 def _answer(fast: Running, seeds: Sequence[int]) -> Answer:
     """Noise is keyed as in other rollouts; the episodes that ask at one tick are a batch."""
-    sampler = table(fast.port.sampler) if fast.port.sampler is not None and fast.port.takes_noise else None
-    shape = (fast.port.horizon, fast.port.sample_dim)
 
     def answer(
         obs: Any, places: Sequence[int], chunks: Sequence[int], previous: Previous | None
     ) -> NDArray[np.float64]:
-        if sampler is None:
+        if not fast.port.takes_noise:
             key = (*(seeds[place] for place in places), *chunks)
             return fast.chunk(obs, previous, None, int(np.random.SeedSequence(key).generate_state(1)[0]))
-        drawn = [
-            rollout_noise([seeds[place]], chunk, sampler, shape) for place, chunk in zip(places, chunks, strict=True)
-        ]
-        return fast.chunk(obs, previous, torch.from_numpy(np.concatenate(drawn, axis=1)), 0)
+        return fast.chunk(obs, previous, _noise(fast, [seeds[place] for place in places], chunks), 0)
 
     return answer
 
 
 def rollout_noise(
-    seeds: Sequence[int], chunk: int, sampler: SamplerTable, shape: tuple[int, int]
+    seeds: Sequence[int], chunk: int, sampler: SamplerTable, shape: tuple[int, int], candidate: int = 0
 ) -> NDArray[np.float32]:
-    """(1 + draws, B, T, D): the noise of one chunk of each rollout, a function of (seed, chunk, step) alone.
+    """(1 + draws, B, T, D): the noise of one chunk of each rollout, a function of (seed, chunk, step, candidate) alone.
 
     The start is the same for every sampler. A step's noise belongs to a sampler of that many steps: step 5 of 50 is
-    another moment than step 5 of 100.
+    another moment than step 5 of 100. The first candidate has the noise of a chunk that is drawn alone.
     """
     steps = len(sampler.timesteps)
     noise = np.empty((1 + sampler.draw_count, len(seeds), *shape), dtype=np.float32)
     for place, seed in enumerate(seeds):
-        noise[0, place] = np.random.default_rng((seed, chunk)).standard_normal(shape, dtype=np.float32)
+        start = np.random.default_rng((seed, chunk, 0, candidate) if candidate else (seed, chunk))
+        noise[0, place] = start.standard_normal(shape, dtype=np.float32)
         # drawn step by step from one stream, so that a step's noise does not depend on how many follow
-        rng = np.random.default_rng((seed, chunk, steps))
+        rng = np.random.default_rng((seed, chunk, steps, candidate) if candidate else (seed, chunk, steps))
         noise[1:, place] = rng.standard_normal((sampler.draw_count, *shape), dtype=np.float32)
     return noise
 

@@ -11,18 +11,23 @@ import torch
 from blockcache.engines import accelerate
 from blockcache.engines.onnx import OnnxRunner
 from blockcache.files import PathLike
-from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
+from blockcache.models.sampling import draw_all
 from blockcache.observations import batch_size, rows
 from blockcache.progress import progress_bar
 from blockcache.samplers import table
 from blockcache.schedule import Schedule
-from blockcache_runtime.parity import TOLERANCE, Parity, Reference, compare, export_hash
+from blockcache_runtime.parity import TOLERANCE, Parity, Reference, compare, export_hash, reference_path
 
 
 def check_export(
-    path: PathLike, policy: Any, observations: Any = None, count: int = 16, tolerance: float = TOLERANCE
+    path: PathLike,
+    policy: Any,
+    observations: Any = None,
+    count: int = 16,
+    tolerance: float = TOLERANCE,
+    original: Port | None = None,
 ) -> Parity:
     """Compare the actions of an export with those of the policy that it was made of, with the same noise.
 
@@ -32,12 +37,15 @@ def check_export(
         observations: A batch of them, of which the first are taken; made-up ones without it.
         count: How many observations.
         tolerance: The largest difference that is accepted, where actions have the range -1 to 1.
+        original: See `reference_of`.
     """
     runner = OnnxRunner(path, threads=1)
-    return compare(runner.exported, reference_of(runner, port_of(policy), observations, count), tolerance)
+    return compare(runner.exported, reference_of(runner, port_of(policy), observations, count, original), tolerance)
 
 
-def reference_of(runner: OnnxRunner, port: Port, observations: Any = None, count: int = 16) -> Reference:
+def reference_of(
+    runner: OnnxRunner, port: Port, observations: Any = None, count: int = 16, original: Port | None = None
+) -> Reference:
     """What a policy answers under the schedule of its export, computed by its own modules (the patched engine).
 
     Args:
@@ -45,10 +53,13 @@ def reference_of(runner: OnnxRunner, port: Port, observations: Any = None, count
         port: The policy that it was made of.
         observations: A batch of them, of which the first are taken; made-up ones without it.
         count: How many observations.
+        original: The policy as it was before it was tuned: what it answers in full precision, beginning with the same noise,
+            is taken in place of what the file stands for.
     """
     runner.check_policy(port.fingerprint, port.executed)
     assert port.sampler is not None  # it was exported
-    sampler, updates = table(port.sampler), runner.header["schedule"]
+    sampler = table(port.sampler)
+    asked, followed = (original, None) if original else (port, Schedule(sampler.steps, runner.header["schedule"]))
     like = next(port.adapter.denoiser.parameters())
     chunk = (1, port.horizon, port.sample_dim)
     inputs, noises, actions = [], [], []
@@ -57,7 +68,7 @@ def reference_of(runner: OnnxRunner, port: Port, observations: Any = None, count
         batch = port.synthetic_observations(count) if observations is None else observations
         total = min(count, batch_size(batch))
         constants = {name: torch.tensor([value]) for name, value in runner.header.get("fixed", {}).items()}
-        with accelerate(port, Schedule(sampler.steps, updates), engine="patched"):
+        with accelerate(asked, followed, engine="patched"):
             for place in progress_bar(
                 range(total), desc="the policy's own answers", unit="chunk", leave=False, delay=1.0
             ):
@@ -66,7 +77,7 @@ def reference_of(runner: OnnxRunner, port: Port, observations: Any = None, count
                 given = port.file_inputs(obs)
                 inputs.append({name: given[name].numpy() for name in given if name in runner.sizes})
                 torch.manual_seed(place)
-                actions.append(port.action_of(getattr(port.policy, port.entry)(obs)).numpy())
+                actions.append(asked.action_of(getattr(asked.policy, asked.entry)(obs)).numpy())
                 torch.manual_seed(place)
                 noises.append(draw_all(sampler, chunk, like, None).numpy())
     return Reference(
@@ -87,6 +98,6 @@ def save_reference(path: PathLike, policy: Any, observations: Any = None, count:
         observations: A batch of them, of which the first are taken; made-up ones without it.
         count: How many observations.
     """
-    place = Path(path).with_suffix(".reference.npz")
+    place = reference_path(path)
     reference_of(OnnxRunner(path, threads=1), port_of(policy), observations, count).save(place)
     return place

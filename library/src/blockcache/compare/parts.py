@@ -15,6 +15,7 @@ from blockcache.errors import BlockcacheError
 from blockcache.samplers import ChosenSampler, SamplerConfig, sampler_names
 from blockcache.schedule import Strategy
 from blockcache.solvers import Recording
+from blockcache_runtime.execution import AS_TRAINED, Execution
 
 SPREAD = 0.7
 """The spread that samplers are fitted for by default."""
@@ -30,6 +31,7 @@ class Resolved(NamedTuple):
 
     sampler: SamplerConfig | None = None
     strategy: Strategy | None = None
+    execution: Execution = AS_TRAINED
 
 
 class Lender(Protocol):
@@ -48,15 +50,16 @@ class Lender(Protocol):
 class Facts:
     """What a part is to people.
 
-    kind           what it is, such as "BAC"
-    setting        what sets it apart from others of its kind, such as "S=10"
-    variant        the rest of what it says, such as "n=5 MSE"
-    label          all of it; those three unless given
-    solver         what a sampler is called in "BAC on DDIM"
-    updates        S: how often each block is computed, where it says so
-    off_the_shelf  whether it takes neither a calibration nor a file
-    by_fit         whether a fit finds it, which raises FitError where it does not beat its start
-    tuned_in       the directory of `blockcache tune` that it stands for
+    Args:
+        kind: What it is, such as "BAC".
+        setting: What sets it apart from others of its kind, such as "S=10".
+        variant: The rest of what it says, such as "n=5 MSE".
+        label: All of it; those three unless given.
+        solver: What a sampler is called in "BAC on DDIM".
+        updates: S: how often each block is computed, where it says so.
+        off_the_shelf: Whether it takes neither a calibration nor a file.
+        by_fit: Whether a fit finds it, which raises FitError where it does not beat its start.
+        tuned_in: The directory of `blockcache tune` that it stands for.
     """
 
     kind: str

@@ -1,4 +1,5 @@
-"""The parts of a method that reuse block outputs: schedules by BAC and others, action costs, TeaCache, files."""
+"""The parts of a method that reuse block outputs: schedules by BAC and others, action costs, TeaCache, files. And the part
+that says how chunks are executed."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 from blockcache.compare.parts import Facts, Lender, MethodError, Part, Resolved
 from blockcache.schedule import Schedule
 from blockcache.solvers import OBJECTIVES, fit_teacache, solve
-from blockcache.solvers.metrics import METRICS
+from blockcache.solvers.recording import METRICS
 from blockcache.solvers.solve import BUDGET, UNION, UPDATES
+from blockcache_runtime.execution import Execution
 
 _METRICS = {"mse": "MSE", "l1": "L1", "wasserstein": "Wasserstein"}
 
@@ -47,17 +49,21 @@ _SETTINGS = {
     "last": Setting("last", {"0": False, "1": True}.get, "0 or 1"),
     "budget": Setting("budget", _number(lambda value: 0 < value <= 1), "a number above 0 and at most 1"),
     "threshold": Setting("threshold", _number(lambda value: True), "a number of at least 0, such as 0.1"),
+    "replan": Setting("replan", *_whole(1)),
+    "temperature": Setting("temperature", _number(lambda value: value <= 10), "a number from 0 to 10, such as 0.5"),
+    "candidates": Setting("candidates", *_whole(2)),
 }
 
 
-class ReusePart(Part):
+class PartWithSettings(Part):
     """A word and, behind a colon, settings by the names that it `takes`."""
 
     word: ClassVar[str] = ""
     takes: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        cls.pattern = rf"{cls.word}(?::(?P<settings>(?s:.*)))?"
+        if "pattern" not in vars(cls):
+            cls.pattern = rf"{cls.word}(?::(?P<settings>(?s:.*)))?"
 
     @classmethod
     def parse(cls, **groups: Any) -> Part:
@@ -77,7 +83,7 @@ class ReusePart(Part):
 
 
 @dataclass(frozen=True)
-class Solved(ReusePart):
+class Solved(PartWithSettings):
     """A schedule by one of the paper's methods, solved from a calibration; the fields are those of `solve`."""
 
     updates: int = UPDATES
@@ -124,7 +130,7 @@ class BAC(Solved):
 
 
 @dataclass(frozen=True)
-class ActionBudget(ReusePart):
+class ActionBudget(PartWithSettings):
     """A schedule from action costs: the share of the FLOPs, or updates per block on average."""
 
     budget: float | None = None
@@ -153,7 +159,7 @@ class ActionBudget(ReusePart):
 
 
 @dataclass(frozen=True)
-class TeaCache(ReusePart):
+class TeaCache(PartWithSettings):
     """TeaCache's rule, which decides while it runs."""
 
     threshold: float = 0.1
@@ -204,6 +210,32 @@ class UnknownPart(Part):
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         raise MethodError(f"{self.name!r} is no method that this version knows")
+
+
+@dataclass(frozen=True)
+class Executed(PartWithSettings):
+    """How chunks are asked for and drawn: the last part of a method. The fields are those of `Execution`."""
+
+    replan: int | None = None
+    temperature: float = 1.0
+    candidates: int = 1
+    word, takes = "execution", ("replan", "temperature", "candidates")
+    pattern = r"(?:(?P<before>(?s:.+))\+)?(?P<settings>(?:replan|temperature|candidates)=(?s:.*))"
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value:g}" for name, value in self.execution.describe().items())
+
+    @property
+    def execution(self) -> Execution:
+        """As it is handed on."""
+        return Execution(self.replan, self.temperature, self.candidates)
+
+    @property
+    def facts(self) -> Facts:
+        return Facts("other execution", label=str(self).replace(",", " "))
+
+    def resolve(self, lender: Lender, before: Resolved) -> Resolved:
+        return before._replace(execution=self.execution)
 
 
 REUSE_PARTS: tuple[type[Part], ...] = (ScheduleFile, Uniform, Unified, BlockWise, BAC, ActionBudget, TeaCache)

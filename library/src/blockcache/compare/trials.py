@@ -36,7 +36,7 @@ from blockcache.models.port import Port
 from blockcache.observations import batch_size, hash_observations, parts, rows
 from blockcache.progress import progress_bar
 from blockcache.results.losses import Prediction
-from blockcache.results.rollouts import PLAIN
+from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.tuning import Point, TuningError
 from blockcache.samplers import ChosenSampler, Diffusion
 from blockcache.schedule import Schedule
@@ -86,7 +86,7 @@ class Trials:
         self.seed, self.bounded, self.progress = seed, bounded, progress
         self.candidates: dict[str, Candidate] = {}
         self.notes: list[str] = []
-        self.unlike = ""  # why nothing is promised of this policy's methods
+        self.predicted = Prediction(0.0, 0.0)  # of some method: where the policy lies, and why nothing may be promised
         self.late: list[str] = []  # methods that there was no time for
         self._everywhere, self._opening = dealt[DISTANCES], 0.0
         self._as_it_is, self._one = Candidate(engine=engine), rows(dealt[DISTANCES], 0, 1)
@@ -249,7 +249,7 @@ class Trials:
         found = own if candidate == self._as_it_is else self._cloud(candidate, samples, share)
         times, measured = self._times(candidate), distances(found, own)
         predicted = Prediction(0.0, 0.0) if found is own else predicted_from(self.port, found, own, measured)
-        self.unlike = predicted.unlike or self.unlike
+        self.predicted = predicted if predicted.where else self.predicted
         self.candidates[method.name] = candidate
         return Point(
             method=method.name,
@@ -295,15 +295,21 @@ class Trials:
         asked = [(n, place) for n in range(samples) for place in range(len(batches)) if n >= len(kept[place])]
         if asked:
             part = len(candidate.on(self.port).timesteps) / len(self.port.timesteps)
-            self.box.check(len(asked) * self.batch * self.pace * part, share)
+            seconds, own = self.batch * self.pace * part, candidate == self._as_it_is
+            # until a method was compared, whatever fits: the same command goes on from there
+            partly = own or not self.candidates.keys() - {BASELINE}
+            drawn = asked[: max(0, int(self.box.left(share) / seconds))] if partly else asked
+            self.box.check(max(1, len(drawn)) * seconds, share)
             with self._running(candidate) as fast:
                 started = time.monotonic()
                 try:
-                    self._draw(fast, batches, asked, kept, keys)
+                    self._draw(fast, batches, drawn, kept, keys)
                 finally:
                     self._save(keys, kept)
-                if candidate == self._as_it_is:
-                    self.pace = (time.monotonic() - started) / (len(asked) * self.batch)
+                if own:
+                    self.pace = (time.monotonic() - started) / (len(drawn) * self.batch)
+            if len(drawn) < len(asked):
+                raise TimeUpError(f"{len(asked) - len(drawn)} calls are missing")
         return np.concatenate([np.stack(one[:samples], axis=1) for one in kept])
 
     def _draw(

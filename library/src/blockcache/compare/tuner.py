@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from blockcache.compare.dealing import CALIBRATION, DISTANCES, FITTING, deal
+from blockcache.compare.dealing import DISTANCES, deal, sizes_for_tuning
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.methods import FULL, Method, method_named
@@ -29,7 +29,7 @@ from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations
-from blockcache.results.rollouts import BASELINE, FRESH_SEEDS, GENERATIONS
+from blockcache.results.rollouts import BASELINE, FRESH_SEEDS
 from blockcache.results.summary import summarise
 from blockcache.results.tuning import Goal, Point, Tuning, TuningError, choose, front, promising
 from blockcache.samplers import ChosenSampler, Diffusion, SamplerConfig
@@ -43,8 +43,6 @@ STATE = Format(
     {"policy": dict, "machine": str, "observations": str, "seed": Count},
     again="tune into another directory",
 )
-WANTED, LEAST = {CALIBRATION: GENERATIONS, FITTING: 32, DISTANCES: 24}, 8
-"""Observations for each purpose. Fewer where there are fewer, but never below the least."""
 KEPT_SPREAD = (0.9, 1.1)
 STEPS, DDIM_STEPS, CHOSEN_STEPS, FIRST_CHOSEN = (10, 16, 5, 25, 8, 6, 4), (10, 6), (3, 4, 5, 6, 8), 5
 OWN_BUDGETS, BUDGETS = (0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05), (0.8, 0.65, 0.5)
@@ -57,9 +55,10 @@ TUNING_SEEDS = -10_000
 class Tuned:
     """What `tune` gives back.
 
-    tuning    what was tried, what was chosen, and the evidence
-    chosen    the sampler with its evidence; None is the policy's own
-    schedule  for `accelerate`; None computes every block at every step
+    Args:
+        tuning: What was tried, what was chosen, and the evidence.
+        chosen: The sampler with its evidence; None is the policy's own.
+        schedule: For `accelerate`; None computes every block at every step.
     """
 
     tuning: Tuning
@@ -121,7 +120,7 @@ def tune(
         raise TuningError(f"tuning needs minutes, rollouts and a rate above 0, got {minutes}, {rollouts} and {rate_hz}")
     box = TimeBox(minutes, started, progress)
     port = port_of(policy)
-    dealt = deal(observations, {}, sizes(batch_size(observations)), seed)
+    dealt = deal(observations, {}, sizes_for_tuning(batch_size(observations)), seed)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()) if state is None else state)
         _claim(directory, port, observations, seed)
@@ -133,8 +132,10 @@ def tune(
         fresh = None
         if task is None:
             chosen = choose(measured_most(points), goal)
-            if trials.unlike:
-                trials.notes.append(f"nothing is promised of any method's loss: {trials.unlike}; roll out with --task")
+            if unlike := trials.predicted.unlike:
+                trials.notes.append(f"nothing is promised of any method's loss: {unlike}; roll out with --task")
+            elif where := trials.predicted.where:
+                trials.notes.append(f"the policy beside those that losses were learnt on: {where}")
         else:
 
             def differences(methods: list[str], first_seed: int) -> dict[str, Estimate]:
@@ -188,8 +189,9 @@ def check_tried(trials: Trials, points: Sequence[Point], minutes: float) -> None
     """Refuse to choose where there is nothing to choose from, and say what would help."""
     if any(point.method != BASELINE for point in points):
         return
-    if not trials.late:
-        raise TuningError(f"no method could be tried: {'; '.join(trials.notes)}")
+    refused = [note for note in trials.notes if note.startswith(f"{FULL} was left out")]
+    if refused or not trials.late:  # without the policy as it is there is nothing to compare with
+        raise TuningError(f"no method could be tried: {'; '.join(refused or trials.notes)}")
     raise TuningError(
         f"nothing was tried: {minutes:g} minutes were over before a method could be compared with the policy as it is; give "
         f"it {max(trials.minutes_needed, 2 * minutes):g} minutes (--minutes), which go on from what is kept in the state"
@@ -263,13 +265,6 @@ def measured_most(points: list[Point]) -> list[Point]:
     return [point for point in points if point.chunks >= most or point.method == BASELINE]
 
 
-def sizes(total: int) -> dict[str, int]:
-    """How many of so many observations each purpose gets."""
-    spare, wanted = total - LEAST * len(WANTED), sum(WANTED.values()) - LEAST * len(WANTED)
-    share = min(1.0, max(0, spare) / wanted)
-    return {name: LEAST + math.floor(share * (size - LEAST)) for name, size in WANTED.items()}
-
-
 def fewer_steps(port: Port) -> list[Method]:
     """Fewer steps, off the shelf: of the policy's own sampler, and of DDIM."""
     assert port.sampler is not None
@@ -329,9 +324,15 @@ def _claim(state: Path, port: Port, observations: Any, seed: int) -> None:
 
 
 def save_tuned(policy: Any, tuned: Tuned, directory: PathLike) -> bool:
-    """Write a directory with the sampler, the schedule and the evidence, and with the policy itself where it is one of ours.
+    """Write a directory with the sampler, the schedule and the evidence, and the policy itself where it can be saved.
 
-    Returns whether it is a policy directory: what only foreign code can save is left out.
+    Args:
+        policy: The policy object that was tuned, or its port.
+        tuned: What `tune` gave.
+        directory: Where to write.
+
+    Returns:
+        Whether it is a policy directory: a policy that only its own code can save is left out.
     """
     port, place = port_of(policy), Path(directory)
     whole = (port if tuned.sampler is None else port.with_sampler(tuned.sampler)).save(place)

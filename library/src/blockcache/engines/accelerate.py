@@ -12,12 +12,13 @@ from typing import Any, Final, Literal
 import torch
 
 from blockcache.attach.patching import handle_on, locks
+from blockcache.engines.build import answer_for, tuned_port
+from blockcache.engines.guarded import fit_guard, watch_entry
 from blockcache.engines.handle import Acceleration, Counts, PreparedEngine
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import open_cached, require_onnxruntime, require_size
 from blockcache.engines.patched import follow
-from blockcache.engines.rehearsal import Runner, rehearsed_build
-from blockcache.engines.tuned import answer_for, tuned_port
+from blockcache.engines.rehearsal import RehearsalError, Runner, rehearsed_build
 from blockcache.engines.whole_loop import prepare_runner
 from blockcache.errors import EngineError, FileError, PolicyError, ScheduleError
 from blockcache.files import PathLike
@@ -47,6 +48,8 @@ def accelerate(
     rtc: bool = False,
     rate_hz: float = RATE_HZ,
     tuned: PathLike | None = None,
+    guard: str | None = None,
+    observations: Any = None,
 ) -> Acceleration:
     """Make a policy follow a schedule, in place, until the acceleration is disabled.
 
@@ -77,6 +80,9 @@ def accelerate(
         rate_hz: How many chunks a second a control loop is going to ask for. More threads may win back to back and lose at
             such a rate, since between calls cores and threads fall asleep.
         tuned: A directory that `tune` wrote for this policy, in place of a schedule: its sampler and its schedule are used.
+        guard: What to do about an observation unlike `observations`: "count", "warn" to log a line as well, or "full" to
+            have the policy's own code answer it as well; the handle's `watch` counts.
+        observations: What the policy sees in its task, a batch of 32 or more, for the guard.
 
     Returns:
         The handle: call it as the policy, ask it for `stats()`, and `disable()` it; it is a context manager as well.
@@ -125,7 +131,10 @@ def accelerate(
                 prepared = prepare(engine)
             if port.policy is not inner:
                 answer_for(inner, port, prepared.patches)
-            handle = Acceleration(inner, port, engine, prepared, counts, (*notes, *passed_over))
+            watch = None
+            if guard is not None:
+                watch = watch_entry(inner, port, fit_guard(port, guard, observations), prepared.patches)
+            handle = Acceleration(inner, port, engine, prepared, counts, (*notes, *passed_over), watch)
             prepared.patches.apply()
             prepared.settle()
         for note in passed_over:
@@ -180,12 +189,16 @@ def _prepare_fastest(
 ) -> tuple[str, PreparedEngine, tuple[str, ...]]:
     """The fastest engine that supports the policy, and why it is not a faster one."""
     passed_over: list[str] = []
+    differs: RehearsalError | None = None
     for engine in ("onnx", "loop") if strategy.static else ():
         try:
+            if differs is not None:
+                raise differs.of(engine)  # it would run the same program
             return engine, prepare(engine), tuple(passed_over)
         except (EngineError, FileError) as error:  # FileError: an export that cannot be opened
             if engine == "loop" and output != "chunk":
                 raise  # patched computes the whole chunk in any case, so this is the reason to give
+            differs = error if isinstance(error, RehearsalError) else None
             passed_over.append(f"not {engine}: {error}")
     return "patched", prepare("patched"), tuple(passed_over)
 
@@ -219,6 +232,8 @@ def _prepare(
         _require_cpu_float32(port)
     assert isinstance(strategy, Schedule)
     built = rehearsed_build(port, strategy, engine, output, trust)
+    if built.more:
+        raise RehearsalError(port, engine, f"which returns {', '.join(built.more)} besides, and the engine does not")
     built = built.told(port) if rtc else built
     runner: Runner
     if engine == "loop":

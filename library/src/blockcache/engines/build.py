@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from blockcache.attach.patching import Patches
 from blockcache.engines.walk import TOLD_OFFSET, TOLD_SCALE
-from blockcache.errors import EngineError
+from blockcache.errors import EngineError, FileError
+from blockcache.files import PathLike, exists
 from blockcache.models.own_policy import NOT_ACTIONS_ALONE
+from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.models.program import Program, UnsupportedError
-from blockcache.samplers import SamplerTable, table
+from blockcache.samplers import ChosenSampler, SamplerConfig, SamplerTable, table
 from blockcache.schedule import Plan, Schedule, compile_plan
 from blockcache_runtime.chunks import Previous
 
@@ -27,6 +33,7 @@ class Build:
         schedule: Which blocks are computed at which step.
         sampler: The coefficients of all steps.
         longer_history: Whether an observation of more moments than the program takes is read as the policy reads it.
+        more: What the policy returns besides actions and chunk, by name, which no engine gives.
         rehearsal_seconds: What comparing it with the policy's own actions took.
     """
 
@@ -34,6 +41,7 @@ class Build:
     schedule: Schedule
     sampler: SamplerTable
     longer_history: bool = True
+    more: tuple[str, ...] = ()
     rehearsal_seconds: float = 0.0
 
     @cached_property
@@ -66,10 +74,11 @@ class Build:
         return {name: torch.from_numpy(value).to(program.like) for name, value in told.items()}
 
 
-def build(port: Port, schedule: Schedule, engine: str) -> Build:
-    """Fold a policy for an engine, or say why that engine cannot run it and which one can."""
+def build(port: Port, schedule: Schedule, engine: str, fold: Callable[[], Program] | None = None) -> Build:
+    """Fold a policy for an engine (with `fold` if given), or say why that engine cannot run it and which one can."""
+    refuse_autocast(next(port.adapter.denoiser.parameters()))
     try:
-        program = port.program()
+        program = (fold or port.program)()
     except UnsupportedError as error:
         raise EngineError(f'the {engine} engine does not support {error}; use engine="patched"') from error
     assert port.sampler is not None  # a program was made for it
@@ -88,3 +97,39 @@ def refuse_autocast(like: Tensor) -> None:
             "torch.autocast is on, and the loop and onnx engines compute in the policy's own precision all the same; leave "
             'autocast, or use engine="patched", which obeys it'
         )
+
+
+# -- what `tune` wrote into a directory
+
+
+def read_tuned(directory: PathLike, port: Port) -> tuple[SamplerConfig | None, Schedule | None]:
+    """The sampler, None for the policy's own, and the schedule, None for every block at every step.
+
+    Args:
+        directory: That `tune` or `save_tuned` wrote.
+        port: The policy, with its own sampler; a sampler that was chosen for other weights is refused.
+    """
+    place = Path(directory)
+    if not exists(place / TUNING):
+        raise FileError(f"{place} has no {TUNING}; name a directory that 'blockcache tune' wrote")
+    sampler = None
+    if exists(place / SAMPLER):
+        chosen = ChosenSampler.load(place / SAMPLER)
+        chosen.check_fit(port.fingerprint)
+        sampler = chosen.sampler
+    return sampler, Schedule.load(place / SCHEDULE) if exists(place / SCHEDULE) else None
+
+
+def answer_for(policy: Any, port: Port, patches: Patches) -> None:
+    """Plan that a port, of the same weights behind another sampler, answers in a policy's place."""
+
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        return getattr(port.policy, port.entry)(*args, **kwargs)
+
+    patches.replace_entry(policy, port.entry, lambda original: entry)
+
+
+def tuned_port(directory: PathLike, port: Port) -> tuple[Port, Schedule | None]:
+    """The policy with the tuned sampler, sharing its weights, and the schedule to follow."""
+    sampler, schedule = read_tuned(directory, port)
+    return port if sampler is None else port.with_sampler(sampler), schedule

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from blockcache.engines.accelerate import CHECKS, OUTPUTS, check_choice, check_fit, full_schedule
+from blockcache.engines.build import tuned_port
+from blockcache.engines.guarded import fit_guard
 from blockcache.engines.onnx import OnnxRunner, export, require_size
 from blockcache.engines.rehearsal import build_for_file
-from blockcache.engines.tuned import tuned_port
 from blockcache.errors import ScheduleError
 from blockcache.files import PathLike
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule
+from blockcache_runtime.guard import FULL
 from blockcache_runtime.session import RATE_HZ
 
 
@@ -26,6 +28,8 @@ def export_policy(
     rtc: bool = False,
     fixed: Mapping[str, Any] | None = None,
     tuned: PathLike | None = None,
+    guard: str | None = None,
+    observations: Any = None,
 ) -> tuple[str, ...]:
     """Write a policy under a schedule as one ONNX file, atomically.
 
@@ -40,6 +44,10 @@ def export_policy(
         fixed: Inputs that never change, by name, such as the token ids of the one task of a policy that is told its task:
             they become constants of the file.
         tuned: A directory that `tune` wrote for this policy: its sampler and its schedule are used; `schedule` is None then.
+        guard: What the file does about an observation unlike `observations`: "count", "warn" to log a line as well, or
+            "full" to answer it in full precision as well: with the policy's own sampler and every block, over the same
+            weights.
+        observations: What the policy sees in its task, a batch of 32 or more, for the guard.
 
     Returns:
         Notes that a user should read.
@@ -52,7 +60,7 @@ def export_policy(
         )
     if tuned is not None and schedule is not None:
         raise ScheduleError("a tuned directory brings its own schedule; give either tuned or a schedule")
-    port = port_of(policy)
+    own = port = port_of(policy)
     port.check_weights()
     if tuned is not None:
         port, schedule = tuned_port(tuned, port)
@@ -60,7 +68,16 @@ def export_policy(
     built = build_for_file(port, schedule or full_schedule(port), output, trust, fixed)
     built = built.told(port) if rtc else built
     require_size(built.program)
-    export(built, port.fingerprint, path)
+    known = None if guard is None else fit_guard(port, guard, observations, built.program.inputs)
+    full = None
+    if guard == FULL:
+        if port is own and schedule is None:
+            raise ScheduleError(
+                "a guard falls back to full precision, which this file is already; give a schedule or tuned"
+            )
+        full = build_for_file(own, full_schedule(own), output, True, fixed)
+        full = full.told(own) if rtc else full
+    export(built, port.fingerprint, path, guard=known, full=full)
     outside = tuple(f"the file takes {name!r}: {what}" for name, what in built.program.outside.items())
     return (*notes, *outside)
 

@@ -12,6 +12,7 @@ from typing import Any
 from blockcache.attach.patching import Patches
 from blockcache.errors import PolicyError
 from blockcache.models.port import Port
+from blockcache_runtime.guard import GuardWatch
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,26 @@ class Counts:
         self._lock = threading.Lock()
         self._computed: Counter[str] = Counter()
         self._reused: Counter[str] = Counter()
-        self._generations = 0
+        self._generations = self._alike = 0
+        self._last: tuple[Mapping[str, int], Mapping[str, int]] = {}, {}
 
     def add(self, computed: Mapping[str, int], reused: Mapping[str, int]) -> None:
+        """One generation. The mappings stay as they are."""
         with self._lock:
-            self._generations += 1
-            self._computed.update(computed)
-            self._reused.update(reused)
+            if self._last[0] is not computed or self._last[1] is not reused:
+                self._add_up()
+                self._last = computed, reused
+            self._alike += 1  # a schedule gives the same ones at every call, which are added up when somebody asks
+
+    def _add_up(self) -> None:
+        for total, last in zip((self._computed, self._reused), self._last, strict=True):
+            total.update({name: self._alike * count for name, count in last.items()})
+        self._generations += self._alike
+        self._alike = 0
 
     def stats(self, engine: str, blocks: tuple[str, ...], notes: tuple[str, ...]) -> Stats:
         with self._lock:
+            self._add_up()
             computed, reused = ({name: found[name] for name in blocks} for found in (self._computed, self._reused))
             return Stats(engine, self._generations, computed, reused, notes)
 
@@ -79,9 +90,16 @@ class Acceleration:
     """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
 
     def __init__(
-        self, policy: Any, port: Port, engine: str, prepared: PreparedEngine, counts: Counts, notes: tuple[str, ...]
+        self,
+        policy: Any,
+        port: Port,
+        engine: str,
+        prepared: PreparedEngine,
+        counts: Counts,
+        notes: tuple[str, ...],
+        watch: GuardWatch | None = None,
     ) -> None:
-        self.policy, self.engine = policy, engine
+        self.policy, self.engine, self.watch = policy, engine, watch
         self.noticed_within = prepared.noticed_within
         """Calls after which a change of weights or settings was noticed, see `accelerate`; patched reads them anyway."""
         self.rehearsal_seconds = prepared.rehearsal_seconds

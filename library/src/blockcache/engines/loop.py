@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from blockcache.attach.norms import LargestNorm
+from blockcache.attach.generation import LargestNorm
 from blockcache.engines.walk import generate
 from blockcache.models.program import Activation, Program, StepTable
 from blockcache.models.sampling import TorchArithmetic

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import platform
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +22,17 @@ from blockcache.errors import ContentError, EngineError
 from blockcache.extras import require
 from blockcache.files import PathLike, read, write_bytes
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
-from blockcache.models.noise import draw
 from blockcache.models.program import Program
+from blockcache.models.sampling import draw
 from blockcache.observations.tensors import Observation, as_tensor
 from blockcache_runtime import ExportedPolicy
 from blockcache_runtime.chunks import Previous
-from blockcache_runtime.cores import cores
 from blockcache_runtime.graph import check_model
+from blockcache_runtime.guard import Guard
 from blockcache_runtime.session import FORMAT, MINIMUM, MOST_BYTES, RATE_HZ, with_hash
 
 ONNX_MINIMUM = (1, 18)
 _EXPORTS = Cache("an export", "onnx")
-_THREADS = Cache("the faster number of threads", "threads")
 _SINGLE = torch.empty(0, dtype=torch.float32)
 
 
@@ -55,17 +52,30 @@ def require_size(program: Program) -> None:
         )
 
 
-def export(build: Build, fingerprint: Fingerprint, path: PathLike, unrolled: bool = False) -> None:
-    """Write one ONNX file, atomically. `fingerprint` is the policy's, in full; for `unrolled` see `build_graph`."""
-    write_bytes(path, _file(build, _content(build, fingerprint), path, unrolled))
+def export(
+    build: Build,
+    fingerprint: Fingerprint,
+    path: PathLike,
+    unrolled: bool | None = None,
+    guard: Guard | None = None,
+    full: Build | None = None,
+) -> None:
+    """Write one ONNX file, atomically. `fingerprint` is the policy's, in full; for `unrolled` see `build_graph`; `full` is
+    what a guard falls back to."""
+    held = {} if guard is None else {"guard": guard.to_dict()}
+    write_bytes(path, _file(build, {**_content(build, fingerprint), **held}, path, unrolled, full))
 
 
-def _file(build: Build, content: dict[str, Any], path: PathLike, unrolled: bool = False) -> bytes:
+def _file(
+    build: Build, content: dict[str, Any], path: PathLike, unrolled: bool | None = None, full: Build | None = None
+) -> bytes:
     """The content of a file: graph, header and hash, looked at as whoever opens it will do it."""
     require_onnxruntime(also_onnx=True)
-    from blockcache.engines.onnx_graph import build_graph, declared
+    from blockcache.engines.onnx_graph import build_graph, declared, joined
 
     model = build_graph(build.program, build.plan, build.sampler, unrolled)
+    if full is not None:
+        joined(model, build_graph(full.program, full.plan, full.sampler))
     model.metadata_props.add(key=FORMAT.entry, value=FORMAT.text({**content, **declared(model)}, path))
     data = with_hash(model.SerializeToString())
     try:
@@ -96,23 +106,15 @@ def _encoder(program: Program) -> dict[str, Any]:
 
 
 def open_cached(build: Build, fingerprint: Fingerprint, threads: int | None, rate_hz: float = RATE_HZ) -> OnnxRunner:
-    """A runner for just this policy, schedule and output, from the cache; made if there is none that is whole and right.
-
-    How many threads are faster at `rate_hz` calls a second is tried once on a machine, and kept as well.
-    """
-    key, many = _digest(build, fingerprint), cores()
-    trial = digest(key, many, rate_hz, platform.node(), version("onnxruntime"))
-    known = threads or _THREADS.get(trial, lambda path: {"1": 1, str(many): many}.get(path.read_text()))
+    """A runner for just this policy, schedule and output, from the cache; made if there is none that is whole and right."""
+    key = _digest(build, fingerprint)
     content = {**_content(build, fingerprint), "build": key}
-    runner = _EXPORTS.get(key, lambda path: _open_kept(path, content, known, rate_hz))
+    runner = _EXPORTS.get(key, lambda path: _open_kept(path, content, threads, rate_hz))
     if runner is None:
         path = _EXPORTS.path(key)
         data = _file(build, content, path)
-        runner = OnnxRunner(path, known, data, rate_hz)
+        runner = OnnxRunner(path, threads, data, rate_hz)
         _EXPORTS.put(key, lambda place: write_bytes(place, data))
-    if known is None and many > 1:
-        chosen = str(runner.threads)
-        _THREADS.put(trial, lambda path: path.write_text(chosen))
     return runner
 
 

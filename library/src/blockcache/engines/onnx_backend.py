@@ -18,6 +18,7 @@ from blockcache.engines.walk import Step
 from blockcache.models.program import Activation, Program, StepTable
 from blockcache.samplers import Coefficients, SamplerTable
 
+UNROLLED_STEPS = 5  # full precision of so many steps is unrolled too: a tenth faster than as a Scan, and small still
 HIDDEN = -1e30  # a score that no softmax sees; finite, since -inf - -inf is not
 _ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "cos": ("Cos", {}),
@@ -36,11 +37,11 @@ class OnnxBackend:
 
     Args:
         program: Whose weights and tables are written.
-        unrolled: Whether full precision is unrolled too, instead of a Scan.
+        unrolled: Whether full precision is unrolled too, instead of a Scan; None for few steps only.
         outer: The graph around this one, whose initializers it shares; for the body of a Scan.
     """
 
-    def __init__(self, program: Program, unrolled: bool = False, outer: OnnxBackend | None = None) -> None:
+    def __init__(self, program: Program, unrolled: bool | None = None, outer: OnnxBackend | None = None) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = outer.initializers if outer else {}
         self._prefix, self._count = "s" if outer else "t", 0
@@ -212,7 +213,7 @@ class OnnxBackend:
 
     def repeat(self, body: Step, sampler: SamplerTable, noise: Sequence[str]) -> str | None:
         """A Scan: a fiftieth of the nodes at almost the same speed. What a step reads by its number comes in by row."""
-        if self._unrolled:
+        if self._unrolled or (self._unrolled is None and sampler.steps <= UNROLLED_STEPS):
             return None
         rows: dict[str, str] = {}  # name inside the step -> table outside
         size = self._program.chunk[1]

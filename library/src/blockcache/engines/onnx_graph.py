@@ -1,11 +1,12 @@
 """One generation as one ONNX model: the walk on the ONNX backend. Raw observation and noise in, actions in robot units out.
 
-A schedule's loop is unrolled: no branch, no cache and no counter is left. Full precision repeats one and the same step and
-becomes a Scan. The batch is dynamic. Knows nothing of ONNX Runtime.
+A schedule's loop is unrolled: no branch, no cache and no counter is left. Full precision of many steps repeats one and the
+same step and becomes a Scan. The batch is dynamic. Knows nothing of ONNX Runtime.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
@@ -17,12 +18,12 @@ from blockcache.models.program import Program
 from blockcache.samplers import SamplerTable
 from blockcache.schedule.plan import Plan
 from blockcache_runtime.chunks import EXECUTION_HORIZON, LATENCY, PREVIOUS_CHUNK
-from blockcache_runtime.session import EARLIER_FEATURES
+from blockcache_runtime.session import EARLIER_FEATURES, IN_FULL
 
 OPSET, IR_VERSION = 23, 11
 
 
-def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: bool = False) -> onnx.ModelProto:
+def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: bool | None = None) -> onnx.ModelProto:
     """A model with the program's inputs and `noise`, and the outputs `action`, for a whole chunk `action_pred`, and `norms`,
     which tells whether something on the way was not finite (see `walk.generate`).
 
@@ -34,7 +35,8 @@ def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: b
         program: The denoiser.
         plan: Which blocks are computed at which step.
         sampler: The coefficients of all steps.
-        unrolled: Have full precision unrolled as well: a little faster, but slow to load and large. For comparison.
+        unrolled: Whether full precision is unrolled as well: faster, but with many steps slow to load and large. Without it
+            that is decided by their number.
     """
     backend = OnnxBackend(program, unrolled)
     inputs = _inputs(program)
@@ -57,6 +59,42 @@ def build_graph(program: Program, plan: Plan, sampler: SamplerTable, unrolled: b
         list(backend.initializers.values()),
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+
+
+def joined(fast: onnx.ModelProto, full: onnx.ModelProto) -> None:
+    """Put a second model beside a first one, with every weight that both have once: what it gives, and the noise that it
+    takes, are called `IN_FULL` and their name. Observations go to both."""
+    graph, known = fast.graph, {_held(constant): constant.name for constant in fast.graph.initializer}
+    made = [name for node in full.graph.node for name in node.output]
+    names = {name: f"{IN_FULL}{name}" for name in [*made, "noise"]}
+    for constant in full.graph.initializer:
+        if (held := _held(constant)) in known:
+            names[constant.name] = known[held]
+            continue
+        names[constant.name] = f"{IN_FULL}{constant.name}"
+        graph.initializer.add().CopyFrom(constant)
+        graph.initializer[-1].name = names[constant.name]
+    _rename(full.graph.node, names)
+    graph.node.extend(full.graph.node)
+    shared = {item.name for item in graph.input} - {"noise"}
+    for items, more in ((graph.input, full.graph.input), (graph.output, full.graph.output)):
+        for item in more:
+            if item.name not in shared:
+                item.name = f"{IN_FULL}{item.name}"
+                items.append(item)
+
+
+def _held(constant: onnx.TensorProto) -> tuple[Any, ...]:
+    return constant.data_type, tuple(constant.dims), constant.raw_data
+
+
+def _rename(nodes: Any, names: Mapping[str, str]) -> None:
+    """What is defined outside of a Scan; names inside it are its own."""
+    for node in nodes:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            _rename(attribute.g.node, names)
 
 
 def _inputs(program: Program) -> dict[str, list[Any]]:

@@ -21,14 +21,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from blockcache.engines.build import Build, build, refuse_autocast
+from blockcache.engines.build import Build, build
 from blockcache.engines.loop import Loop
 from blockcache.errors import BlockcacheError, EngineError, NonFiniteError, ObservationError, in_one_line
-from blockcache.models.noise import draw_all
 from blockcache.models.port import Port
-from blockcache.models.program import Program, UnsupportedError
+from blockcache.models.program import Program
+from blockcache.models.sampling import draw_all
 from blockcache.progress import progress_bar
-from blockcache.samplers import table
 from blockcache.schedule import Schedule, compile_plan
 
 _CONTAINERS = (dict, OrderedDict, list, set, deque)
@@ -61,10 +60,26 @@ class Comparison:
     Args:
         reason: How they differ, as a clause; None if they agree.
         longer_history: Whether they agree as well where the history is longer than `n_obs_steps`.
+        more: What the policy returns besides, by name.
     """
 
     reason: str | None
     longer_history: bool = False
+    more: tuple[str, ...] = ()
+
+
+class RehearsalError(EngineError):
+    """A policy does not act as its program, which loop and onnx both run."""
+
+    def __init__(self, port: Port, engine: str, reason: str) -> None:
+        self.port, self.reason = port, reason
+        super().__init__(
+            f'the {engine} engine cannot stand in for this policy\'s own {port.entry}, {reason}; use engine="patched"'
+        )
+
+    def of(self, engine: str) -> RehearsalError:
+        """The same of another engine."""
+        return RehearsalError(self.port, engine, self.reason)
 
 
 def rehearsed_build(port: Port, schedule: Schedule, engine: str, output: str = "chunk", trust: bool = False) -> Build:
@@ -77,7 +92,6 @@ def rehearsed_build(port: Port, schedule: Schedule, engine: str, output: str = "
         output: "chunk", or "action" to leave out what the robot does not execute.
         trust: Whether to leave the comparison out.
     """
-    refuse_autocast(next(port.adapter.denoiser.parameters()))
     try:
         whole = build(port, schedule, engine)
         # behind an encoder, the first observation is needed to compare
@@ -107,13 +121,7 @@ def build_for_file(
     """
     if not port.begins_after_encoder and not fixed:
         return rehearsed_build(port, schedule, "onnx", output, trust)
-    refuse_autocast(next(port.adapter.denoiser.parameters()))
-    try:
-        program = port.file_program(fixed or {})
-    except UnsupportedError as error:
-        raise EngineError(f'the onnx engine does not support {error}; use engine="patched"') from error
-    assert port.sampler is not None  # a program was made for it
-    whole = Build(program, schedule, table(port.sampler))
+    whole = build(port, schedule, "onnx", lambda: port.file_program(fixed or {}))
     if not trust:
         with torch.random.fork_rng():
             torch.manual_seed(0)
@@ -122,7 +130,7 @@ def build_for_file(
 
         def read(obs: Any) -> tuple[dict[str, Tensor], None]:
             given = port.file_inputs(obs)
-            return {name: given[name] for name in program.inputs}, None
+            return {name: given[name] for name in whole.program.inputs}, None
 
         trial = Trial(port.prepare_observation(made | constant), read)
         found = compare(port, whole, getattr(port.policy, port.entry), [trial])
@@ -135,13 +143,10 @@ def _rehearsed(port: Port, whole: Build, engine: str) -> Build:
     started = time.perf_counter()
     found = compare(port, whole, getattr(port.policy, port.entry))
     if found.reason is not None:
-        raise EngineError(
-            f"the {engine} engine cannot stand in for this policy's own {port.entry}, {found.reason}; "
-            'use engine="patched"'
-        )
+        raise RehearsalError(port, engine, found.reason)
     seconds = time.perf_counter() - started
     _logger.info("comparing with the policy's own actions took %.1f s; trust=True would leave it out", seconds)
-    return replace(whole, longer_history=found.longer_history, rehearsal_seconds=seconds)
+    return replace(whole, longer_history=found.longer_history, more=found.more, rehearsal_seconds=seconds)
 
 
 def compare(port: Port, built: Build, own: Callable[..., Any], trials: Sequence[Trial] = ()) -> Comparison:
@@ -157,7 +162,7 @@ def compare(port: Port, built: Build, own: Callable[..., Any], trials: Sequence[
     program, sampler = built.program, built.sampler
     everything = Schedule.every_step(sampler.steps, [block.name for block in program.blocks])
     loop = Loop(program, compile_plan(everything), sampler)
-    longer_history, seed = False, 0
+    longer_history, more, seed = False, dict[str, None](), 0
     title = "comparing with the policy's own loop"
     bar = progress_bar(desc=title, total=len(trials) or 3, unit="call", leave=False, delay=1.0)
     with bar, torch.random.fork_rng(), torch.no_grad(), _put_back(port):
@@ -167,7 +172,7 @@ def compare(port: Port, built: Build, own: Callable[..., Any], trials: Sequence[
             one, seed = waiting.popleft(), seed + 1
             torch.manual_seed(seed)
             try:
-                expected = _own_actions(port, own, one.obs)
+                expected, others = _own_answer(port, own, one.obs)
             except Exception as error:  # foreign code may raise anything
                 if one.otherwise is not None:
                     waiting.append(one.otherwise)
@@ -180,15 +185,16 @@ def compare(port: Port, built: Build, own: Callable[..., Any], trials: Sequence[
             observed, start = one.read(one.obs)
             chunk = (len(next(iter(observed.values()))), *program.chunk)
             try:
-                found = loop(observed, draw_all(sampler, chunk, program.like, None, start))["action"]
+                found = loop(observed, draw_all(sampler, chunk, program.like, None, start))
             except NonFiniteError as error:
                 return Comparison(f"since the engine finds no finite answer to a typical observation ({error})")
-            reason = difference(port, expected, found)
-            if reason is not None:
-                return Comparison(reason + one.what)
+            for name, value in found.items():
+                if name in expected and (reason := difference(port, expected[name], value, name)) is not None:
+                    return Comparison(reason + one.what)
+            more |= dict.fromkeys(others)
             longer_history |= one.otherwise is not None
             bar.update()
-    return Comparison(None, longer_history)
+    return Comparison(None, longer_history, tuple(more))
 
 
 class Runner(Protocol):
@@ -209,15 +215,17 @@ def runner_difference(port: Port, built: Build, runner: Runner, trials: Sequence
         return difference(port, expected, runner(observed, noise)["action"])
 
 
-def difference(port: Port, expected: Tensor, found: Tensor) -> str | None:
-    """How an engine's actions are not those that were expected, as a clause; None if they are."""
+def difference(port: Port, expected: Tensor, found: Tensor, name: str = "action") -> str | None:
+    """How an engine's actions (or the whole chunk) are not those that were expected, as a clause; None if they are."""
+    what = "actions" if name == "action" else name
     if expected.shape != found.shape:
-        return f"its actions have shape {tuple(expected.shape)}, the engine's {tuple(found.shape)}"
+        return f"its {what} have shape {tuple(expected.shape)}, the engine's {tuple(found.shape)}"
     scale, offset = torch.as_tensor(port.action_scale).to(found), torch.as_tensor(port.action_offset).to(found)
     gap, normalised = (expected.to(found) - found) * scale, expected.to(found) * scale + offset
     share = float(gap.abs().max() / normalised.abs().max().clamp(min=1.0))
-    if not share <= torch.finfo(found.dtype).eps ** 0.4:  # 2e-3 in float32; NaN is refused as well
-        return f"its actions differ from the engine's by up to {share:.1g} with the same noise"
+    # 2e-3 in float32, ten times that where nothing is executed, towards whose end rounding grows; NaN is refused as well
+    if not share <= torch.finfo(found.dtype).eps ** 0.4 * (1 if name == "action" else 10):
+        return f"its {what} differ from the engine's by up to {share:.1g} with the same noise"
     return None
 
 
@@ -241,8 +249,15 @@ def _made_up(port: Port, program: Program) -> Iterator[Trial]:
     yield Trial(longer, lambda _: (read, None), " with two observations of a history longer than n_obs_steps", two)
 
 
-def _own_actions(port: Port, own: Callable[..., Any], obs: Any) -> Tensor:
-    return port.action_of(own(obs))
+def _own_answer(port: Port, own: Callable[..., Any], obs: Any) -> tuple[dict[str, Tensor], list[str]]:
+    """What a policy returns: its actions and the whole chunk, if it tells that, and the names of all else."""
+    returned = own(obs)
+    answer = {"action": port.action_of(returned)}
+    if not isinstance(returned, Mapping):
+        return answer, []
+    if isinstance(chunk := returned.get("action_pred"), Tensor):
+        answer["action_pred"] = chunk
+    return answer, [str(name) for name in returned if name not in ("action", "action_pred")]
 
 
 @contextmanager

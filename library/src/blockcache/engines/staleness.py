@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from blockcache.attach.patching import Replacement
 from blockcache.errors import StaleError, StaleWeightsError
+from blockcache.models.modules import checksum, memory
 from blockcache.models.port import Port
-from blockcache.models.weights import checksum, memory
 
 PARTS = 128
 """Every call reads one part in so many of the weights; so after as many calls every byte was read."""

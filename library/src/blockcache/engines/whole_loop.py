@@ -18,8 +18,8 @@ from blockcache.engines.handle import Counts, PreparedEngine
 from blockcache.engines.rehearsal import SECOND_CALL, Runner, Trial, compare, runner_difference
 from blockcache.engines.staleness import PARTS, StaleGuard
 from blockcache.errors import EngineError, ObservationError, StaleError
-from blockcache.models.noise import check_noise, draw_all
 from blockcache.models.port import Port
+from blockcache.models.sampling import check_noise, draw_all
 from blockcache_runtime.chunks import Previous
 
 

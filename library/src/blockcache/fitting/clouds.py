@@ -20,8 +20,8 @@ from torch import Tensor
 from blockcache.engines import accelerate
 from blockcache.errors import FitError
 from blockcache.measure.action_error import Act
-from blockcache.models.noise import generate
 from blockcache.models.port import Port
+from blockcache.models.sampling import generate
 from blockcache.observations import batch_size, hash_observations, parts, pick
 from blockcache.observations.tensors import as_one_batch
 from blockcache.progress import progress_bar
@@ -38,11 +38,13 @@ LEAST = 4
 class Clouds:
     """The observations that a sampler is chosen on, split in two, and the policy's own cloud at them.
 
-    port          the policy; a copy of it is used
-    observations  a batch, or a list of batches; a quarter is held back: nothing is chosen on it, it is for the evidence
-    samples       chunks for each observation in the policy's own cloud
-    seed          of the split and of all noise
-    progress      whether to show bars
+    Args:
+        port: The policy; a copy of it is used.
+        observations: A batch, or a list of batches; a quarter is held back: nothing is chosen on it, it is for the
+            evidence.
+        samples: Chunks for each observation in the policy's own cloud.
+        seed: Of the split and of all noise.
+        progress: Whether to show bars.
     """
 
     def __init__(
@@ -130,11 +132,14 @@ def draw_chunks(
     Each sample is a pass over all observations, so that the first few samples are those that a smaller number gives.
     Another seed gives independent noise; the same seed, observations and batch give two methods the same noise.
 
-    act           such as `Running.act`: (a batch of observations, seed) -> executed actions in robot units
-    observations  a batch
-    samples       chunks for each observation
-    scale         (A,) the port's `action_scale`
-    progress      what a bar says, if there is to be one
+    Args:
+        act: Such as `Running.act`: (a batch of observations, seed) -> executed actions in robot units.
+        observations: A batch.
+        samples: Chunks for each observation.
+        scale: (A,) the port's `action_scale`.
+        seed: Of the noise.
+        batch: Observations in one call.
+        progress: What a bar says, if there is to be one.
     """
     batches = parts(observations, batch)
     bar = progress_bar(

@@ -17,9 +17,8 @@ from blockcache.attach.generation import first_denoiser_call
 from blockcache.attach.patching import Patches
 from blockcache.errors import FitError
 from blockcache.fitting.clouds import executed
-from blockcache.models.noise import draw_all, generate, takes_generator
 from blockcache.models.port import Port
-from blockcache.models.sampling import TorchArithmetic
+from blockcache.models.sampling import TorchArithmetic, draw_all, generate, takes_generator
 from blockcache.samplers import Coefficients, Fitted, step, table
 from blockcache.samplers.fitted import WEIGHTS
 

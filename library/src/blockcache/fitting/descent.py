@@ -18,8 +18,8 @@ from blockcache.errors import FitError
 from blockcache.fitting.clouds import Closeness, Clouds, closeness, objective
 from blockcache.fitting.denoising import COLUMNS, FewSteps, check_same, constants_of
 from blockcache.fitting.placement import place
-from blockcache.models.noise import draw
 from blockcache.models.registry import port_of
+from blockcache.models.sampling import draw
 from blockcache.observations import pick
 from blockcache.progress import progress_bar
 from blockcache.samplers import ChosenSampler, Fitted, SamplerConfig

@@ -8,10 +8,11 @@ system but a rename, and where nothing is killed there are never other files tha
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -19,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from blockcache.errors import FileError, PolicyError, shortened
+from blockcache.errors import BlockcacheError, ContentError, FileError, PolicyError, shortened
 from blockcache.files import (
     PathLike,
     TensorInfo,
@@ -31,7 +32,8 @@ from blockcache.files import (
     write_bytes,
     writing,
 )
-from blockcache.models.modules import refuse_overridden
+from blockcache.foreign.torch_file import StoredTensor, TorchFile
+from blockcache.models.modules import check_action_scale, check_mask, check_weight, refuse_overridden
 from blockcache.models.own_policy import OwnPolicy, PolicyConfig
 from blockcache.models.policy_files import (
     CONFIG,
@@ -43,7 +45,7 @@ from blockcache.models.policy_files import (
     policy_directory,
     shared_file,
 )
-from blockcache.models.weights import check_action_scale, check_mask, check_weight
+from blockcache.progress import progress_bar
 
 WHAT, AGAIN = "policy weights", "save the policy again"
 P = TypeVar("P", bound=OwnPolicy)
@@ -227,3 +229,39 @@ def refuse_foreign(policy: Any) -> NoReturn:
         f"only this package's own policies can be saved as a directory, got {type(policy).__name__}; keep your own "
         "checkpoint, and name a function that makes the policy from it (module:function) where a verb asks for POLICY"
     )
+
+
+# -- what converters of other projects' files share; `foreign` reads these, and nothing of them is run
+
+
+def read_stored(file: TorchFile, tensors: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
+    """The tensors by name; those that share numbers in the file share them here too."""
+    buffers: dict[str, bytearray] = {}
+    found = {}
+    total = sum(storage.bytes for storage in {tensor.storage for tensor in tensors.values()})
+    with progress_bar(desc="converting", total=total, unit="B", unit_scale=True, leave=False, delay=2.0) as bar:
+        for name, stored in tensors.items():
+            dtype, storage = getattr(torch, stored.storage.dtype), stored.storage
+            if not stored.count:
+                found[name] = torch.empty(stored.shape, dtype=dtype)
+                continue
+            if storage.entry not in buffers:
+                buffers[storage.entry] = file.read(storage)
+                bar.update(storage.bytes)
+            numbers = torch.frombuffer(buffers[storage.entry], dtype=dtype)
+            values = numbers.as_strided(stored.shape, stored.stride, stored.offset)
+            found[name] = values.neg() if stored.negative else values
+    return found
+
+
+@contextlib.contextmanager
+def naming(source: PathLike, what: str) -> Iterator[None]:
+    """Whatever is wrong inside is said of this file; a FileError names it already."""
+    try:
+        yield
+    except FileError:
+        raise
+    except ContentError as error:
+        raise FileError(f"the {what} {source} cannot be converted: {error}") from error
+    except BlockcacheError as error:
+        raise type(error)(f"{source}: {error}") from error

@@ -10,6 +10,7 @@ from typing import Any
 from blockcache.errors import PolicyError, in_one_line, short
 from blockcache.files import PathLike, no_writer
 from blockcache.models import checkpoint
+from blockcache.models.checkpoint import naming
 from blockcache.models.dit import lerobot
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.dpt import public
@@ -30,7 +31,6 @@ from blockcache.models.policy_files import (
 from blockcache.models.port import Port
 from blockcache.models.rdt.policy import RDTPolicy
 from blockcache.models.registry import port_of
-from blockcache.models.stored import naming
 from blockcache.samplers import ChosenSampler
 
 FAMILIES: dict[str, type[OwnPolicy]] = {

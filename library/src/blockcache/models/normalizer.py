@@ -8,12 +8,17 @@ that never changed in the data has a huge scale, and what is left of it behind t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from blockcache.errors import PolicyError
 
+Array: TypeAlias = NDArray[np.float64]
+_CONSTANT = 1e6  # scales beyond this are those of numbers that never changed in the data
 PREFIX = "of_"  # so that an input may have any name, also one that torch's modules have for something else
 
 
@@ -37,6 +42,10 @@ class LinearField(nn.Module):
     def unnormalize(self, value: Tensor) -> Tensor:
         return (value - self.offset) / self.scale
 
+    def affine(self) -> tuple[Array, Array]:
+        """Scale and offset, in double precision."""
+        return _doubles(self.scale), _doubles(self.offset)
+
     def fit(self, data: Tensor, tolerance: float = 1e-4) -> None:
         """Map the data's range (per column) to [-1, 1]; a constant column is only centred."""
         low, high = data.amin(dim=0), data.amax(dim=0)
@@ -55,6 +64,7 @@ class LinearNormalizer(nn.Module):
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         super().__init__()
+        self.sizes = dict(sizes)
         for name in sizes:
             if hasattr(nn.ModuleDict, name):
                 raise PolicyError(f"an input cannot be called {name!r}: torch keeps that name; give it another one")
@@ -96,6 +106,13 @@ class ShiftedField(nn.Module):
     def unnormalize(self, value: Tensor) -> Tensor:
         return (value - self.base) / self.scale + self.shift
 
+    def affine(self) -> tuple[Array, Array]:
+        """Scale and offset of about the same, in double precision; a number that never changed has no range to be measured
+        by, and counts as it is."""
+        shift, scale, base = map(_doubles, (self.shift, self.scale, self.base))
+        scale = np.where(np.abs(scale) > _CONSTANT, 1.0, scale)
+        return scale, base - shift * scale
+
     def fit(self, data: Tensor, tolerance: float = 1e-4) -> None:
         """Map the range of data (N, size), number by number, to [-1, 1]; one that does not change becomes 0."""
         low, high = data.amin(dim=0), data.amax(dim=0)
@@ -110,6 +127,7 @@ class ShiftedNormalizer(nn.Module):
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         super().__init__()
+        self.sizes = dict(sizes)
         self.inputs = nn.Module()
         for name, size in sizes.items():
             self.inputs.add_module(field_name(name), ShiftedField(size))
@@ -127,3 +145,7 @@ class ShiftedNormalizer(nn.Module):
 def field_name(name: str) -> str:
     """The name of an input's field: torch takes no dots in the name of a module."""
     return PREFIX + name.replace(".", "_")
+
+
+def _doubles(tensor: Tensor) -> Array:
+    return tensor.detach().cpu().double().numpy()

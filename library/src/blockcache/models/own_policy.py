@@ -1,26 +1,28 @@
-"""The base of this package's own policies: config, sampler, noise, sizes, and the frame of `predict_action`.
+"""The base of this package's own policies: config, sampler, noise, sizes, the frame of `predict_action`, and their port.
 
-A family adds its sizes and its denoiser, and says how an observation becomes what the denoiser is given. Knows no family and
-no files.
+A family adds its sizes and its denoiser, and says how an observation becomes what the denoiser is given. Knows no family.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from blockcache.errors import ContentError, PolicyError, short, shortened
-from blockcache.files import Fields, Limit, Name, read
-from blockcache.models.modules import refuse_overridden
-from blockcache.models.noise import draw_all
-from blockcache.models.sampling import denoise
-from blockcache.observations.tensors import Observation
+from blockcache.files import Fields, Limit, Name, PathLike, read
+from blockcache.models.modules import check_action_scale, check_denoiser, refuse_overridden, runs_known_code
+from blockcache.models.port import Port
+from blockcache.models.sampling import Sampling, denoise, draw_all
+from blockcache.observations.tensors import Observation, as_tensor
 from blockcache.samplers import DDPM, Guide, SamplerConfig, table
 from blockcache_runtime.chunks import EXECUTION_HORIZON, LATENCY, PREVIOUS_CHUNK, Previous, prefix_weights
 
@@ -33,6 +35,7 @@ NOT_ACTIONS_ALONE = (
 )
 C = TypeVar("C", bound="PolicyConfig")
 P = TypeVar("P", bound="OwnPolicy")
+Q = TypeVar("Q", bound="OwnPort")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,15 +125,14 @@ class PolicyConfig:
 
 def _fitting(kinds: Fields, value: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = read(kinds, value)
-        return found
+        return read(kinds, value)
     except ContentError as error:
         raise PolicyError(f"the policy's settings do not fit: {error}") from error
 
 
-def _setting(name: str) -> Any:
-    """An attribute of a policy that is one of its config's, and cannot be set."""
-    return property(lambda policy: getattr(policy.config, name))
+def _setting(path: str) -> Any:
+    """An attribute that is one of the config's, and cannot be set."""
+    return property(attrgetter(path))
 
 
 class OwnPolicy(nn.Module):
@@ -138,12 +140,12 @@ class OwnPolicy(nn.Module):
 
     CONFIG: ClassVar[type[PolicyConfig]]
     config: Any
-    horizon: int = _setting("horizon")
-    n_obs_steps: int = _setting("n_obs_steps")
-    n_action_steps: int = _setting("n_action_steps")
-    action_dim: int = _setting("action_dim")
-    sampler: SamplerConfig = _setting("sampler")
-    cameras: tuple[str, ...] = _setting("cameras")
+    horizon: int = _setting("config.horizon")
+    n_obs_steps: int = _setting("config.n_obs_steps")
+    n_action_steps: int = _setting("config.n_action_steps")
+    action_dim: int = _setting("config.action_dim")
+    sampler: SamplerConfig = _setting("config.sampler")
+    cameras: tuple[str, ...] = _setting("config.cameras")
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
@@ -255,3 +257,74 @@ class OwnPolicy(nn.Module):
     def actions(self, sample: Tensor, observed: Mapping[str, Tensor]) -> Tensor:
         """The clean sample as actions in robot units, (B, horizon, A)."""
         raise NotImplementedError
+
+
+class OwnPort(Port):
+    """The port of such a policy, whose config says everything; a family may add what its observations look like."""
+
+    reentrant = True
+    takes_noise = True
+    policy: Any
+    sample_dim = _setting("policy.config.sample_dim")
+    inputs = _setting("policy.config.inputs")
+    cameras = _setting("policy.config.cameras")
+    task = _setting("policy.config.task")
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        return Sampling.of(self.policy.sampler)
+
+    def with_sampler(self: Q, sampler: SamplerConfig) -> Q:
+        return self._sharing_weights(self.policy.with_sampler(sampler))
+
+    @property
+    def _normalizer(self) -> Any:
+        return getattr(self.policy, "normalizer", None)
+
+    @property
+    def action_scale(self) -> NDArray[np.float64]:
+        return np.ones(self.policy.action_dim) if self._normalizer is None else self._normalizer.action.affine()[0]
+
+    @property
+    def action_offset(self) -> NDArray[np.float64]:
+        return np.zeros(self.policy.action_dim) if self._normalizer is None else self._normalizer.action.affine()[1]
+
+    def prepare_observation(self, obs: Any) -> Any:
+        if isinstance(obs, Mapping):
+            return {name: as_tensor(value) for name, value in obs.items()}
+        return as_tensor(obs) if len(self.inputs) == 1 else obs  # what is no mapping, `check` says in one sentence
+
+    def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
+        return self.policy.check(obs)
+
+    def synthetic_observations(self, count: int) -> dict[str, Tensor]:
+        """Within the range of the data where there is a normaliser, frames from 0 to 1."""
+        made = super().synthetic_observations(count)
+        for name in made:
+            if name in self.cameras:
+                made[name] = torch.rand(made[name].shape)
+            elif self._normalizer is not None and name in self._normalizer.sizes:
+                made[name] = self._normalizer.field(name).unnormalize(made[name].to(self.policy.like))
+        return made
+
+    @property
+    def trusted(self) -> bool:
+        outside = {part for module in self.parts_outside_program for part in module.modules()}
+        inside = [part for part in self.policy.modules() if part not in outside]
+        return runs_known_code(inside, type(self.policy.config))
+
+    def check_weights(self) -> None:
+        for part in self.policy.children():
+            if part not in self.parts_outside_program:
+                check_denoiser(part)
+        if self._normalizer is not None:
+            check_action_scale(self._normalizer.action.scale)
+
+    def settings(self) -> list[Any]:
+        return [self.policy.config]
+
+    def save(self, directory: PathLike) -> bool:
+        from blockcache.models import checkpoint
+
+        checkpoint.save(self.policy, directory)
+        return True

@@ -23,12 +23,11 @@ from blockcache.errors import BlockcacheError, EngineError, PolicyError
 from blockcache.files import PathLike
 from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
-from blockcache.models.modules import ModeCheck, check_entry_not_compiled, check_not_compiled
-from blockcache.models.noise import draw_all
-from blockcache.models.program import Program, UnsupportedError
-from blockcache.models.sampling import Sampling
-from blockcache.models.weights import (
+from blockcache.models.modules import (
+    ModeCheck,
     check_denoiser,
+    check_entry_not_compiled,
+    check_not_compiled,
     check_program,
     checksum,
     memory,
@@ -36,9 +35,15 @@ from blockcache.models.weights import (
     versions,
     weights_hash,
 )
+from blockcache.models.program import Program, UnsupportedError
+from blockcache.models.sampling import Sampling, draw_all
 from blockcache.samplers import SamplerConfig, table
 
 P = TypeVar("P", bound="Port")
+
+
+def _size(name: str) -> Any:
+    return property(lambda port: required(port.sizes_at, name))
 
 
 class Port(ABC):
@@ -100,16 +105,13 @@ class Port(ABC):
     # -- sizes
 
     @property
-    def n_obs_steps(self) -> int:
-        return required(self.policy, "n_obs_steps")
+    def sizes_at(self) -> Any:
+        """What says `n_obs_steps`, `n_action_steps` and `horizon`: the policy."""
+        return self.policy
 
-    @property
-    def n_action_steps(self) -> int:
-        return required(self.policy, "n_action_steps")
-
-    @property
-    def horizon(self) -> int:
-        return required(self.policy, "horizon")
+    n_obs_steps: int = _size("n_obs_steps")
+    n_action_steps: int = _size("n_action_steps")
+    horizon: int = _size("horizon")
 
     @property
     @abstractmethod
@@ -194,14 +196,12 @@ class Port(ABC):
                 f"{type(self.policy).__name__}.{self.entry} must return a mapping with 'action', got "
                 f"{type(returned).__name__}{held}"
             )
-        action: Tensor = returned["action"]
-        return action
+        return returned["action"]
 
     def chunk_of(self, returned: Any) -> Tensor:
         """What `entry` returned from the first executed action on, (B, actions, A): to the chunk's end, if that is told."""
         if isinstance(returned, Mapping) and "action_pred" in returned:
-            chunk: Tensor = returned["action_pred"][:, self.executed[0] :]
-            return chunk
+            return returned["action_pred"][:, self.executed[0] :]
         return self.action_of(returned)
 
     def entry_result(self, found: dict[str, Tensor]) -> Any:

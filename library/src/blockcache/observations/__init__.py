@@ -196,7 +196,7 @@ def _fitting(
         )
     array: NDArray[Any] = one_moment(arrays[name], shape)
     what = f"the observations {name!r} in {path}"
-    if array.dtype.kind not in "fiu":
+    if array.dtype.kind not in ("fiu" if camera else "fiub"):  # a mask of words is one of truths
         raise ObservationError(f"{what} are no numbers but {array.dtype}")
     if camera:
         check_frames(what, array.shape, str(array.dtype), shape, lambda: (float(array.min()), float(array.max())))

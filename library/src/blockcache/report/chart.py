@@ -1,6 +1,7 @@
 """What a chart shows, as values: panels of heat maps with marks upon them, series of points or lines, and bars.
 
-Drawn by `drawing` for paper and by the page's own script on a screen, both with the colours and the shapes of `palette`. Knows nothing of pages, of matplotlib or of what the figures mean.
+Drawn by `drawing` for paper and by the page's own script on a screen, both with the colours and the shapes of `palette`.
+Knows nothing of pages, of matplotlib or of what the figures mean.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Marks:
-    """Cells of a heat map, (row, column), that are something else than the rest, such as updates."""
+    """Cells of a heat map, (row, column), that are marked, such as updates."""
 
     name: str
     cells: tuple[tuple[int, int], ...]
@@ -43,10 +44,11 @@ class Marks:
 class HeatMap:
     """`values` (rows, columns); NaN is a cell without a figure. Row 0 stands at the top.
 
-    what       the figure in a cell
-    low, high  ends of the colours
-    rest       what a cell is that no mark names; nothing where there are no marks
-    every      columns and rows stand for so many steps each, the first of them written down
+    Args:
+        what: The figure in a cell.
+        low, high: Ends of the colours.
+        rest: What a cell is that no mark names; nothing where there are no marks.
+        every: Columns and rows stand for so many steps each, the first of them written down.
     """
 
     values: NDArray[np.float64]

@@ -51,9 +51,7 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
 
 def promise(found: Prediction) -> str:
     """What can be said of a method's loss, as a sentence."""
-    if found.bound is None:
-        return f"Predicted loss {found.loss:.3f}; nothing is promised: {plain(found.unlike)}."
-    return f"Predicted loss {found.loss:.3f}; with 90 % certainty it loses at most {found.bound:.3f}."
+    return f"Predicted loss {found.loss:.3f}; {plain(found.words)}."
 
 
 def _prediction_note(found: Check) -> str:
@@ -64,11 +62,11 @@ def _prediction_note(found: Check) -> str:
             f"{ENERGIES[0]} lost 0.02 or less, those above {high:.3f} or {ENERGIES[1]} lost 0.07 or more (shifts scaled to the "
             f"{found.setting['features']} values of a chunk here). Only rollouts show what a method costs: `blockcache eval`."
         )
-    told = shipped_losses().told
+    where = f" This policy: {plain(found.prediction.where)}." * bool(found.prediction.where)
     return (
-        f"The verdict is a prediction, learnt from {sum(map(len, told.values()))} methods with paired rollouts on {', '.join(map(plain, told))}: energy "
-        f"beyond spread and added roughness, and on Push-T a centre shift above {low:.3f} (scaled to the {found.setting['features']} values of a chunk "
-        "here) cost score. The bound was judged on tasks that it was not learnt on. Only rollouts show what a method costs: `blockcache eval`."
+        f"The verdict is a prediction, learnt on {plain(shipped_losses().about)}; on Push-T a centre shift above {low:.3f} cost score, too (scaled to the "
+        f"{found.setting['features']} values of a chunk here). The bound was judged on tasks that it was not learnt on.{where} Only rollouts show what a "
+        "method costs: `blockcache eval`."
     )
 
 

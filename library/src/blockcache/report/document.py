@@ -1,7 +1,7 @@
 """What a report says, as values: a document of sections, paragraphs, bullets, facts, tables, figures and charts.
 
 Text has light inline markup, a part of Markdown's: `code`, **strong**, *emphasis* and [words](address), not inside one
-another. A backslash takes its meaning from the mark behind it, and `plain` does that to words from elsewhere. A line break
+another. A backslash in front of a mark shows the mark itself, and `plain` puts one in front of each mark in words from elsewhere. A line break
 in a paragraph is a space to its reader. Knows nothing of terminals, of pages or of files.
 """
 
@@ -145,7 +145,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Fact:
-    """One figure that is read before all others: how much, of what, and how that is known."""
+    """One figure at the top of a page: its value, what it is of, and how it was measured."""
 
     value: str
     what: str
@@ -158,7 +158,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Facts:
-    """The few figures that answer the reader's question."""
+    """A few figures, shown large at the top of a page."""
 
     items: tuple[Fact, ...]
 
@@ -167,13 +167,14 @@ class Facts:
 class Chart:
     """A picture that is drawn from values, with the same values as a table behind it.
 
-    name     of its file or its place in the page: small letters, digits and hyphens
-    title    what it shows, in a few words
-    alt      what is to be seen, for those who cannot see it
-    panels   what is drawn
-    table    the figures
-    caption  how to read it
-    columns  panels side by side, where there is room
+    Args:
+        name: Of its file or its place in the page: small letters, digits and hyphens.
+        title: What it shows, in a few words.
+        alt: What is to be seen, for those who cannot see it.
+        panels: What is drawn.
+        table: The figures.
+        caption: How to read it.
+        columns: Panels side by side, where there is room.
     """
 
     name: str
@@ -205,7 +206,7 @@ class _Titled:
 
 
 class Folded(_Titled):
-    """Blocks that most readers pass over, under a title that is always seen."""
+    """Blocks that are hidden until a reader opens them, under a title that is always shown."""
 
     called = "what is folded"
 
@@ -223,7 +224,7 @@ class Document(_Titled):
 
 
 def missing(what: str, command: str) -> Paragraph:
-    """In place of a figure for which there is no file: what would bring it."""
+    """In place of a figure for which there is no file: the command that makes the file."""
     return Paragraph(
         f"Not in these files: {what}. To have it here: {code(command)}, and give its file to `blockcache report`."
     )

@@ -121,8 +121,7 @@ def _draw_heat(axes: Any, heat: HeatMap, named: bool, small: bool) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     rows, columns = heat.values.shape
-    every = heat.every
-    down = 1 if named else every
+    every, down = heat.every, 1 if named else heat.every
     extent = (
         -0.5 * every,
         (columns - 0.5) * every,
@@ -137,17 +136,8 @@ def _draw_heat(axes: Any, heat: HeatMap, named: bool, small: bool) -> None:
         where = np.array(mark.cells, dtype=float).reshape(-1, 2)
         face = "#ffffff" if mark.colour == "ink" else COLOURS[mark.colour]
         size = 5.0 if mark.marker == "down" else max(1.5, min(4.0, 300 / columns))
-        axes.plot(
-            where[:, 1],
-            where[:, 0],
-            MARKERS[mark.marker][0],
-            color=face,
-            mec=_INK,
-            mew=0.3,
-            ms=size,
-            ls="",
-            label=mark.name,
-        )
+        style = {"color": face, "mec": _INK, "mew": 0.3, "ms": size, "ls": "", "label": mark.name}
+        axes.plot(where[:, 1], where[:, 0], MARKERS[mark.marker][0], **style)
     if not small:
         axes.figure.colorbar(picture, ax=axes, shrink=0.9, pad=0.01).set_label(heat.what, fontsize=7)
 

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from blockcache.compare.methods import method_named
 from blockcache.measure.action_error import ActionError
-from blockcache.measure.latency import Latency
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
 from blockcache.report.methods import DIFFERENCE, SCORE, cells, estimate, pick_columns
-from blockcache.results.rollouts import PLAIN, MethodRun, Results
+from blockcache.results.rollouts import PLAIN, SETTLED, MethodRun, Results
 from blockcache.results.stored import Stored
 from blockcache.results.summary import summarise
+from blockcache.results.timings import Timings
 
 _CLOSED = ("method", "n", SCORE, DIFFERENCE, "success", "won/lost (p)", "noise")
 _CLOCKED = {"stale": "{:.2f}", "held": "{:.1f}", "missed": "{:.1f}", "first_action": "{:.2f}", "action_hz": "{:.1f}"}
 _COST = ("method", "engine", "GFLOP", "chunk Hz", "action error", "first action P95", "jerk", "jump")
 
 
-def evaluation_blocks(results: Results, speed: Mapping[str, Latency], repeats: int) -> tuple[Block, ...]:
+def evaluation_blocks(results: Results, timings: Timings | None = None) -> tuple[Block, ...]:
     """An evaluation: how well the task is done, what it costs, and what the figures mean.
 
     Args:
         results: Of the rollouts. Methods go by the names that were typed.
-        speed: Seconds per chunk by method, the plain policy among them; may be empty.
-        repeats: How many rounds were timed.
+        timings: Of the methods and the plain policy, if they were timed.
     """
+
+    def hz(name: str) -> str:
+        return "" if timings is None else f"{1 / timings.seconds[name].p50:.1f}"
+
     rows = [
-        {
-            **cells(row),
-            "method": plain(row.method.name),
-            "chunk Hz": f"{1 / speed[row.method.name].p50:.1f}" if speed else "",
-        }
-        for row in summarise(results)
+        {**cells(row), "method": plain(row.method.name), "chunk Hz": hz(row.method.name)} for row in summarise(results)
     ]
-    floor = results.noise_floor
+    floor, stopped = results.noise_floor, bool(results.setting.get(SETTLED))
     notes = [
-        "Score and its paired difference with 95 % intervals.",
+        "Score and its paired difference with 95 % intervals."
+        + (
+            " Each method has as many pairs as its verdict took; the differences' intervals hold at any time." * stopped
+        ),
         f"Success: {plain(results.task['success'])}. Won/lost counts pairs in which only this method, or only the full policy, "
         "succeeded; p is McNemar's.",
         "Noise: same as the full policy's in every step, or, with another sampler, at the start only.",
@@ -46,17 +47,21 @@ def evaluation_blocks(results: Results, speed: Mapping[str, Latency], repeats: i
         f"{floor.mean:.3f} (first action, P95: {floor.first_p95:.3f}).",
         "Jerk and jump (between chunks) of the executed actions, in normalised units.",
     ]
-    if speed:
+    if timings is not None:
         notes.append(
-            f"Chunk Hz: timed apart from the rollouts, batch 1, one torch thread, median of {repeats} interleaved rounds; "
-            f"the plain policy makes {1 / speed[PLAIN].p50:.1f}."
+            f"Chunk Hz: timed apart from the rollouts, batch 1, one torch thread, median of {timings.rounds} interleaved rounds; "
+            f"the plain policy makes {hz(PLAIN)}."
         )
-    clocked = _clock_table(results) if results.clocked else ()
+    clocked = clock_blocks(results) if results.clocked else ()
     return pick_columns(_CLOSED, rows), pick_columns(_COST, rows, left=2), *clocked, Bullets(tuple(notes))
 
 
-def _clock_table(results: Results) -> tuple[Block, ...]:
-    """What rollouts on the clock were like, as means over a method's rollouts."""
+def clock_blocks(results: Results) -> tuple[Block, ...]:
+    """What rollouts on the clock were like, as means over a method's rollouts.
+
+    Args:
+        results: Of rollouts on the clock.
+    """
     clock = results.setting["clock"]
     rows = []
     for method in results.methods:
@@ -84,24 +89,20 @@ def _mean(values: Sequence[float | None], form: str) -> str:
     return form.format(sum(known) / len(known)) if known else ""
 
 
-def open_loop_blocks(
-    methods: Sequence[MethodRun], floor: ActionError, speed: Mapping[str, Latency], repeats: int, threads: int
-) -> tuple[Block, ...]:
+def open_loop_blocks(methods: Sequence[MethodRun], floor: ActionError, timings: Timings) -> tuple[Block, ...]:
     """Speed and action errors of methods beside the plain policy.
 
     Args:
         methods: As they ran.
         floor: The error between two runs of the full policy with different noise.
-        speed: Seconds per chunk by method, the plain policy among them.
-        repeats: How many rounds were timed.
-        threads: Of torch.
+        timings: Of these methods.
     """
     rows = [
         [
             "full precision" if row.name == PLAIN else row.name,
             row.engine,
-            f"{speed[row.name].p50 * 1e3:.0f}",
-            f"{speed[row.name].over(speed[PLAIN]):.1f}x",
+            f"{timings.ms(row.name):.0f}",
+            f"{timings.over(row.name, PLAIN):.1f}x",
             f"{row.flops / 1e9:.2f}",
             f"{row.reused:.0%}",
             "" if row.name == PLAIN else f"{row.error.mean:.3f}",
@@ -110,56 +111,48 @@ def open_loop_blocks(
     ]
     note = (
         "Action error: mean absolute difference to the full policy with the same noise, executed slice, normalised units. "
-        f"Noise floor (two full runs, different noise): {floor.mean:.3f}. Medians of {repeats} interleaved rounds, "
-        f"batch 1, {threads} torch thread{'s' if threads > 1 else ''}."
+        f"Noise floor (two full runs, different noise): {floor.mean:.3f}. Medians of {timings.rounds} rounds: "
+        f"{timings.setting}."
     )
     columns = ["method", "engine", "ms", "speed-up", "GFLOP", "reused", "action error"]
     return table(columns, rows, left=2), Paragraph(note)
 
 
-def closed_loop_blocks(results: Results, speed: Mapping[str, Latency], stored: Stored | None) -> tuple[Block, ...]:
+def closed_loop_blocks(results: Results, timings: Timings, stored: Stored | None) -> tuple[Block, ...]:
     """A short comparison in the simulator.
 
     Args:
         results: Of the rollouts.
-        speed: Seconds per chunk by method, the plain policy among them.
+        timings: Of the methods and the plain policy.
         stored: Results that ship with the package, if they are of this policy and task.
     """
     rows = []
     for row in summarise(results):
-        name, latency = row.method.name, speed[row.method.name]
+        name = row.method.name
         before = stored.of(method_named(name).portable_name) if stored else None
         rows.append(
             {
                 **cells(row),
                 "method": method_named(name).label,
-                "ms": f"{latency.p50 * 1e3:.0f}",
+                "ms": f"{timings.ms(name):.0f}",
                 "GFLOP": f"{row.method.flops / 1e9:.2f}",
-                "speed-up": f"{latency.over(speed[PLAIN]):.1f}x",
+                "speed-up": f"{timings.over(name, PLAIN):.1f}x",
                 "score": "" if row.score is None else f"{row.score.mean:.3f}",
                 DIFFERENCE: _counted(row.difference),
                 "stored, 95 %": _counted(before.difference if before else None),
             }
         )
-    columns = [
-        "method",
-        "engine",
-        "ms",
-        "speed-up",
-        "GFLOP",
-        "score",
-        DIFFERENCE,
-        *(["stored, 95 %"] if stored else []),
-    ]
+    columns = ["method", "engine", "ms", "speed-up", "GFLOP", "score", DIFFERENCE]
+    columns += ["stored, 95 %"] if stored else []
     task, source, setting = plain(results.task["name"]), results.policy["source"], results.setting
     notes = [
         f"Mean score of {setting['rollouts']} rollouts on {task} (test seeds from {setting['first_seed']}); the same episodes "
         f"for all, so differences are paired. So few rollouts leave the intervals wide: `blockcache eval {source}` runs more. "
-        f"Speed-up over the plain policy in torch, which takes {speed[PLAIN].p50 * 1e3:.0f} ms."
+        f"Speed-up over the plain policy in torch, which takes {timings.ms(PLAIN):.0f} ms."
     ]
     if results.failed:
         notes.append(f"The simulator failed in {results.failed} rollouts, which are left out.")
-    if any(method_named(name).tuned_in for name in speed):
+    if any(method_named(name).tuned_in for name in timings.seconds):
         notes.append(
             "Tuned: what `blockcache tune` chose for this policy, another sampler than its own (tuning.json in its directory)."
         )

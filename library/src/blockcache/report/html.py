@@ -24,9 +24,9 @@ from blockcache.report import chart as values
 from blockcache.report.document import Document, Table, charts, spans
 
 MOST_BYTES = 8_000_000
-"""Of a page: it is sent by mail and opened on a phone."""
+"""The largest page: it may be sent by mail and opened on a phone."""
 _LONG = 48
-"""Characters of a cell that is prose, and so may break into lines."""
+"""Cells with more characters than this are prose, and may break into lines."""
 
 
 def require_plotly() -> None:

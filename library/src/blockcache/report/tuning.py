@@ -10,6 +10,7 @@ from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.chart import Axis, Panel, Rule, Series
 from blockcache.report.document import Block, Bullets, Chart, Paragraph, plain
 from blockcache.report.methods import estimate, pick_columns
+from blockcache.results.losses import shipped_losses
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.tuning import Point, Tuning
 
@@ -65,16 +66,17 @@ def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
         f"Milliseconds: one chunk, batch 1, {rate}all interleaved in one run with the plain policy, which takes "
         f"{found.plain_ms:.1f} ms.",
         "Predicted loss: from how far the actions are from the policy's own as distributions, and how rough they are (docs/tune-and-check.md); a prediction. "
-        f"*{_BOUND}*: what a loss stays below with 90 % certainty; a loss to allow is judged by it where nothing is rolled out.",
+        f"*{_BOUND}*: what a loss stays below with 90 % certainty; a loss to allow is judged by it where nothing is rolled out. Learnt on {plain(shipped_losses().about)}.",
         _sampler_note(found.chosen),
         *(plain(note) + "." for note in found.notes),
     ]
     rows = [{**cells, "method": cells["name"]} for cells in _cells(found)]
     figures = pick_columns(["place", "method", "engine, threads", *_POINT, _ROLLOUTS], rows, left=3)
-    return (Paragraph(_answer(found)), figures, Bullets(tuple(notes)))
+    return (Paragraph(evidence(found)), figures, Bullets(tuple(notes)))
 
 
-def _answer(found: Tuning) -> str:
+def evidence(found: Tuning) -> str:
+    """What was chosen, for what, and what is known of its loss, as a few sentences."""
     chosen, goal = found.chosen, found.goal
     what = (
         f"**{plain(chosen.method)}** ({plain(chosen.engine)} engine, {chosen.threads} thread{'s' * (chosen.threads > 1)}): "
@@ -150,24 +152,13 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
         rule = Rule("x", goal.deadline_ms, f"deadline, {goal.deadline_ms:g} ms")
     else:
         rule = Rule("y", goal.loss or 0.0, f"a loss of {goal.loss:g}")
-    columns = [
-        "method",
-        "place",
-        "engine, threads",
-        "p50 ms",
-        "p95 ms",
-        "predicted loss",
-        _BOUND,
-        _ROLLOUTS,
-        "beyond spread",
-        "spread",
-    ]
+    columns = ["method", "place", "engine, threads", "p50 ms", "p95 ms", "predicted loss", _BOUND, _ROLLOUTS]
     return Chart(
         name,
         f"What tuning looked at, {plain(goal.text())}",
         f"{len(points)} points; chosen is {method_named(chosen.method).label} with {ms(chosen):.2f} ms ({judged}) and a loss of {chosen.expected_loss:.3f}.",
         (Panel(Axis(f"ms per chunk ({judged})", log=True), Axis("loss of score"), tuple(layers), "", (rule,)),),
-        pick_columns(columns, _cells(tuning)),
+        pick_columns([*columns, "beyond spread", "spread"], _cells(tuning)),
         f"Left is faster, lower is better; what loses more than {top:.2g} stands at the upper edge. {_JUDGED[judged]} The plain policy takes {tuning.plain_ms:.0f} ms. {source}".rstrip(),
     )  # fmt: skip
 

@@ -53,14 +53,15 @@ FORMAT = Format(
 class Analysis:
     """What was found of one policy.
 
-    source       the policy as it was named
-    fingerprint  what the policy was
-    blocks       in execution order
-    setting      seed, generations (calibrated on), observations (count and hash), command, machine
-    schedules    by name, how each schedule that sections speak of came to be
-    sections     by name, in the order of SECTIONS
-    absent       by name, why this policy has no such section
-    seconds      by name, how long each section took
+    Args:
+        source: The policy as it was named.
+        fingerprint: What the policy was.
+        blocks: In execution order.
+        setting: Seed, generations (calibrated on), observations (count and hash), command, machine.
+        schedules: By name, how each schedule that sections speak of came to be.
+        sections: By name, in the order of SECTIONS.
+        absent: By name, why this policy has no such section.
+        seconds: By name, how long each section took.
     """
 
     source: str

@@ -176,11 +176,13 @@ class FeatureMaps(AnalysisSection, name="features"):
 class Homogeneity(AnalysisSection, name="homogeneity"):
     """Cosine between the features of different episodes, each with noise of its own: all pairs, by block and step.
 
-    separate    whether the samples are known to be of different episodes
-    at          evenly spaced steps, for `mean`, `std`, `p05` and `p95` over the pairs
-    every_step  the mean over the pairs at all steps
-    one_noise   the same with one noise for all episodes, so that they differ by what was observed alone
-    block, step where `between` holds the cosine of every pair; `two` are two episodes' own similarity matrices of that block
+    Args:
+        separate: Whether the samples are known to be of different episodes.
+        at: Evenly spaced steps, for `mean`, `std`, `p05` and `p95` over the pairs.
+        every_step: The mean over the pairs at all steps.
+        one_noise: The same with one noise for all episodes, so that they differ by what was observed alone.
+        block, step: Where `between` holds the cosine of every pair; `two` are two episodes' own similarity matrices of
+            that block.
     """
 
     separate: bool

@@ -73,7 +73,9 @@ class Bench:
 _ROW = dict(keys_of(Measurement))
 _RUN = {**keys_of(Bench), "rows": list_of(Fields(_ROW, {"samples_ms": _ROW.pop("samples_ms")}))}
 _ENCODER = {"encoder": list_of(Fields(keys_of(EncoderTime)))}
-FORMAT = Format("blockcache.bench", "benchmark", {**_RUN, **_ENCODER}, optional=("made_by", "encoder"))
+FORMAT = Format(
+    "blockcache.bench", "benchmark", {**_RUN, **_ENCODER, "command": str}, optional=("made_by", "encoder", "command")
+)
 
 _KIND = Fields({"kind": str, "nodes": Count, "ms": _Time, "gflops": float | None})
 _ENGINES = Fields(dict.fromkeys(("patched", "loop", "onnx_1", "onnx_n"), float))

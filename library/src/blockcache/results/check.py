@@ -99,7 +99,8 @@ class Check(OfPolicy):
             return Prediction(
                 predicted_loss(self.distances, self.setting["features"]), None, "the file is of an earlier version"
             )
-        return predict_loss(self.features, self.fingerprint.family or "", self.setting["actions"])
+        chunks = self.setting["observations"] * self.setting["samples"]
+        return predict_loss(self.features, self.fingerprint.family or "", self.setting["actions"], chunks)
 
     @property
     def loss(self) -> float:

@@ -18,11 +18,12 @@ from blockcache.measure.distance import Distances
 class Modes:
     """Over the observations at which the reference has two modes.
 
-    forks      how many of all observations are forks
-    reference  mean share of the samples in the smaller mode, by the reference
-    found      the same by the method, counted in the reference's modes
-    apart      mean absolute difference of the two shares, observation by observation
-    dropped    forks at which the method never takes the smaller mode
+    Args:
+        forks: How many of all observations are forks.
+        reference: Mean share of the samples in the smaller mode, by the reference.
+        found: The same by the method, counted in the reference's modes.
+        apart: Mean absolute difference of the two shares, observation by observation.
+        dropped: Forks at which the method never takes the smaller mode.
     """
 
     forks: int

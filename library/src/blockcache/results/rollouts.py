@@ -15,12 +15,12 @@ The file says nothing of when or how fast: the same evaluation gives the same by
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, TypeAlias
 
 from blockcache.errors import BlockcacheError
-from blockcache.files import Count, Fields, Format, JsonFile, PathLike, dict_of, exists, keys_of
+from blockcache.files import NEWER, Count, Fields, Format, JsonFile, PathLike, dict_of, exists, keys_of
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.measure.action_error import ActionError
 
@@ -29,6 +29,7 @@ PLAIN = "plain policy"  # among timings: the policy as it comes
 EAGER = "eager"  # among engines: torch itself, which runs the policy as it comes
 GROUP, GENERATIONS = 10, 16  # rollouts run as one batch, observations to calibrate on; unless somebody asks otherwise
 FRESH_SEEDS = 50_000  # from a task's first test seed: for what was chosen on others
+SETTLED = "until_settled"  # in the setting: methods have as many rollouts as their verdicts took
 OBSERVATIONS, SAMPLES = 48, 16  # of a check, unless somebody asks otherwise: observations are worth more than samples
 
 
@@ -68,10 +69,12 @@ class MethodRun:
     flops: Count
     reused: float
     error: ActionError
+    execution: Mapping[str, Any] | None = field(default=None, metadata={NEWER: True})  # what is not as the policy says
 
     def same(self, other: Mapping[str, Any]) -> bool:
         """Whether a candidate's description is what this ran."""
-        return {"engine": self.engine, "sampler": self.sampler, "reuse": self.reuse} == dict(other)
+        executed = {} if self.execution is None else {"execution": self.execution}
+        return {"engine": self.engine, "sampler": self.sampler, "reuse": self.reuse, **executed} == dict(other)
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,12 @@ class Clocked:
 _COUNTS = dict.fromkeys(("first_seed", "rollouts", "group", "open_loop_observations"), Count)
 _TIMES = Fields({}, {"chunks": Count, "median_ms": float})  # neither where each call was timed as it was made
 _CLOCK = Fields(
-    {"rate": float, "replan": Count, "mode": str, "latency": dict_of(_TIMES)}, {"rtc": bool, "overlap": Count}
+    {"rate": float, "replan": Count, "mode": str, "latency": dict_of(_TIMES)},
+    {"rtc": bool, "overlap": Count, "hold": bool},
 )
 _Setting: TypeAlias = Annotated[
-    Mapping[str, Any], Fields({**_COUNTS, "calibration": Calibration}, {"noise": str, "clock": _CLOCK}, others=True)
+    Mapping[str, Any],
+    Fields({**_COUNTS, "calibration": Calibration}, {"noise": str, "clock": _CLOCK, SETTLED: bool}, others=True),
 ]
 
 
@@ -146,6 +151,11 @@ class Results(OfPolicy):
     @property
     def failed(self) -> int:
         return sum(record.error is not None for record in self.records)
+
+    @property
+    def rollouts(self) -> set[tuple[str, int]]:
+        """What there is a record of: method and seed."""
+        return {(record.method, record.seed) for record in self.records}
 
     def of(self, method: str) -> dict[int, Record]:
         """A method's records by seed."""

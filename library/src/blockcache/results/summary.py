@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blockcache.measure.sequences import valid_interval
 from blockcache.measure.statistics import Estimate, McNemar, mcnemar, mean_interval, paired_difference
-from blockcache.results.rollouts import BASELINE, MethodRun, Record, Results
+from blockcache.results.rollouts import BASELINE, SETTLED, MethodRun, Record, Results
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class MethodSummary:
 
 
 def summarise(results: Results) -> tuple[MethodSummary, ...]:
-    baseline = results.of(BASELINE)
-    return tuple(_row(method, results.of(method.name), baseline) for method in results.methods)
+    """Differences of rollouts that ended when they sufficed have intervals that allow for that."""
+    baseline, stopped = results.of(BASELINE), bool(results.setting.get(SETTLED))
+    return tuple(_row(method, results.of(method.name), baseline, stopped) for method in results.methods)
 
 
 def most_rollouts(rows: Iterable[MethodSummary]) -> dict[str, MethodSummary]:
@@ -47,17 +49,19 @@ def most_rollouts(rows: Iterable[MethodSummary]) -> dict[str, MethodSummary]:
     return found
 
 
-def _row(method: MethodRun, records: dict[int, Record], baseline: dict[int, Record]) -> MethodSummary:
+def _row(method: MethodRun, records: dict[int, Record], baseline: dict[int, Record], stopped: bool) -> MethodSummary:
     done = [record for record in records.values() if record.error is None]
     pairs = [(a, b) for seed, a in records.items() if (b := baseline.get(seed)) and a.error is b.error is None]
     compared = method.name != BASELINE and len(pairs) > 0
     found, expected = [a for a, _ in pairs], [b for _, b in pairs]
+    one, other = _scores(found), _scores(expected)
+    interval = valid_interval(np.subtract(one, other)) if stopped and compared else None
     return MethodSummary(
         method=method,
         failed=len(records) - len(done),
         score=mean_interval(_scores(done)) if done else None,
         success=mean_interval(_successes(done)) if done else None,
-        difference=paired_difference(_scores(found), _scores(expected)) if compared else None,
+        difference=interval or (paired_difference(one, other) if compared else None),
         discordant=mcnemar(_successes(found), _successes(expected)) if compared else None,
         jerk=_mean([record.jerk for record in done]),
         jump=_mean([record.jump for record in done]),

@@ -62,6 +62,11 @@ class Timings(JsonFile):
             raise ValueError("all methods are timed in the same rounds, got different numbers of them")
         return cls(**content, seconds=seconds)
 
+    @property
+    def rounds(self) -> int:
+        """How often each method was timed."""
+        return len(next(iter(self.seconds.values())).seconds)
+
     def ms(self, method: str) -> float | None:
         """A method's median in milliseconds; None where it was not timed."""
         return self.seconds[method].p50 * 1e3 if method in self.seconds else None

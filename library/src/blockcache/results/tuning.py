@@ -20,7 +20,7 @@ from blockcache.results.rollouts import OfPolicy, PolicyOrigin
 MARGIN = 0.5
 """A prediction scatters, so that half of the loss that a user allows is kept in hand until rollouts tell."""
 NEAR = 1.1
-"""Times within this factor are not told apart on a machine that has other things to do as well."""
+"""Times within this factor are not told apart: a machine does other things as well."""
 
 
 class TuningError(BlockcacheError):
@@ -31,9 +31,10 @@ class TuningError(BlockcacheError):
 class Goal:
     """What is wanted: the least loss within a deadline, or the least time within a loss. Exactly one of them.
 
-    deadline_ms  that 95 of 100 chunks must keep
-    loss         of the score that may be lost at most
-    spread       how much of the actions' spread must be kept, as a share: (lowest, highest); None leaves it free
+    Args:
+        deadline_ms: That 95 of 100 chunks must keep.
+        loss: Of the score that may be lost at most.
+        spread: How much of the actions' spread must be kept, as a share: (lowest, highest); None leaves it free.
     """
 
     deadline_ms: float | None = None
@@ -128,7 +129,7 @@ def front(points: Iterable[Point], ms: Callable[[Point], float] = attrgetter("p5
 
 
 def promising(points: Sequence[Point], goal: Goal, count: int) -> tuple[Point, ...]:
-    """The points that are worth a longer look: the front around the goal first, then what the goal wants next."""
+    """The points that are worth a longer trial: the front around the goal first, then what the goal wants next."""
     on_front = sorted(front(points), key=goal.order)
     rest = sorted((point for point in points if point not in on_front), key=goal.order)
     return tuple((on_front + rest)[:count])
@@ -148,15 +149,16 @@ def choose(points: Sequence[Point], goal: Goal) -> Point:
 class Tuning(OfPolicy):
     """The outcome of one tuning.
 
-    policy    where it came from, and its fingerprint
-    goal      what was wanted
-    setting   seeds, observations, minutes and so on: what else the figures depend on
-    machine   what the times were measured on
-    plain_ms  one chunk of the plain policy, timed in turn with the points
-    points    what was looked at for long, and the rest of the front as it was glanced at (`chunks` tells which)
-    chosen    the name of the method that was chosen, and its threads
-    fresh     its paired difference on seeds that nobody chose by, where there were rollouts
-    notes     what a reader should know, such as what there was no time for
+    Args:
+        policy: Where it came from, and its fingerprint.
+        goal: What was wanted.
+        setting: Seeds, observations, minutes and so on: what else the figures depend on.
+        machine: What the times were measured on.
+        plain_ms: One chunk of the plain policy, timed in turn with the points.
+        points: Those of a long trial, and the rest of the front by its first, short one (`chunks` tells which).
+        chosen: The name of the method that was chosen, and its threads.
+        fresh: Its paired difference on seeds that nothing was chosen on, where there were rollouts.
+        notes: What a reader should know, such as what there was no time for.
     """
 
     policy: PolicyOrigin

@@ -75,5 +75,4 @@ def stretched_schedule(name: str, blocks: Sequence[Block], steps: int) -> Schedu
 @cache
 def _printed() -> dict[str, Any]:
     text = resources.files("blockcache").joinpath("assets", "published_schedules.json").read_text("utf-8")
-    value: dict[str, Any] = json.loads(text)
-    return value
+    return json.loads(text)

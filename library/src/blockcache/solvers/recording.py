@@ -5,8 +5,9 @@ A frozen value with a safetensors file format (docs/file-formats.md). Knows noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from blockcache.errors import RecordingError, short, shortened
 from blockcache.files import Count, Format, PathLike, expect_keys
 from blockcache.fingerprint import Fingerprint
 from blockcache.schedule.schedule import MOST_STEPS, checked_origin
-from blockcache.solvers.metrics import METRICS
 
 FORMAT = Format(
     "blockcache.recording",
@@ -116,8 +116,7 @@ class Recording:
         names = [item.name for item in self.blocks]
         if block not in names:
             raise RecordingError(f"no block {block!r} in this recording, it has {names[0]} to {names[-1]}")
-        matrix: Array = self.matrices[metric][names.index(block)]
-        return matrix
+        return self.matrices[metric][names.index(block)]
 
     def save(self, path: PathLike) -> None:
         """Write the safetensors file, atomically."""
@@ -148,3 +147,51 @@ class Recording:
                 matrices=matrices,
                 action_costs=tensors.get(_COSTS),
             )
+
+
+# -- how alike a block's outputs are at different steps: (K, F) features -> (K, K), symmetric
+
+
+def cosine(features: Array) -> Array:
+    """Cosine similarity. Two zero vectors are equal (1); a zero vector resembles nothing else (0)."""
+    norms = np.linalg.norm(features, axis=1)
+    unit = features / np.where(norms > 0, norms, 1.0)[:, None]
+    # |a - b|^2 = 2 - 2 cos for unit vectors; a matrix product would wait for BLAS threads, 60 times longer on a busy CPU
+    similarity: Array = np.clip(1.0 - _pairs(unit, "sqeuclidean") / 2, -1.0, 1.0)
+    zero = norms == 0
+    similarity[zero] = similarity[:, zero] = 0.0
+    similarity[np.ix_(zero, zero)] = 1.0
+    np.fill_diagonal(similarity, 1.0)
+    return similarity
+
+
+def mse(features: Array) -> Array:
+    """Mean squared difference."""
+    return _distances(features, "sqeuclidean")
+
+
+def l1(features: Array) -> Array:
+    """Mean absolute difference."""
+    return _distances(features, "cityblock")
+
+
+def wasserstein(features: Array) -> Array:
+    """Wasserstein-1 distance between the values of two features: mean absolute difference once both are sorted."""
+    return _distances(np.sort(features, axis=1), "cityblock")
+
+
+METRICS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
+    {"cosine": cosine, "mse": mse, "l1": l1, "wasserstein": wasserstein}
+)
+SIMILARITIES = frozenset({"cosine"})
+"""Metrics that are maximised; the others are distances."""
+
+
+def _distances(features: Array, kind: str) -> Array:
+    return _pairs(features, kind) / features.shape[1]
+
+
+def _pairs(features: Array, kind: str) -> Array:
+    from scipy.spatial.distance import pdist, squareform  # here: the names of metrics need not wait for it
+
+    return squareform(pdist(features, kind))

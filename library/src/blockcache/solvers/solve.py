@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from blockcache.errors import RecordingError, ScheduleError
 from blockcache.schedule import Schedule, generation_flops
 from blockcache.solvers.bac import Segments, adaptive, bubbling_union, consecutive, uniform
-from blockcache.solvers.metrics import METRICS, SIMILARITIES
-from blockcache.solvers.recording import Recording
+from blockcache.solvers.recording import METRICS, SIMILARITIES, Recording
 
 UPDATES, UNION, BUDGET = 10, 5, 0.15
 PAPER_METHODS = ("bac", "blockwise", "unified", "uniform")

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from blockcache.errors import TaskError, entry_failure
 from blockcache.extras import how_to_install
+from blockcache.tasks.variants import Changed, Variant, split
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Tree: TypeAlias = Any
@@ -95,10 +96,11 @@ class Task(Protocol):
 class TaskEntry:
     """A task that can be found by name. Factories are "module:name", so that the simulator is imported only when needed.
 
-    spec          the facts
-    factory       makes a Task from the spec
-    expert        makes an Expert from a Task in which an episode has begun, where the simulator has one
-    distribution  the package whose extra `spec.extra` brings the simulator
+    Args:
+        spec: The facts.
+        factory: Makes a Task from the spec.
+        expert: Makes an Expert from a Task in which an episode has begun, where the simulator has one.
+        distribution: The package whose extra `spec.extra` brings the simulator.
     """
 
     spec: TaskSpec
@@ -122,20 +124,22 @@ def task_spec(name: str) -> TaskSpec:
     """The facts of a task, without its simulator.
 
     Args:
-        name: One of `task_names()`.
+        name: One of `task_names()`, perhaps with a suffix that makes it harder (`tasks.variants`).
     """
-    return _find(name).spec
+    own, variant = split(name)
+    return variant.spec(_find(own).spec, name)
 
 
 def make_task(name: str) -> Task:
     """A fresh simulator of the task; if it is not installed, the error names the extra that brings it.
 
     Args:
-        name: One of `task_names()`.
+        name: As `task_spec` takes it.
     """
-    entry = _find(name)
+    own, variant = split(name)
+    entry = _find(own)
     task: Task = _factory(entry, entry.factory)(entry.spec)
-    return task
+    return task if variant == Variant() else Changed(task, variant, name)
 
 
 def expert_factory(name: str) -> Callable[[Task], Expert]:

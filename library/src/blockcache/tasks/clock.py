@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from blockcache.errors import TaskError
 from blockcache.observations import stacked
 from blockcache.tasks.base import Array, Task
 from blockcache.tasks.rollout import Episode, Rollout, episodes_of
-from blockcache_runtime.chunks import ChunkTimeline, Counters, Previous, check_horizon
+from blockcache_runtime.chunks import ChunkTimeline, Counters, Previous, Watcher, check_horizon
 
 Answer: TypeAlias = Callable[[Any, Sequence[int], Sequence[int], Previous | None], Array]
 """(observations of some episodes (n, n_obs_steps, ...), their places, the index of the chunk of each, what is known of the
@@ -38,6 +38,7 @@ class Clock:
         stop: Stop and think, instead of asynchronous.
         rtc: Whether a chunk is told of the one before it (real-time chunking).
         overlap: With `rtc`: up to which action the old chunk pulls the new one; 0 for what is committed alone.
+        hold: Whether a chunk may run out before the next one arrives, its last action held meanwhile; refused otherwise.
     """
 
     rate: float
@@ -46,6 +47,7 @@ class Clock:
     stop: bool = False
     rtc: bool = False
     overlap: int = 0
+    hold: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < math.inf:
@@ -72,11 +74,12 @@ class Clock:
         return math.ceil(seconds * self.rate - 1e-9)
 
     def check(self, actions: int) -> None:
-        """Refuse chunks of so few actions that none lasts until the next arrives, even after the shortest latency."""
+        """Refuse chunks of so few actions that none lasts until the next arrives, even after the shortest latency, unless
+        the last one may be held."""
         if self.stop:
             if self.replan > actions:
                 raise TaskError(f"a chunk has {actions} actions, so that {self.replan} of each cannot be executed")
-        elif self.seconds is not None:
+        elif self.seconds is not None and not self.hold:
             check_horizon(actions, self.replan, self.ticks(min(self.seconds)))
 
     def describe(self) -> dict[str, Any]:
@@ -84,7 +87,8 @@ class Clock:
         latency = "live" if self.seconds is None else list(self.seconds)
         mode = "stop and think" if self.stop else "asynchronous"
         about: dict[str, Any] = {"rate": self.rate, "replan": self.replan, "seconds": latency, "mode": mode}
-        return about | ({"rtc": True, "overlap": self.overlap} if self.rtc else {})
+        told = {"rtc": True, "overlap": self.overlap} if self.rtc else {}
+        return about | told | ({"hold": True} if self.hold else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +116,7 @@ def clocked_rollout(
     *,
     n_obs_steps: int,
     on_step: Callable[[Sequence[Task]], None] | None = None,
+    watchers: Mapping[int, Watcher] | None = None,
 ) -> tuple[ClockedRollout, ...]:
     """Run one episode for each seed on the clock, and return their records in the same order.
 
@@ -124,9 +129,10 @@ def clocked_rollout(
         clock: How time passes.
         n_obs_steps: How many observations `answer` sees of each episode; the first one is repeated at the start.
         on_step: Sees the simulators after the start and after every tick, for videos.
+        watchers: By seed, told what is seen, planned and done in that episode.
     """
     with episodes_of(task_factory, seeds, n_obs_steps) as episodes:
-        clocked = [_Clocked(episode, clock) for episode in episodes]
+        clocked = [_Clocked(episode, clock, (watchers or {}).get(episode.seed)) for episode in episodes]
         tasks = [episode.task for episode in episodes]
         for episode in episodes:
             episode.reset()
@@ -175,17 +181,17 @@ def _stacked(told: Sequence[Previous | None], size: int) -> Previous | None:
 class _Clocked:
     """An episode, its timeline, and the chunk that is under way."""
 
-    def __init__(self, episode: Episode, clock: Clock) -> None:
-        self.episode, self.clock = episode, clock
-        self.timeline = ChunkTimeline(clock.replan, stop=clock.stop, overlap=clock.overlap)
+    def __init__(self, episode: Episode, clock: Clock, watcher: Watcher | None) -> None:
+        self.episode, self.clock, self._watcher = episode, clock, watcher
+        self.timeline = ChunkTimeline(clock.replan, stop=clock.stop, overlap=clock.overlap, watcher=watcher)
         self.chunks, self.seams = 0, list[int]()
         self.first_tick: int | None = None
-        self._coming: tuple[int, Array] | None = None
+        self._coming: tuple[int, Array, float] | None = None
 
     def wants_chunk(self, tick: int) -> bool:
         """With the chunk that arrives at this tick taken, if one does."""
         if self._coming is not None and self._coming[0] <= tick:
-            self.timeline.arrive(tick, self._coming[1])
+            self._arrive(tick, *self._coming[1:])
             self._coming = None
         return self.timeline.wants_chunk(tick)
 
@@ -193,11 +199,16 @@ class _Clocked:
         seconds = measured if self.clock.seconds is None else self.clock.latency(self.episode.seed, self.chunks)
         self.chunks += 1
         if late := self.clock.ticks(seconds):
-            self._coming = tick + late, chunk
+            self._coming = tick + late, chunk, seconds
         else:
-            self.timeline.arrive(tick, chunk)
+            self._arrive(tick, chunk, seconds)
+
+    def _arrive(self, tick: int, chunk: Array, seconds: float) -> None:
+        self.timeline.arrive(tick, chunk, {"latency_ms": seconds * 1e3})
 
     def step(self, tick: int) -> None:
+        if self._watcher is not None:
+            self._watcher.observed(tick, self.episode.history[-1])
         due = self.timeline.act(tick)
         if due.action is None:
             return

@@ -66,6 +66,10 @@ class PushT:
         self._env.space.step(self._env.dt)  # as after any reset: contacts that exist at the start take effect
         return self._begin()
 
+    def move_goal(self, right: float, down: float) -> None:
+        """Move the goal of this episode by so many pixels; the next one has it where it always was."""
+        self._env.goal_pose = self._env.goal_pose + np.array([right, down, 0.0])
+
     @property
     def state(self) -> npt.NDArray[np.float64]:
         """(agent x, y, block x, y, angle in [0, 2 pi))."""

@@ -5,7 +5,7 @@ What `act` is does not matter here, so that a baseline and its accelerated form 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from blockcache.errors import TaskError
 from blockcache.observations import stacked
 from blockcache.tasks.base import Array, Task, TaskSpec, Tree
+from blockcache_runtime.chunks import Due, Watcher
 
 # (observations (B, n_obs_steps, obs_dim), or such arrays by name, and the index of the chunk)
 # -> actions (B, n_action_steps, action_dim)
@@ -42,6 +43,7 @@ def rollout(
     n_obs_steps: int,
     n_action_steps: int,
     on_step: Callable[[Sequence[Task]], None] | None = None,
+    watchers: Mapping[int, Watcher] | None = None,
 ) -> tuple[Rollout, ...]:
     """Run one episode for each seed, all in one batch of fixed size, and return their records in the same order.
 
@@ -55,11 +57,12 @@ def rollout(
         n_obs_steps: How many observations `act` sees of each episode; the first one is repeated at the start.
         n_action_steps: How many actions `act` gives at a time; all of them are executed.
         on_step: Sees the simulators after the start and after every step, for videos.
+        watchers: By seed, told what is seen, planned and done in that episode; a tick is an executed action.
     """
     if n_obs_steps < 1 or n_action_steps < 1:
         raise TaskError(f"a rollout needs at least 1 step of each, got {n_obs_steps=} and {n_action_steps=}")
     with episodes_of(task_factory, seeds, n_obs_steps) as episodes:
-        return _run(episodes, act, n_action_steps, on_step or (lambda tasks: None))
+        return _run(episodes, act, n_action_steps, on_step or (lambda tasks: None), watchers or {})
 
 
 @contextmanager
@@ -164,7 +167,11 @@ def _finite(array: Array) -> npt.NDArray[np.float32]:
 
 
 def _run(
-    episodes: Sequence[Episode], act: Act, n_action_steps: int, on_step: Callable[[Sequence[Task]], None]
+    episodes: Sequence[Episode],
+    act: Act,
+    n_action_steps: int,
+    on_step: Callable[[Sequence[Task]], None],
+    watchers: Mapping[int, Watcher],
 ) -> tuple[Rollout, ...]:
     tasks = [episode.task for episode in episodes]
     for episode in episodes:
@@ -176,8 +183,14 @@ def _run(
         expected = (len(episodes), n_action_steps, tasks[0].spec.action_dim)
         if actions.shape != expected:
             raise TaskError(f"the policy's actions have shape {actions.shape}, task and rollout need {expected}")
+        for episode, planned in zip(episodes, actions, strict=True):
+            if episode.seed in watchers and not episode.over:
+                watchers[episode.seed].planned(len(episode.actions), len(episode.actions), planned, {})
         for moment in range(n_action_steps):
             for episode, action in zip(episodes, actions[:, moment], strict=True):
+                if episode.seed in watchers and not episode.over:
+                    watchers[episode.seed].observed(len(episode.actions), episode.history[-1])
+                    watchers[episode.seed].acted(len(episode.actions), Due(action))
                 episode.step(action)
             on_step(tasks)
         chunk += 1

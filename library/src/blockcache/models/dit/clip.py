@@ -136,8 +136,7 @@ class ClipEncoder(nn.Module):
                 f"the observation {TOKENS!r} holds token ids outside 0 to {self.config.words - 1}, which the policy's text "
                 "encoder does not know; tokenise with the policy's own tokenizer"
             )
-        said: Tensor = self.text_encoder(ids, mask.round().long())
-        return said
+        return self.text_encoder(ids, mask.round().long())
 
     def network(self, place: int) -> nn.Module:
         """CLIP's vision transformer for the camera at this place."""
@@ -171,8 +170,7 @@ class _Vision(nn.Module):
         self.model = _inner(model, "vision_model")
 
     def forward(self, frames: Tensor) -> Tensor:  # (n, 3, side, side) -> (n, width)
-        seen: Tensor = self.model(pixel_values=frames).last_hidden_state[:, 0]
-        return seen
+        return self.model(pixel_values=frames).last_hidden_state[:, 0]
 
 
 class _Text(nn.Module):
@@ -201,14 +199,12 @@ class _Text(nn.Module):
         self.projection = nn.Linear(tower.width, features)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:  # (B, tokens) both -> (B, features)
-        said: Tensor = self.projection(self.text_encoder(input_ids=tokens, attention_mask=mask).pooler_output)
-        return said
+        return self.projection(self.text_encoder(input_ids=tokens, attention_mask=mask).pooler_output)
 
 
 def _inner(model: Any, name: str) -> nn.Module:
     """Before version 5 of transformers the network was one module further in; so names are the same with every version."""
-    found: nn.Module = getattr(model, name, model)
-    return found
+    return getattr(model, name, model)
 
 
 def cut(frames: Tensor, resize: Sides | None, crop: Sides | None) -> Tensor:

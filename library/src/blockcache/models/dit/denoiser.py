@@ -100,8 +100,7 @@ class RotaryAttention(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, d / heads) each
         q, k = self.rope(q, k)
         attended = F.scaled_dot_product_attention(q, k, v)
-        out: Tensor = self.out_proj(attended.transpose(1, 2).reshape(batch, tokens, width))
-        return out
+        return self.out_proj(attended.transpose(1, 2).reshape(batch, tokens, width))
 
 
 class Layer(nn.Module):
@@ -134,8 +133,7 @@ def run_layer(layer: Any, route: Callable[[int, Callable[[], Tensor]], Tensor], 
         part.unsqueeze(1) for part in layer.adaLN_modulation(features).chunk(CHUNKS, dim=1)
     )
     x = x + gate * route(0, lambda: _attend(layer, layer.norm1(x) * (1 + scale) + shift))
-    out: Tensor = x + mlp_gate * route(1, lambda: layer.mlp(layer.norm2(x) * (1 + mlp_scale) + mlp_shift))
-    return out
+    return x + mlp_gate * route(1, lambda: layer.mlp(layer.norm2(x) * (1 + mlp_scale) + mlp_shift))
 
 
 def computed(place: int, compute: Callable[[], Tensor]) -> Tensor:
@@ -145,8 +143,7 @@ def computed(place: int, compute: Callable[[], Tensor]) -> Tensor:
 
 def _attend(layer: Any, h: Tensor) -> Tensor:
     attention = attention_of(layer)
-    attended: Tensor = attention(h, h, h)[0] if isinstance(attention, nn.MultiheadAttention) else attention(h)
-    return attended
+    return attention(h, h, h)[0] if isinstance(attention, nn.MultiheadAttention) else attention(h)
 
 
 class DiT(nn.Module):
@@ -190,8 +187,7 @@ class DiT(nn.Module):
             stream = stream + self.pos_embedding[:, : x.shape[1]]
         for layer in self.transformer_blocks:
             stream = layer(stream, features)
-        out: Tensor = self.output_proj(stream)
-        return out
+        return self.output_proj(stream)
 
 
 def embed_time(time_mlp: nn.Sequential, times: Tensor) -> Tensor:

@@ -25,7 +25,20 @@ from blockcache.models.policy_files import CONFIG, FORMAT, WEIGHTS, config_file,
 from blockcache.samplers import Euler, SamplerConfig
 from blockcache.samplers.diffusers import from_config
 
-TYPE, UNET = "multi_task_dit", "diffusion"
+TYPE, PLUGIN = "multi_task_dit", "blockcache"
+_KINDS = {
+    "diffusion": "a U-Net: it has convolutions and no transformer blocks whose outputs could be kept",
+    "act": "a transformer that gives its chunk at once: there are no denoising steps between which outputs could be kept",
+    "vqbet": "a transformer that chooses among coded actions at once, without denoising steps",
+    "tdmpc": "a world model of small networks that plans by trying actions, no transformer",
+    **dict.fromkeys(("sac", "gaussian_actor"), "an actor of small networks, trained by reinforcement, no transformer"),
+    "pi0_fast": "a vision-language model that writes actions as tokens, one after the other, without denoising steps",
+    **dict.fromkeys(
+        ("pi0", "pi05", "smolvla", "groot", "xvla", "wall_x"),
+        "a vision-language model whose action expert takes few steps of flow matching; most of its time goes elsewhere",
+    ),
+}
+"""What other policies of LeRobot's are, so that a refusal says why."""
 STATE, ACTION = "observation.state", "action"
 _FEATURE = Fields({"type": str, "shape": list[int]})
 _DIFFUSION = (
@@ -104,17 +117,23 @@ def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """LeRobot's settings with its defaults filled in; a policy that is no DiT, or one of an unknown version, is refused."""
     kind = config["type"]
-    if kind == UNET:
+    if kind == PLUGIN:
         raise PolicyError(
-            "this is LeRobot's 'diffusion' policy, a U-Net: it has convolutions and no transformer blocks whose outputs "
-            f"could be kept; of LeRobot's policies this opens those of type {TYPE!r}"
+            "this directory was made of a LeRobot policy for LeRobot's commands (--policy.path); name the original's "
+            "directory, or the export policy.onnx in this one"
         )
     if kind != TYPE:
-        raise PolicyError(f"LeRobot's policies of type {short(kind)} are not known; this opens those of type {TYPE!r}")
-    unknown = sorted(set(config) - set(_DEFAULTS) - set(_IDLE))
-    if unknown:
+        what = _KINDS.get(kind) if isinstance(kind, str) else None
+        this = (
+            f"this is LeRobot's {kind!r} policy, {what}"
+            if what
+            else f"LeRobot's policies of type {short(kind)} are not known"
+        )
+        raise PolicyError(f"{this}; of LeRobot's policies this opens those of type {TYPE!r}")
+    others = sorted(set(config) - set(_DEFAULTS) - set(_IDLE))
+    if others:
         raise PolicyError(
-            f"LeRobot's config holds settings of a version that is not known: {shortened(', '.join(unknown), 100)}; known "
+            f"LeRobot's config holds settings of a version that is not known: {shortened(', '.join(others), 100)}; known "
             f"are those of {TYPE} as of August 2026 ({', '.join(sorted(_DEFAULTS))})"
         )
     read(Fields({}, dict.fromkeys(_SIZES, int), others=True), config)
@@ -186,30 +205,29 @@ def _encoder(settings: Mapping[str, Any], shapes: Mapping[str | None, tuple[int,
         resize=resize,
         crop=crop,
         shared=shared,
-        patch=_shape(shapes, f"{vision}.embeddings.patch_embedding.weight", 4)[-1] if cameras else 1,
-        vision=_tower(shapes, vision) if cameras else None,
-        text=_tower(shapes, text),
-        words=_shape(shapes, f"{text}.embeddings.token_embedding.weight", 2)[0],
+        patch=shape_of(shapes, f"{vision}.embeddings.patch_embedding.weight", 4)[-1] if cameras else 1,
+        vision=tower_of(shapes, vision) if cameras else None,
+        text=tower_of(shapes, text),
+        words=shape_of(shapes, f"{text}.embeddings.token_embedding.weight", 2)[0],
         tokens=settings["tokenizer_max_length"],
     )
 
 
 def _sides(given: Any) -> tuple[int, int] | None:
-    sides: tuple[int, int] | None = read(tuple[int, int] | None, given, "image_shape")
-    return sides
+    return read(tuple[int, int] | None, given, "image_shape")
 
 
-def _tower(shapes: Mapping[str | None, tuple[int, ...]], prefix: str) -> Tower:
+def tower_of(shapes: Mapping[str | None, tuple[int, ...]], prefix: str) -> Tower:
     """CLIP's sizes; its heads, of which no tensor tells, have 64 numbers each in all of OpenAI's."""
-    places, width = _shape(shapes, f"{prefix}.embeddings.position_embedding.weight", 2)
+    places, width = shape_of(shapes, f"{prefix}.embeddings.position_embedding.weight", 2)
     layers = 0
     while f"{prefix}.encoder.layers.{layers}.mlp.fc1.weight" in shapes:
         layers += 1
-    hidden = _shape(shapes, f"{prefix}.encoder.layers.0.mlp.fc1.weight", 2)[0]
+    hidden = shape_of(shapes, f"{prefix}.encoder.layers.0.mlp.fc1.weight", 2)[0]
     return Tower(width=width, layers=layers, heads=max(1, width // 64), hidden=hidden, places=places)
 
 
-def _shape(shapes: Mapping[str | None, tuple[int, ...]], name: str, axes: int) -> tuple[int, ...]:
+def shape_of(shapes: Mapping[str | None, tuple[int, ...]], name: str, axes: int) -> tuple[int, ...]:
     if len(found := shapes.get(name, ())) != axes:
         raise PolicyError(f"the weights do not fit the policy's config: missing {name}")
     return found

@@ -167,8 +167,7 @@ class DiTPolicy(OwnPolicy):
         return encoder.say(found[TOKENS], found[MASK])
 
     def denoiser_output(self, x: Tensor, t: Tensor, conditions: Tensor) -> Tensor:
-        out: Tensor = self.noise_predictor(x, t, conditions)
-        return out
+        return self.noise_predictor(x, t, conditions)
 
     def actions(self, sample: Tensor, observed: Mapping[str, Tensor]) -> Tensor:
         return self.normalizer.action.unnormalize(sample)

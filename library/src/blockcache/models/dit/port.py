@@ -26,18 +26,16 @@ from blockcache.models.dit.clip import FEATURE, MASK, TOKENS
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.dit.program import CONDITIONING, DiTProgram
 from blockcache.models.dit.vision import with_encoders
-from blockcache.models.modules import check_not_compiled
+from blockcache.models.modules import check_not_compiled, check_program
 from blockcache.models.normalizer import ShiftedField
-from blockcache.models.own_port import OwnPort
-from blockcache.models.port import Port, required
+from blockcache.models.own_policy import OwnPort
+from blockcache.models.port import Port
 from blockcache.models.program import Program, UnsupportedError
-from blockcache.models.sampling import Sampling, denoise
-from blockcache.models.weights import check_program
+from blockcache.models.sampling import Sampling, denoise, scheduler_settings
 from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import Euler, SamplerConfig
 
 STATE, IMAGES = "observation.state", "observation.images"
-_CONSTANT = 1e6  # scales beyond this are those of numbers that never changed in the data
 _ENTRIES = ("_generate_actions", "predict_action_chunk")
 """LeRobot's `predict_action_chunk` looks into queues that `select_action` fills, and hands what it finds there to the
 first of these, which looks at its argument alone; so that is one generation, whoever calls for it."""
@@ -68,21 +66,6 @@ class DiTPort(OwnPort):
     def normalizer_field(self, name: str) -> ShiftedField:
         """How an input, or the action, is normalised within the program."""
         return self.policy.normalizer.field(name)
-
-    @cached_property
-    def action_scale(self) -> NDArray[np.float64]:
-        """A number that never changed has no range to be measured by: it counts as it is."""
-        scale = self.policy.normalizer.action.scale.detach().cpu().double()
-        return torch.where(scale.abs() > _CONSTANT, torch.ones_like(scale), scale).numpy()
-
-    @cached_property
-    def action_offset(self) -> NDArray[np.float64]:
-        action = self.policy.normalizer.action
-        shift, base = (part.detach().cpu().double().numpy() for part in (action.shift, action.base))
-        return np.asarray(base - shift * self.action_scale)
-
-    def is_normalised(self, name: str) -> bool:
-        return name in {**self.policy.config.state, **self.policy.config.vectors}
 
 
 class _AfterEncoder(Port):
@@ -190,8 +173,7 @@ class Sampled(nn.Module):
         chunk, like = (batch_size, self.horizon, self.action_dim), next(model.parameters())
 
         def output(x: Tensor, t: Tensor) -> Tensor:
-            found: Tensor = model(x, t.to(x.device).expand(len(x)), conditioning_vec=conditioning_vec)
-            return found
+            return model(x, t.to(x.device).expand(len(x)), conditioning_vec=conditioning_vec)
 
         return denoise(self.sampler, output, chunk, like)
 
@@ -237,25 +219,17 @@ class LivePort(_AfterEncoder):
     # -- sizes
 
     @property
-    def _config(self) -> Any:
+    def sizes_at(self) -> Any:
         return getattr(self.policy, "config", self.policy)
 
     @property
-    def n_obs_steps(self) -> int:
-        return required(self._config, "n_obs_steps")
-
-    @property
-    def n_action_steps(self) -> int:
-        return required(self._config, "n_action_steps")
-
-    @property
-    def horizon(self) -> int:
+    def horizon(self) -> int:  # type: ignore[override]
         return self.adapter.widths["tokens"]
 
     @cached_property
     def inputs(self) -> Mapping[str, tuple[int, ...]]:
         """As `entry` takes them: state and stacked frames by moment, token ids and their mask."""
-        config, steps = self._config, self.n_obs_steps
+        config, steps = self.sizes_at, self.n_obs_steps
         state, frames = getattr(config, "robot_state_feature", None), getattr(config, "image_features", None) or {}
         found: dict[str, tuple[int, ...]] = {}
         if state is not None:
@@ -313,13 +287,11 @@ class LivePort(_AfterEncoder):
         return super().program()
 
     def settings(self) -> list[Any]:
-        objective, config = self.policy.objective, self._config
-        scheduler = getattr(objective, "noise_scheduler", None)
+        objective, config = self.policy.objective, self.sizes_at
         return [
             *(getattr(config, name, None) for name in ("n_obs_steps", "n_action_steps", "horizon")),
             _flow_of(objective),
-            type(scheduler),
             getattr(objective, "num_inference_steps", None),
-            {name: value for name, value in getattr(scheduler, "config", {}).items() if not name.startswith("_")},
+            *scheduler_settings(getattr(objective, "noise_scheduler", None)),
             getattr(objective, "sampler", None),
         ]

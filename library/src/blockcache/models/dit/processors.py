@@ -16,10 +16,11 @@ from torch import Tensor
 
 from blockcache.errors import FileError, PolicyError, short, shortened
 from blockcache.files import Fields, Format, Name, dict_of, list_of, read, read_tensors
+from blockcache.models.modules import check_weight
 from blockcache.models.normalizer import field_name
-from blockcache.models.weights import check_weight
 
 ACTION = "action"
+PROCESSORS = BEFORE, BEHIND = "policy_preprocessor.json", "policy_postprocessor.json"
 _FEATURE = Fields({"type": Name}, others=True)
 _SETTINGS = Fields(
     {},
@@ -59,8 +60,8 @@ def statistics_of(directory: Path, sizes: Mapping[str, int]) -> dict[str, Tensor
 
     What the processors do not normalise stays as it is.
     """
-    before = _normalising_step(directory / "policy_preprocessor.json", "normalizer_processor")
-    behind = _normalising_step(directory / "policy_postprocessor.json", "unnormalizer_processor")
+    before = _normalising_step(directory / BEFORE, "normalizer_processor")
+    behind = _normalising_step(directory / BEHIND, "unnormalizer_processor")
     found: dict[str, Tensor] = {}
     for name, size in sizes.items():
         parts = _field(name, size, *(behind if name == ACTION else before))

@@ -1,8 +1,8 @@
 """The cameras of a hybrid image policy, this package's or the public code's: its encoder taken apart into constants and
 operations (a crop, ResNet18's convolutions, a spatial softmax, a linear layer for each camera).
 
-An encoder is found by the shape of its modules, never by importing the code they came from. Constants are named in the
-program's weights. Knows nothing of backends and of denoisers.
+A foreign encoder is known by its parts, which must be those that this package's own has under the same names; nothing of
+the code they came from is imported. Constants are named in the program's weights. Knows nothing of backends.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockcache.errors import PolicyError
-from blockcache.models.dpt.encoder import Input, ObservationEncoder, corner
-from blockcache.models.folding import double
+from blockcache.errors import PolicyError, in_one_line
+from blockcache.models.dpt.encoder import EncoderConfig, Input, ObservationEncoder, corner, network_sizes
+from blockcache.models.folding import double, named
+from blockcache.models.folding import linear as matrix
 from blockcache.models.program import Ops, UnsupportedError, Value
 
 
@@ -113,61 +114,65 @@ class CameraNetwork:
             yield from block.convolutions
 
 
-@dataclass(frozen=True, eq=False)
-class EncoderParts:
-    """What an encoder is made of: its inputs in the order in which they are joined, and each camera's network and crop."""
-
-    inputs: tuple[Input, ...]
-    nets: Mapping[str, Any]
-    crops: Mapping[str, tuple[int, int]]
-
-    @property
-    def cameras(self) -> tuple[Input, ...]:
-        return tuple(item for item in self.inputs if item.is_camera)
-
-    @property
-    def scratch_attributes(self) -> list[tuple[nn.Module, str]]:
-        """What the public code's networks write down while they run, and never read: the last keypoints."""
-        return [(net.pool, "kps") for net in self.nets.values()]
-
-    @property
-    def flops(self) -> int:
-        """Of looking at one moment."""
-        return sum(network.flops for network in self.networks()[0])
-
-    def networks(self) -> tuple[tuple[CameraNetwork, ...], dict[str, Tensor]]:
-        """Each camera's operations, and their constants; a network that several cameras share is there once."""
-        names: dict[int, str] = {}
-        networks, weights = [], dict[str, Tensor]()
-        for camera in self.cameras:
-            net = self.nets[camera.name]
-            name = names.setdefault(id(net), f"obs.{camera.name}")
-            network, constants = _taken_apart(camera, name, net, self.crops[camera.name])
-            networks.append(network)
-            weights |= constants
-        return tuple(networks), weights
+# -- of which encoders
 
 
-def parts_of(encoder: Any) -> EncoderParts:
-    """The parts of an encoder that we know; UnsupportedError says what is another one."""
+def known_encoder(encoder: Any) -> ObservationEncoder:
+    """An encoder of this package's class that has the tensors of a public one; UnsupportedError says what is another one.
+
+    Its parts are compared one by one; how its own code runs them shows when the whole policy is compared with its program.
+    """
     if isinstance(encoder, ObservationEncoder):
-        config = encoder.config
-        return EncoderParts(
-            config.inputs, dict(encoder.obs_nets), {item.name: config.seen(item) for item in config.cameras}
-        )
-    inputs = inputs_of(encoder)
-    nets, randomizers = (_by_name(encoder, name) for name in ("obs_nets", "obs_randomizers"))
+        return encoder
+    inputs, nets, randomizers = inputs_of(encoder), _by_name(encoder, "obs_nets"), _by_name(encoder, "obs_randomizers")
     _need(inputs and nets, "obs_shapes and obs_nets")
     _need(type(getattr(encoder, "activation", None)) is nn.ReLU, "a ReLU as its activation")
-    crops = {}
     for item in inputs:
-        net, randomizer = nets.get(item.name), randomizers.get(item.name)
-        _need(item.is_camera == (net is not None), f"a network for each camera and no other ({item.name})")
-        if item.is_camera:
-            crops[item.name] = _crop(item, randomizer)
-        else:
-            _need(randomizer is None, f"numbers as they are ({item.name})")
-    return EncoderParts(inputs, {name: net for name, net in nets.items() if net is not None}, crops)
+        has_net = nets.get(item.name) is not None
+        _need(has_net == item.is_camera, f"a network for each camera and no other ({item.name})")
+        _need(item.is_camera or randomizers.get(item.name) is None, f"numbers as they are ({item.name})")
+    cameras = [item for item in inputs if item.is_camera]
+    crops = {_crop(item, randomizers.get(item.name)) for item in cameras}
+    _need(len(crops) == 1, "one crop for all of its cameras")
+    held = {name: tuple(tensor.shape) for name, tensor in encoder.state_dict().items()}
+    shared = len(cameras) > 1 and len({id(nets[item.name]) for item in cameras}) == 1
+    try:
+        sizes = network_sizes(held, f"obs_nets.{cameras[0].name}")
+        with torch.device("meta"):  # nobody's random numbers are drawn away
+            own = ObservationEncoder(EncoderConfig(inputs, crops.pop(), shared, **sizes))
+    except PolicyError as error:
+        raise UnsupportedError(f"an obs_encoder that is another one ({error})") from error
+    for item in cameras:
+        _compare(nets[item.name], own.obs_nets[item.name], f"obs_nets.{item.name}")
+        _need(not getattr(nets[item.name].pool, "output_variance", False), "plain keypoints")
+    try:
+        own.load_state_dict(encoder.state_dict(), assign=True)
+    except RuntimeError as error:
+        raise UnsupportedError(f"an obs_encoder with tensors of another shape ({in_one_line(error)})") from error
+    return own.eval()
+
+
+def _compare(found: nn.Module, expected: nn.Module, where: str) -> None:
+    """Refuse a network that is made of other parts, or has them under other names."""
+    theirs, ours = _leaves(found), _leaves(expected)
+    for name in {**ours, **theirs}:
+        if (is_there := theirs.get(name, "nothing")) != (wanted := ours.get(name, "nothing")):
+            raise UnsupportedError(f"an obs_encoder that has {is_there} as {where}.{name}, where {wanted} is expected")
+
+
+def _leaves(net: nn.Module) -> dict[str, str]:
+    """What the parts are that have none of their own, by name; whether one writes into its input does not matter."""
+    parts = {name: part for name, part in net.named_modules(remove_duplicate=False) if not [*part.children()]}
+    own = {name: "" if type(part).__module__.startswith("torch.") else "another " for name, part in parts.items()}
+    return {name: own[name] + repr(part).replace("inplace=True", "") for name, part in parts.items()}
+
+
+def or_none(encoder: Any) -> ObservationEncoder | None:
+    """The same; None for one that can be no part of a program."""
+    try:
+        return known_encoder(encoder)
+    except UnsupportedError:
+        return None
 
 
 def inputs_of(encoder: Any) -> tuple[Input, ...]:
@@ -193,11 +198,11 @@ def _need(there: Any, what: str) -> None:
 
 
 @torch.no_grad()
-def _crop(camera: Input, randomizer: Any) -> tuple[int, int]:
+def _crop(camera: Input, randomizer: Any) -> tuple[int, int] | None:
     """What a randomizer leaves of a frame; one that does anything but crop in the middle is none that we know."""
-    channels, height, width = camera.shape
     if randomizer is None:
-        return height, width
+        return None
+    channels, height, width = camera.shape
     frame = torch.arange(channels * height * width, dtype=torch.float64).reshape(1, channels, height, width)
     try:
         crop = int(randomizer.crop_height), int(randomizer.crop_width)
@@ -212,100 +217,65 @@ def _crop(camera: Input, randomizer: Any) -> tuple[int, int]:
     return crop
 
 
-def _taken_apart(camera: Input, name: str, net: Any, seen: tuple[int, int]) -> tuple[CameraNetwork, dict[str, Tensor]]:
-    weights: dict[str, Tensor] = {}
-    try:
-        stages = list(net.nets)
-        backbone, pool, flatten, linear = stages
-        stem, norm, activation, largest, *blocks = list(backbone.nets)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise UnsupportedError(f"an obs_encoder whose networks have other parts ({camera.name})") from error
-    _need(
-        backbone is net.backbone and pool is net.pool and isinstance(flatten, nn.Flatten), "backbone, pool and flatten"
-    )
-    _need(type(activation) is nn.ReLU and type(largest) is nn.MaxPool2d, "ReLU and MaxPool2d behind its first norm")
-    first = _convolution(f"{name}_stem", stem, norm, camera.shape[0], seen, weights)
-    squares = _windows(largest)
-    _need(_one(largest.dilation) == 1 and not largest.ceil_mode, "a plain MaxPool2d")
-    sides = _sides_behind(first.sides, *squares)
-    channels, found = first.outputs, list[Residual]()
-    for block in (block for stage in blocks for block in stage):
-        found.append(_residual(f"{name}_{len(found)}", block, channels, sides, weights))
-        channels, sides = found[-1].second.outputs, found[-1].second.sides
-    places = sides[0] * sides[1]
-    points, keypoints = pool.nets, len(pool.nets.weight)
-    _need(
-        type(points) is nn.Conv2d and tuple(points.weight.shape) == (keypoints, channels, 1, 1),
-        "1 x 1 maps to keypoints",
-    )
-    _need(pool.pos_x.numel() == pool.pos_y.numel() == places, "as many positions as places behind its networks")
-    _need(not getattr(pool, "output_variance", False) and pool.temperature.numel() == 1, "plain keypoints")
-    _need(type(linear) is nn.Linear and linear.in_features == 2 * keypoints, "a linear layer behind its keypoints")
+# -- folding
+
+
+def networks_of(encoder: ObservationEncoder) -> tuple[tuple[CameraNetwork, ...], dict[str, Tensor]]:
+    """Each camera's operations, and their constants; a network that several cameras share is there once."""
+    names: dict[int, str] = {}
+    networks, weights = [], dict[str, Tensor]()
+    for camera in encoder.config.cameras:
+        net = encoder.obs_nets[camera.name]
+        name = names.setdefault(id(net), f"obs.{camera.name}")
+        networks.append(_network(camera, name, net, encoder.config.seen(camera), weights))
+    return tuple(networks), weights
+
+
+def _network(camera: Input, name: str, net: Any, seen: tuple[int, int], weights: dict[str, Tensor]) -> CameraNetwork:
+    stem, norm, _, pool, *stages = net.backbone.nets
+    first = _convolution(f"{name}_stem", stem, norm, seen, weights)
+    windows = pool.kernel_size, pool.stride, pool.padding
+    sides, found = _sides_behind(first.sides, *windows), list[Residual]()
+    for block in (block for stage in stages for block in stage):
+        a = _convolution(f"{name}_{len(found)}_a", block.conv1, block.bn1, sides, weights)
+        b = _convolution(f"{name}_{len(found)}_b", block.conv2, block.bn2, a.sides, weights)
+        short = None
+        if block.downsample is not None:
+            short = _convolution(f"{name}_{len(found)}_c", block.downsample[0], block.downsample[1], sides, weights)
+        found.append(Residual(a, b, short))
+        sides = b.sides
+    points, linear = net.pool, net.nets[3]
     # a bias is the same at all places of a map, so that no softmax sees it
-    weights[f"{name}_points_w"] = double(points.weight) / double(pool.temperature)
-    weights[f"{name}_places"] = torch.stack([double(pool.pos_x).flatten(), double(pool.pos_y).flatten()], dim=1)
-    weights[f"{name}_features_w"] = double(linear.weight).T
-    bias = linear.bias if linear.bias is not None else torch.zeros(linear.out_features)
-    weights[f"{name}_features_b"] = double(bias)
+    weights[f"{name}_points_w"] = double(points.nets.weight) / double(points.temperature)
+    weights[f"{name}_places"] = torch.stack([double(points.pos_x).flatten(), double(points.pos_y).flatten()], dim=1)
+    weights |= named(f"{name}_features", matrix(linear))
     whole = camera.shape[1], camera.shape[2]
-    network = CameraNetwork(
+    return CameraNetwork(
         camera=camera.name,
         name=name,
         corner=corner(whole, seen),
         sides=seen,
         whole=whole,
         stem=first,
-        pool=squares,
+        pool=windows,
         blocks=tuple(found),
-        places=places,
-        keypoints=keypoints,
+        places=sides[0] * sides[1],
+        keypoints=len(points.nets.weight),
         features=linear.out_features,
     )
-    return network, weights
-
-
-def _residual(name: str, block: Any, inputs: int, sides: tuple[int, int], weights: dict[str, Tensor]) -> Residual:
-    for part in ("conv1", "bn1", "conv2", "bn2", "relu"):
-        _need(hasattr(block, part), f"residual blocks of two convolutions ({part})")
-    _need(type(block.relu) is nn.ReLU, "ReLU in its blocks")
-    first = _convolution(f"{name}_a", block.conv1, block.bn1, inputs, sides, weights)
-    second = _convolution(f"{name}_b", block.conv2, block.bn2, first.outputs, first.sides, weights)
-    shortcut = None
-    if getattr(block, "downsample", None) is not None:
-        _need(isinstance(block.downsample, nn.Sequential) and len(block.downsample) == 2, "plain short cuts")
-        conv, norm = block.downsample
-        shortcut = _convolution(f"{name}_c", conv, norm, inputs, sides, weights)
-    else:
-        _need((inputs, sides) == (second.outputs, second.sides), "short cuts of the right size")
-    return Residual(first, second, shortcut)
 
 
 def _convolution(
-    name: str, conv: Any, norm: Any, inputs: int, before: tuple[int, int], weights: dict[str, Tensor]
+    name: str, conv: nn.Conv2d, norm: nn.GroupNorm, before: tuple[int, int], weights: dict[str, Tensor]
 ) -> Convolution:
-    plain = type(conv) is nn.Conv2d and conv.bias is None and conv.groups == 1 and conv.padding_mode == "zeros"
-    _need(plain and _one(conv.dilation) == 1 and conv.in_channels == inputs, "plain convolutions")
-    _need(type(norm) is nn.GroupNorm and norm.affine and norm.num_channels == conv.out_channels, "group norms")
-    size, stride, padding = _windows(conv)
+    size, stride, padding = (int(item[0]) for item in (conv.kernel_size, conv.stride, conv.padding))
     weights[f"{name}_w"] = conv.weight.detach()
     weights[f"{name}_gain"], weights[f"{name}_bias"] = norm.weight.detach(), norm.bias.detach()
     sides = _sides_behind(before, size, stride, padding)
-    return Convolution(name, inputs, conv.out_channels, size, stride, padding, norm.num_groups, float(norm.eps), sides)
-
-
-def _windows(module: Any) -> tuple[int, int, int]:
-    """Size, stride and padding of a convolution or a pooling."""
-    return _one(module.kernel_size), _one(module.stride), _one(module.padding)
+    counts = conv.in_channels, conv.out_channels, size, stride, padding, norm.num_groups
+    return Convolution(name, *counts, float(norm.eps), sides)
 
 
 def _sides_behind(before: tuple[int, int], size: int, stride: int, padding: int) -> tuple[int, int]:
     height, width = ((side + 2 * padding - size) // stride + 1 for side in before)
     return height, width
-
-
-def _one(size: Any) -> int:
-    """A size that is the same both ways."""
-    sizes = set(size) if isinstance(size, tuple) else {size}
-    _need(len(sizes) == 1 and all(type(item) is int for item in sizes), "square windows")
-    (one,) = sizes
-    return int(one)

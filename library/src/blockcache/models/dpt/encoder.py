@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from blockcache.errors import ContentError, PolicyError, short
-from blockcache.files import Fields, read
+from blockcache.errors import PolicyError, short
+from blockcache.files import NEWER
 
 GROUP = 16  # channels of one group of a norm
 BLOCKS = (2, 2, 2, 2)  # of each stage
@@ -24,6 +24,7 @@ TAKEN = ("action", "action_pred", "features", "kept_features", "moments", "noise
 """Names that files and exports use for something else."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _SIDE, _CHANNELS, _MOST = 4096, 64, 100_000
+_OPTIONAL = {NEWER: True}  # a config file may leave it out
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,11 @@ class EncoderConfig:
     """
 
     inputs: tuple[Input, ...]
-    crop: tuple[int, int] | None = None
-    shared: bool = False
-    width: int = 64
-    keypoints: int = 32
-    features: int = 64
+    crop: tuple[int, int] | None = field(default=None, metadata=_OPTIONAL)
+    shared: bool = field(default=False, metadata=_OPTIONAL)
+    width: int = field(default=64, metadata=_OPTIONAL)
+    keypoints: int = field(default=32, metadata=_OPTIONAL)
+    features: int = field(default=64, metadata=_OPTIONAL)
 
     def __post_init__(self) -> None:
         names = [item.name for item in self.inputs]
@@ -124,19 +125,22 @@ class EncoderConfig:
         nets = 1 if self.shared else len(self.cameras)
         return nets * (2700 * self.width**2 + 8 * self.width * self.keypoints + 2 * self.keypoints * self.features)
 
-    @classmethod
-    def from_dict(cls, value: Any) -> EncoderConfig:
-        """From a config file; whatever is missing, unknown or of another type is refused."""
-        try:
-            return cls(**read(_FIELDS, value, "encoder"))
-        except ContentError as error:
-            raise PolicyError(f"the policy's config does not fit: {error}") from error
+
+_TOLD = {"width": "backbone.nets.0.weight", "keypoints": "pool.nets.weight", "features": "nets.3.weight"}
+"""Sizes of a camera's network, and the tensor of it that has so many rows."""
 
 
-_FIELDS = Fields(
-    {"inputs": tuple[Input, ...]},
-    {"crop": tuple[int, int] | None, "shared": bool, "width": int, "keypoints": int, "features": int},
-)
+def network_sizes(shapes: Mapping[str, tuple[int, ...]], net: str) -> dict[str, Any]:
+    """The sizes of the camera's network of that name, by the shapes of its tensors."""
+    sizes = {}
+    for size, tensor in _TOLD.items():
+        if not (shape := shapes.get(f"{net}.{tensor}")):
+            raise PolicyError(
+                f"the weights lack {net}.{tensor}: expected a ResNet18 with a spatial softmax and a linear layer behind "
+                "it for every camera"
+            )
+        sizes[size] = shape[0]
+    return sizes
 
 
 def _norm(channels: int) -> nn.GroupNorm:
@@ -160,8 +164,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         short = x if self.downsample is None else self.downsample(x)
         inner = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        out: Tensor = self.relu(inner + short)
-        return out
+        return self.relu(inner + short)
 
 
 class Trunk(nn.Module):
@@ -183,8 +186,7 @@ class Trunk(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.nets(x)
-        return found
+        return self.nets(x)
 
 
 class SpatialSoftmax(nn.Module):
@@ -223,8 +225,7 @@ class CameraNet(nn.Module):
         self.nets = nn.Sequential(self.backbone, self.pool, nn.Flatten(1), linear)
 
     def forward(self, frames: Tensor) -> Tensor:
-        found: Tensor = self.nets(frames)
-        return found
+        return self.nets(frames)
 
 
 def _sixteenth_of_half(side: int) -> int:
@@ -251,8 +252,7 @@ class ObservationEncoder(nn.Module):
     def _features(self, item: Input, value: Tensor) -> Tensor:
         if not item.is_camera:
             return value
-        found: Tensor = self.activation(self.obs_nets[item.name](self._cropped(item, value)))
-        return found
+        return self.activation(self.obs_nets[item.name](self._cropped(item, value)))
 
     def _cropped(self, camera: Input, frames: Tensor) -> Tensor:
         height, width = self.config.seen(camera)

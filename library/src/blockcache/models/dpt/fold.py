@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from blockcache.models.dpt.cameras import CameraNetwork, EncoderParts, parts_of
+from blockcache.models.dpt.cameras import CameraNetwork, networks_of, or_none
+from blockcache.models.dpt.encoder import ObservationEncoder
 from blockcache.models.dpt.program import DPTProgram
-from blockcache.models.dpt.shape import DPTShape, folded_blocks, folded_every_step, folded_once
+from blockcache.models.flops import DPTShape, folded_blocks, folded_every_step, folded_once
 from blockcache.models.folding import cast, double, named, refuse, scaled_queries, signature, step_times
 from blockcache.models.port import Port
 from blockcache.models.program import StepTable, UnsupportedError
@@ -290,29 +291,19 @@ def fold_inputs(policy: Any, normalizer: Field, w: Tensor, b: Tensor) -> Program
         scale, offset = normalizer("obs", len(w))
         inputs = {"obs": (moments, int(policy.obs_dim))}
         return ProgramInputs(inputs, {"obs": "obs_w"}, {"obs_w": scale[:, None] * w}, b + offset @ w)
-    parts = known_parts(encoder)
-    if parts is None:
+    known = or_none(encoder)
+    if known is None:
         return ProgramInputs({FEATURES: (moments, len(w))}, {FEATURES: "obs_w"}, {"obs_w": w}, b)
-    return _with_cameras(parts, moments, normalizer, w, b)
+    return _with_cameras(known, moments, normalizer, w, b)
 
 
-def known_parts(encoder: Any) -> EncoderParts | None:
-    """The parts of an encoder that can be part of a program; None for another one."""
-    try:
-        parts = parts_of(encoder)
-        parts.networks()
-    except UnsupportedError:
-        return None
-    return parts
-
-
-def _with_cameras(parts: EncoderParts, moments: int, normalizer: Field, w: Tensor, b: Tensor) -> ProgramInputs:
-    networks, constants = parts.networks()
+def _with_cameras(encoder: ObservationEncoder, moments: int, normalizer: Field, w: Tensor, b: Tensor) -> ProgramInputs:
+    networks, constants = networks_of(encoder)
     sizes = {network.camera: network.features for network in networks}
     weights = {name: tensor.to(torch.float64) for name, tensor in constants.items()}
     entries, rows = {FEATURES: "obs_w"}, list[Tensor]()
     at = 0
-    for item in parts.inputs:
+    for item in encoder.config.inputs:
         size = sizes.get(item.name, item.shape[0])
         share, at = w[at : at + size], at + size
         if item.is_camera:
@@ -327,5 +318,5 @@ def _with_cameras(parts: EncoderParts, moments: int, normalizer: Field, w: Tenso
     if at != len(w):
         raise UnsupportedError(f"an obs_encoder that makes {at} numbers where the denoiser takes {len(w)}")
     weights["obs_w"] = torch.cat(rows)
-    inputs = {item.name: (moments, *item.shape) for item in parts.inputs}
+    inputs = {item.name: (moments, *item.shape) for item in encoder.config.inputs}
     return ProgramInputs(inputs, entries, weights, b, networks)

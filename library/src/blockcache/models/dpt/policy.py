@@ -147,8 +147,7 @@ class DiffusionTransformerPolicy(OwnPolicy):
         return features.reshape(-1, self.config.n_obs_steps, self.config.obs_dim)
 
     def denoiser_output(self, x: Tensor, t: Tensor, conditions: Tensor) -> Tensor:
-        out: Tensor = self.model(x, t, conditions) if self.config.obs_as_cond else self.model(x, t)
-        return out
+        return self.model(x, t, conditions) if self.config.obs_as_cond else self.model(x, t)
 
     def constrain(self, x: Tensor, conditions: Tensor) -> Tensor:
         if not self.config.obs_as_cond:  # in-painted

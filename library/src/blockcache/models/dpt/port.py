@@ -20,16 +20,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from blockcache.errors import BlockcacheError, EngineError, ObservationError, PolicyError, in_one_line
-from blockcache.models.dpt.adapter import find
-from blockcache.models.dpt.cameras import EncoderParts, inputs_of, parts_of
+from blockcache.models.dpt.cameras import inputs_of, known_encoder, networks_of, or_none
+from blockcache.models.dpt.denoiser import find
 from blockcache.models.dpt.encoder import Input
-from blockcache.models.dpt.fold import FEATURES, known_parts
+from blockcache.models.dpt.fold import FEATURES
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
-from blockcache.models.modules import check_not_compiled
-from blockcache.models.own_port import OwnPort
+from blockcache.models.modules import check_action_scale, check_not_compiled
+from blockcache.models.own_policy import OwnPort
 from blockcache.models.port import Port, required
-from blockcache.models.sampling import Sampling, make_scheduler
-from blockcache.models.weights import check_action_scale
+from blockcache.models.sampling import Sampling, make_scheduler, scheduler_settings
 from blockcache.observations.tensors import as_tensor, check_finite, reach
 from blockcache.samplers import SamplerConfig
 from blockcache_runtime.checks import BYTE, check_frames, shape_text
@@ -50,7 +49,7 @@ def claim(policy: Any) -> Port | str:
     encoder = getattr(policy, "obs_encoder", None)
     if encoder is None:
         return PublicPort(policy, adapter)
-    return (OtherCameraPort if known_parts(encoder) is None else KnownCameraPort)(policy, adapter)
+    return (OtherCameraPort if or_none(encoder) is None else KnownCameraPort)(policy, adapter)
 
 
 def denoiser_of(policy: Any) -> nn.Module | str:
@@ -91,31 +90,29 @@ class PublicPort(Port):
 
     @property
     def action_scale(self) -> NDArray[np.float64]:
-        return self._field("action", "scale", required(self.policy, "action_dim"), 1.0).numpy()
+        return self._affine("action")[0].expand(required(self.policy, "action_dim")).clone().numpy()
 
     @property
     def action_offset(self) -> NDArray[np.float64]:
-        return self._field("action", "offset", required(self.policy, "action_dim"), 0.0).numpy()
+        return self._affine("action")[1].expand(required(self.policy, "action_dim")).clone().numpy()
 
-    def _field(self, name: str, part: str, size: int, default: float) -> Tensor:
-        return self._tensor(name, part, default).expand(size).clone()
-
-    def _tensor(self, name: str, part: str, default: float) -> Tensor:
-        """A tensor of the normaliser; an identity has one number for all, a policy without a normaliser none."""
+    def _affine(self, name: str) -> list[Tensor]:
+        """The normaliser's scale and offset; an identity has one number for all, a policy without a normaliser none."""
         normalizer = getattr(self.policy, "normalizer", None)
         state = normalizer.state_dict() if isinstance(normalizer, nn.Module) else {}
-        found: Tensor = state.get(f"params_dict.{name}.{part}", torch.tensor([default]))
-        return found.detach().to("cpu", torch.float64)
+        found = (state.get(f"params_dict.{name}.{part}") for part in ("scale", "offset"))
+        known = (torch.tensor([other]) if part is None else part for part, other in zip(found, (1.0, 0.0), strict=True))
+        return [part.detach().to("cpu", torch.float64) for part in known]
 
     def check_weights(self) -> None:
         super().check_weights()
-        check_action_scale(self._tensor("action", "scale", 1.0))
+        check_action_scale(self._affine("action")[0])
 
     def synthetic_observations(self, count: int) -> dict[str, Tensor]:
         """What lies beyond the normaliser's range may be clipped, and nobody would mind."""
         made = super().synthetic_observations(count)
-        for name, shape in self.inputs.items():
-            scale, offset = (self._field(name, part, shape[-1], float(part == "scale")) for part in ("scale", "offset"))
+        for name in self.inputs:
+            scale, offset = self._affine(name)
             made[name] = ((made[name].double() - offset) / scale).to(made[name])
         return made
 
@@ -171,14 +168,8 @@ class PublicPort(Port):
 
     def settings(self) -> list[Any]:
         names = ("num_inference_steps", "horizon", "n_obs_steps", "n_action_steps", "pred_action_steps_only")
-        scheduler = self.policy.noise_scheduler
-        return [
-            *(getattr(self.policy, name, None) for name in names),
-            type(scheduler),
-            # without diffusers' own notes, whose order is another one in every process
-            {name: value for name, value in scheduler.config.items() if not name.startswith("_")},
-            self._step_arguments,
-        ]
+        own = [getattr(self.policy, name, None) for name in names]
+        return [*own, *scheduler_settings(self.policy.noise_scheduler), self._step_arguments]
 
 
 class DPTPort(OwnPort):
@@ -186,18 +177,11 @@ class DPTPort(OwnPort):
 
     policy: DiffusionTransformerPolicy
 
-    @property
-    def action_scale(self) -> NDArray[np.float64]:
-        return self.policy.normalizer.action.scale.detach().cpu().double().numpy()
-
-    @property
-    def action_offset(self) -> NDArray[np.float64]:
-        return self.policy.normalizer.action.offset.detach().cpu().double().numpy()
-
     @cached_property
     def encoder_flops(self) -> int:
         encoder = self.policy.obs_encoder
-        return 0 if encoder is None else self.n_obs_steps * parts_of(encoder).flops
+        networks = () if encoder is None else networks_of(encoder)[0]
+        return self.n_obs_steps * sum(network.flops for network in networks)
 
 
 class CameraPort(PublicPort):
@@ -265,19 +249,15 @@ class CameraPort(PublicPort):
 class KnownCameraPort(CameraPort):
     """The public code's encoder: part of the program."""
 
-    @cached_property
-    def parts(self) -> EncoderParts:
-        parts = known_parts(self.policy.obs_encoder)
-        assert parts is not None
-        return parts
-
     @property
     def scratch_attributes(self) -> list[tuple[nn.Module, str]]:
-        return self.parts.scratch_attributes
+        """The last keypoints."""
+        return [(net.pool, "kps") for net in self.policy.obs_encoder.obs_nets.values() if net is not None]
 
     @cached_property
     def encoder_flops(self) -> int:
-        return self.n_obs_steps * self.parts.flops
+        networks, _ = networks_of(known_encoder(self.policy.obs_encoder))
+        return self.n_obs_steps * sum(network.flops for network in networks)
 
     def settings(self) -> list[Any]:
         crops = [

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blockcache.models.dpt.cameras import CameraNetwork
-from blockcache.models.dpt.shape import DPTShape, folded_blocks, folded_every_step
+from blockcache.models.flops import DPTShape, folded_blocks, folded_every_step
 from blockcache.models.program import Ops, Program, Value
 
 SA, CA, FFN = range(3)

@@ -142,7 +142,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, T, d / H) each
         attended = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
-        return self.proj(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.proj(attended.transpose(1, 2).flatten(2))
 
 
 class CrossAttention(nn.Module):
@@ -160,7 +160,7 @@ class CrossAttention(nn.Module):
         k, v = self.kv(c).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         visible = None if mask is None else mask[:, None, None]
         attended = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, attn_mask=visible)
-        return self.proj(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.proj(attended.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -171,7 +171,7 @@ class Mlp(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, width), nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))  # type: ignore[no-any-return]
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
 class Block(nn.Module):
@@ -186,7 +186,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, c: Tensor, mask: Tensor | None = None) -> Tensor:
         x = x + self.attn(self.norm1(x))
         x = x + self.cross_attn(self.norm2(x), c, mask)
-        return x + self.ffn(self.norm3(x))  # type: ignore[no-any-return]
+        return x + self.ffn(self.norm3(x))
 
 
 class SinusoidalEmbedder(nn.Module):
@@ -199,7 +199,7 @@ class SinusoidalEmbedder(nn.Module):
     def forward(self, t: Tensor) -> Tensor:  # (B,) -> (B, width)
         angle = t[:, None].float() * frequencies(t.device)
         like = next(self.mlp.parameters())
-        return self.mlp(torch.cat((angle.cos(), angle.sin()), dim=-1).to(like.dtype))  # type: ignore[no-any-return]
+        return self.mlp(torch.cat((angle.cos(), angle.sin()), dim=-1).to(like.dtype))
 
 
 def frequencies(device: torch.device) -> Tensor:
@@ -214,7 +214,7 @@ class FinalLayer(nn.Module):
         self.norm_final, self.ffn_final = Norm(width, norm), Mlp(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ffn_final(self.norm_final(x))  # type: ignore[no-any-return]
+        return self.ffn_final(self.norm_final(x))
 
 
 class RDT(nn.Module):
@@ -251,7 +251,7 @@ class RDT(nn.Module):
         )
         for index, block in enumerate(self.blocks):
             x = block(x, *conditions[index % 2])
-        return self.final_layer(x)[:, -self.horizon :]  # type: ignore[no-any-return]
+        return self.final_layer(x)[:, -self.horizon :]
 
 
 def _places(tokens: int, width: int) -> nn.Parameter:
@@ -314,5 +314,4 @@ class RDTDenoiser(nn.Module):
         its mask (B, L), img (B, S, d), action_mask (B, 1, A), ctrl_freqs (B,)."""
         actions = self.state_adaptor(torch.cat([sample, action_mask.expand_as(sample)], dim=-1))
         tokens = torch.cat([state, actions], dim=1)
-        out: Tensor = self.model(tokens, ctrl_freqs, timestep.reshape(-1), lang, img, lang_mask=lang_mask)
-        return out
+        return self.model(tokens, ctrl_freqs, timestep.reshape(-1), lang, img, lang_mask=lang_mask)

@@ -134,16 +134,14 @@ class RDTPolicy(OwnPolicy):
     @property
     def like(self) -> Tensor:
         places: Any = self.denoiser.model.x_pos_embed
-        found: Tensor = places
-        return found
+        return places
 
     def with_lang_len(self, lang_len: int) -> RDTPolicy:
         """The same weights for observations of so many language tokens: fewer cost less."""
         return self._with(lang_len=lang_len)
 
     def denoiser_output(self, x: Tensor, t: Tensor, conditions: tuple[Tensor, ...]) -> Tensor:
-        out: Tensor = self.denoiser(x, t, *conditions)
-        return out
+        return self.denoiser(x, t, *conditions)
 
     def actions(self, sample: Tensor, observed: Mapping[str, Tensor]) -> Tensor:
         return sample * observed["action_mask"]

@@ -20,12 +20,11 @@ from blockcache.errors import ContentError, FileError, PolicyError, shortened
 from blockcache.files import PathLike, read_tensors
 from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import open_torch_file
-from blockcache.models.checkpoint import check_sizes, policy_from, save
+from blockcache.models.checkpoint import check_sizes, naming, policy_from, read_stored, save
 from blockcache.models.policy_files import check_new
-from blockcache.models.rdt.adapter import norm_of, shaped
 from blockcache.models.rdt.denoiser import ADAPTORS, FRONT, RDTDenoiser
 from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
-from blockcache.models.stored import naming, read_stored
+from blockcache.models.rdt.port import norm_of, shaped
 from blockcache.samplers.diffusers import from_diffusers
 
 WHAT = "RDT weights"

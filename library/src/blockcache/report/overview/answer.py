@@ -10,6 +10,7 @@ from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS, Estimate
 from blockcache.report.document import Block, Bullets, Fact, Facts, Paragraph, code, plain
 from blockcache.report.overview.sources import Source, Sources
+from blockcache.results.losses import Prediction
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.tuning import Tuning
 
@@ -18,17 +19,19 @@ from blockcache.results.tuning import Tuning
 class Answer:
     """What the files say is best.
 
-    name        the method as results call it, or nothing where it is none of theirs
-    what        it in words
-    why         how it came to be the best
-    next        commands
-    ms, plain   milliseconds a chunk, its own and the plain policy's, where they were timed
-    speed       how many times faster that is, in the same rounds where these are known
-    share       of the full policy's FLOPs, where that is known
-    difference  of the score to the full policy, where there were rollouts
-    loss        of the score as it is predicted from the distance of the actions, where that was measured
-    spread      of the actions, as a share of the policy's own, where that was measured
-    notes       sentences on what was not tried
+    Args:
+        name: The method's name in the results; empty where they do not have it.
+        what: The method in words.
+        why: How it came to be the best.
+        next: Commands to go on with.
+        ms, plain: Milliseconds a chunk, its own and the plain policy's, where they were timed.
+        speed: How many times faster that is, in the same rounds where these are known.
+        share: Of the full policy's FLOPs, where that is known.
+        difference: Of the score to the full policy, where there were rollouts.
+        loss: Of the score as it is predicted from the distance of the actions, where that was measured.
+        promise: What is known of that loss for certain, where it was not rolled out.
+        spread: Of the actions, as a share of the policy's own, where that was measured.
+        notes: Sentences on what was not tried.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Answer:
     share: float | None = None
     difference: Estimate | None = None
     loss: float | None = None
+    promise: str = ""
     spread: Estimate | None = None
     notes: tuple[str, ...] = ()
 
@@ -109,6 +113,7 @@ def _losses(found: Answer) -> list[Fact]:
         return [Fact("not rolled out", "difference of the score", "`blockcache eval` runs pairs of rollouts")]
     if difference is None:
         note = "from how far the actions are from the policy's own as distributions; not rolled out"
+        note += f"; {plain(found.promise)}" * bool(found.promise)
         return [Fact(f"{found.loss:.3f}", "predicted loss of the score", note)]
     interval = _interval(difference, "{:+.3f}")
     note = f"{interval}{', ' * bool(interval)}{difference.n} pair{'s' * (difference.n > 1)} of rollouts"
@@ -178,6 +183,7 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
         share=_share(chosen.flops, full),
         difference=max(differences, key=lambda d: d.n, default=None),
         loss=chosen.loss,
+        promise="" if chosen.bound is None or chosen.bound >= 1 else Prediction(chosen.loss, chosen.bound).words,
         spread=chosen.distances.spread,
         notes=tuning.notes,
     )
@@ -239,7 +245,11 @@ def _checked(sources: Sources) -> Answer:
         next=(f"blockcache eval {sources.typed}{method}", f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}"),
         share=_share(found.method["flops"], found.method["full_flops"]),
         loss=found.loss,
+        promise=found.prediction.words,
         spread=found.distances.spread,
+        notes=(f"the policy beside those that losses were learnt on: {where}",)
+        if (where := found.prediction.where)
+        else (),
     )
 
 

@@ -23,7 +23,7 @@ from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.timings import Timings
 
 LOWEST = -0.25
-"""What loses more stands at the lower edge, with its loss in the words: the interesting ones lie close together."""
+"""Methods that lose more are drawn at the lower edge, their loss in the tooltip: the others lie close together."""
 
 
 def front_section(sources: Sources, answer: Answer | None) -> Section:

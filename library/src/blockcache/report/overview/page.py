@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
 from blockcache.errors import BlockcacheError, entry_failure
 from blockcache.report.check import check_blocks
+from blockcache.report.clock import clock_section
 from blockcache.report.document import Document, Paragraph, Section, code, plain, table
 from blockcache.report.overview.answer import answer_blocks, find_answer
 from blockcache.report.overview.front import front_section, latency_section
 from blockcache.report.overview.schedules import schedules_section
-from blockcache.report.overview.sources import Sources
+from blockcache.report.overview.sources import Source, Sources
 from blockcache.results.check import Check
 from blockcache.results.rollouts import BASELINE, Results
-from blockcache.results.tuning import Goal, Tuning
+from blockcache.results.tuning import Tuning
 
 ANALYSES = "analyses"  # the laboratory's sections, which an analysis file is drawn by
 
@@ -30,6 +35,7 @@ def page(sources: Sources) -> Document:
             *_checks(sources),
             front_section(sources, find_answer(sources)),
             latency_section(sources),
+            *clock_section(sources.clocked),
             *_brought(sources),
             _origins(sources),
         ),
@@ -64,37 +70,58 @@ def _brought(sources: Sources) -> list[Section]:
 
 
 def _origins(sources: Sources) -> Section:
-    """Every file, and what made it, as far as it says so."""
+    """Every file, and what made it: what was typed, where the file says so."""
     policy = sources.typed
-    rows = [["this page", "", code(sources.command)]]
-    rows += [["results", code(one.path), code(_evaluation(one.value))] for one in sources.results]
-    rows += [["timings", code(one.path), code(f"blockcache paper timing {policy}")] for one in sources.timings]
-    rows += [["distances", code(one.path), code(f"blockcache paper distances {policy}")] for one in sources.distances]
-    rows += [
-        ["tuning", code(one.path), code(_typed(one.value) or f"blockcache tune {policy} {_goal(one.value.goal)}")]
-        for one in sources.tunings
+    results = (*sources.results, *sources.clocked)
+    timed = {os.fspath(Path(one.path).with_suffix(".timings.json")): _evaluation(one) for one in results}
+    tuned = {os.path.dirname(one.path): _tuning(one.value, policy) for one in sources.tunings}
+    made: list[tuple[str, tuple[Source[Any], ...], Callable[[Source[Any]], str]]] = [
+        ("results", results, _evaluation),
+        ("timings", sources.timings, lambda one: timed.get(one.path, f"blockcache paper timing {policy}")),
+        ("distances", sources.distances, lambda one: f"blockcache paper distances {policy}"),
+        ("tuning", sources.tunings, lambda one: _tuning(one.value, policy)),
+        ("check", sources.checks, lambda one: _typed(one.value.setting) or _check(one.value)),
+        (
+            "recording",
+            sources.recordings,
+            lambda one: _written(one, one.value.origin) or f"blockcache calibrate {policy}",
+        ),
+        (
+            "schedule",
+            sources.schedules,
+            lambda one: _written(one, one.value.origin) or tuned.get(os.path.dirname(one.path), "blockcache solve"),
+        ),
+        ("analysis", sources.analyses, lambda one: str(one.value.setting["command"])),
+        ("benchmark", sources.benches, lambda one: _typed(one.value) or "blockcache bench --json"),
     ]
-    rows += [["check", code(one.path), code(_typed(one.value) or _check(one.value))] for one in sources.checks]
-    rows += [["recording", code(one.path), code(f"blockcache calibrate {policy}")] for one in sources.recordings]
-    rows += [["schedule", code(one.path), "`blockcache solve`"] for one in sources.schedules]
-    rows += [["analysis", code(one.path), code(one.value.setting["command"])] for one in sources.analyses]
-    rows += [["benchmark", code(one.path), "`blockcache bench --json`"] for one in sources.benches]
+    rows = [["this page", "", code(sources.command)]]
+    rows += [[what, code(one.path), code(command(one))] for what, found, command in made for one in found]
     return Section("The commands that made it", (table(["what", "file", "made by"], rows, left=3),))
 
 
-def _typed(found: Tuning | Check) -> str:
-    """What somebody typed for it, where the file says so."""
-    said = found.setting.get("command")
-    return said if isinstance(said, str) else ""
+def _typed(said: Mapping[str, Any]) -> str:
+    """What somebody typed for a file, where it says so."""
+    command = said.get("command")
+    return command if isinstance(command, str) else ""
 
 
-def _evaluation(results: Results) -> str:
+def _written(file: Source[Any], said: Mapping[str, Any]) -> str:
+    """The same for a file that does not say where it was written: where it is."""
+    command = _typed(said)
+    return command and f"{command} -o {shlex.quote(file.path)}"
+
+
+def _evaluation(file: Source[Results]) -> str:
+    results = file.value
+    if command := _written(file, results.setting):
+        return command
     policy, suite = shlex.quote(results.policy["source"]), results.setting.get("suite")
     if isinstance(suite, dict) and isinstance(suite.get("name"), str):
         return f"blockcache paper suite {suite['name']} {policy}"
     methods = " ".join(f"-m {shlex.quote(item.name)}" for item in results.methods if item.name != BASELINE)
     task = shlex.quote(results.task["name"])
-    return f"blockcache eval {policy} --task {task} {methods} --rollouts {results.setting['rollouts']}"
+    clock = " --clock CLOCK" if results.clocked else ""
+    return f"blockcache eval {policy} --task {task} {methods} --rollouts {results.setting['rollouts']}{clock}"
 
 
 def _check(found: Check) -> str:
@@ -105,5 +132,7 @@ def _check(found: Check) -> str:
     )
 
 
-def _goal(goal: Goal) -> str:
-    return f"--deadline {goal.deadline_ms:g}ms" if goal.loss is None else f"--loss {goal.loss:g}"
+def _tuning(found: Tuning, policy: str) -> str:
+    goal = found.goal
+    wanted = f"--deadline {goal.deadline_ms:g}ms" if goal.loss is None else f"--loss {goal.loss:g}"
+    return _typed(found.setting) or f"blockcache tune {policy} {wanted}"

@@ -25,15 +25,16 @@ from blockcache.solvers import solve
 from blockcache.solvers.recording import Recording
 
 MOST = 3
-"""Pictures: a suite has many schedules, and they look alike."""
+"""Schedules that are drawn, at most: those of a suite are many and look alike."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shown:
     """A schedule, where it is from, and what is known of it.
 
-    errors  (blocks, K), and `what` they are
-    own     the blocks' own steps, before the union added any
+    Args:
+        errors: (blocks, K), and `what` they are.
+        own: The blocks' own steps, before the union added any.
     """
 
     title: str

@@ -54,6 +54,7 @@ class Sources:
     recordings: tuple[Source[Recording], ...] = ()
     schedules: tuple[Source[Schedule], ...] = ()
     results: tuple[Source[Results], ...] = ()
+    clocked: tuple[Source[Results], ...] = ()  # results of rollouts on the clock, which others are not compared with
     timings: tuple[Source[Timings], ...] = ()
     distances: tuple[Source[FrontierDistances], ...] = ()
     tunings: tuple[Source[Tuning], ...] = ()
@@ -73,8 +74,8 @@ class Sources:
 
     @property
     def runs(self) -> tuple[Source[Any], ...]:
-        """What ran the policy, and says where it came from."""
-        return (*self.results, *self.tunings, *self.checks)
+        """The files that say where their policy came from."""
+        return (*self.results, *self.clocked, *self.tunings, *self.checks)
 
     @cached_property
     def fingerprints(self) -> list[tuple[str, Fingerprint]]:
@@ -103,7 +104,9 @@ class Sources:
 
     @property
     def task(self) -> str | None:
-        tasks = [one.value.task["name"] for one in self.results] + [one.value.get("task") for one in self.policies]
+        tasks = [one.value.task["name"] for one in (*self.results, *self.clocked)] + [
+            one.value.get("task") for one in self.policies
+        ]
         return next((task for task in tasks if task), None)
 
     def timed(self) -> Timings | None:
@@ -112,7 +115,7 @@ class Sources:
 
 
 def _policy(path: str) -> Any:
-    """Only which task it was trained for: what else is in a config is its family's business."""
+    """The task that it was trained for; other settings of a config belong to its family."""
     task = _header(path).get("task")
     return {"task": task if isinstance(task, str) else None}
 
@@ -153,7 +156,9 @@ def load_sources(places: Mapping[str, PathLike], command: str = "blockcache repo
             raise FileError(f"{given} cannot be reported on: its format is {short(kinds[given])}, expected {_EXPECTED}")
         for shown in known:
             name, load = _READERS[str(kinds[shown])]
-            found[name] = (*found.get(name, ()), Source(shown, load(files[shown])))
+            value = load(files[shown])
+            name = "clocked" if isinstance(value, Results) and value.clocked else name
+            found[name] = (*found.get(name, ()), Source(shown, value))
     return Sources(**found, command=command)
 
 

@@ -34,7 +34,7 @@ def test_another_number_is_replaced_and_the_rest_stays():
 def test_a_table_keeps_its_first_column():
     mark = "<!-- figures: frontier-pusht | plain full tuned | ms flops difference -->\n| a | b | c | d |\n|-|-|-|-|\n"
     made = fill(mark + "| torch | | | |\n| **engine** | 1 | 2 | 3 |\n| ours | | | |\n\n| other | table |\n", RECORDS)
-    rows = f"| torch | 511 | 1 | |\n| **engine** | 63.5 | 1 | |\n| ours | 4.7 | 1/25 | {DIFFERENCE} |\n"
+    rows = f"| torch | 222 | 1 | |\n| **engine** | 33.7 | 1 | |\n| ours | 2.6 | 1/25 | {DIFFERENCE} |\n"
     assert made == mark + rows + "\n| other | table |\n"
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_report_results import lost, make_suite, rows
 
 import blockcache.cli
 from blockcache.errors import FileError
@@ -13,6 +12,7 @@ from blockcache.measure.statistics import difference_interval
 from blockcache.report.document import Document
 from blockcache.report.markdown import render
 from blockcache_lab.pages.other_policies import load_other_policies, other_policies
+from made_suites import lost, make_suite, rows
 
 SEEDS = range(100_000, 100_060)
 BAC = "bac:S=10,n=5"

@@ -18,12 +18,10 @@ from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
 from blockcache.samplers import DDPM, ChosenSampler
 from blockcache.schedule import Schedule
-from blockcache_lab.pages.frontier import FrontierSuite, page
-from blockcache_lab.pages.ranks import split_half
+from blockcache_lab.pages.frontier import FrontierSuite, page, split_half
 from blockcache_lab.studies import suites
 from blockcache_lab.studies.equal_flops import equal_flops
-from blockcache_lab.studies.frontier import measure_distances
-from blockcache_lab.studies.modes import fork, modes
+from blockcache_lab.studies.frontier import fork, measure_distances, modes
 from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteSetting, without_failed_fits
 from blockcache_lab.studies.suites import FRONTIER, SUITES, Cell, Suite, suite_by_name
 from repository import ROOT

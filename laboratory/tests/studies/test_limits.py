@@ -5,7 +5,7 @@ import onnx
 import pytest
 
 from blockcache_lab.studies import limits
-from blockcache_runtime.session import new_session
+from blockcache_runtime.providers import new_session
 from onnx_files import nodes
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")

@@ -90,6 +90,49 @@ def test_the_most_rollouts_count_and_what_tells_nothing_is_left_out(port):
     assert {row.method: row.difference.mean for row in found.rows} == {"ddpm-3": 0.0, "mine": -0.5}
 
 
+def test_features_that_are_known_are_not_measured_again(port, monkeypatch):
+    ports = {"tiny": (port, OBS)}
+    before = measure_losses([results(port, mine=0.25)], ports, progress=False)
+    monkeypatch.setattr(losses, "_chunks", None)
+    assert measure_losses([results(port, mine=0.25)], ports, before, progress=False) == before
+
+
+def successes(port, ends, task="toy"):
+    """Results whose episodes succeed after so many steps, by method; None is never."""
+    found = results(port, task=task)
+    records = [
+        replace(record, score=float(end is not None), success=end is not None, steps=end or 300)
+        for record in found.records
+        for end in [ends.get(record.method, lambda seed: 50)(record.seed)]
+    ]
+    return replace(found, records=tuple(records))
+
+
+def test_a_tighter_limit_is_taken_where_it_tells_more(port):
+    late = successes(port, {"full": lambda seed: 40 + seed, "mine": lambda seed: 60 + seed})
+    found = measure_losses([late], {"tiny": (port, OBS)}, progress=False)
+    fewer, mine = found.rows
+    assert (mine.task, mine.difference.mean, fewer.difference.mean) == ("toy@steps=46", -0.875, -0.875)
+    lost = successes(port, {"mine": lambda seed: None, "ddpm-3": lambda seed: 50})
+    same = measure_losses([lost], {"tiny": (port, OBS)}, progress=False)
+    assert {row.task for row in same.rows} == {"toy"}  # as much is lost at any limit
+
+
+def test_a_tighter_limit_gives_the_records_of_shorter_episodes(port):
+    ended = losses.in_time(successes(port, {"mine": lambda seed: 48 + seed}), 50)
+    assert [(one.success, one.score, one.steps) for one in ended.of("mine").values()][:4] == [
+        (True, 1.0, 48), (True, 1.0, 49), (True, 1.0, 50), (False, 0.0, 50),
+    ]  # fmt: skip
+
+
+def test_pairs_of_the_same_method_in_several_files_are_put_together(port):
+    first, second = results(port, mine=0.5), results(port, mine=0.1)
+    later = replace(second, records=tuple(replace(one, seed=one.seed + 100) for one in second.records))
+    found = measure_losses([first, later], {"tiny": (port, OBS)}, progress=False)
+    mine = {row.method: row.difference for row in found.rows}["mine"]
+    assert (mine.n, round(mine.mean, 9)) == (16, -0.3)
+
+
 def test_too_few_observations_are_refused(port):
     with pytest.raises(ObservationError, match="are of 6 observations, and tiny has 5; record more"):
         measure_losses([results(port)], {"tiny": (port, OBS[:5])}, progress=False)
@@ -101,4 +144,12 @@ def test_the_page_says_how_well_each_task_is_predicted(port):
     page = render(losses_document(LossData(6, 4, (*tasks, *rows))))
     assert "14 methods that were rolled out in pairs" in page
     assert "| task 2 | 4 |" in page
-    assert "Nothing is learnt from toy: fewer than 3 methods" in page
+    assert "with fewer than 3 nothing is learnt from a task (toy)" in page
+
+
+def test_a_method_that_executes_chunks_otherwise_is_left_out():
+    plain = MethodRun(
+        "fewer", "loop", DDPM(num_inference_steps=3).to_dict(), None, True, 10, 0.0, ActionError(0.1, 0.2)
+    )
+    assert losses._candidate(plain) == Candidate(None, "auto", DDPM(num_inference_steps=3))
+    assert losses._candidate(replace(plain, execution={"replan": 4})) is None

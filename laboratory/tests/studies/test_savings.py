@@ -12,8 +12,8 @@ import blockcache as bc
 from blockcache.compare.bench import run_bench
 from blockcache.engines.build import build
 from blockcache.engines.loop import Loop
-from blockcache.models.noise import draw_all
 from blockcache.models.registry import port_of
+from blockcache.models.sampling import draw_all
 from blockcache.samplers import DDIM, DDPM, DPMSolver, table
 from blockcache.schedule import Schedule, compile_plan, generation_flops
 from blockcache_lab.studies.savings import DiffusersLoop, add_savings

@@ -15,11 +15,11 @@ from blockcache.results.rollouts import Results
 from blockcache.samplers import DDPM
 from blockcache.solvers.teacache import TeaCacheRule
 from blockcache_lab.studies.equal_flops import equal_flops, teacache_threshold
-from blockcache_lab.studies.suite_runs import QUICK, RolloutCounts, Shortened, SuiteSetting, prepare_suite, time_suites
+from blockcache_lab.studies.suite_runs import QUICK, RolloutCounts, SuiteSetting, prepare_suite, shortened, time_suites
 from blockcache_lab.studies.suites import BASE, SUITES, suite_by_name, suite_of
+from toy_evaluation import OWN
 from toy_task import Toy, observations
 
-OWN = DDPM(num_inference_steps=24)  # enough for S = 20
 LITTLE = RolloutCounts(rollouts=2, main_rollouts=4, group=2, generations=3)
 
 
@@ -206,7 +206,7 @@ def test_a_smaller_run_does_not_take_the_place_of_a_larger_one(policy, main):
 
 
 def test_a_shortened_task_is_the_same_but_shorter():
-    long, short = Toy(), Shortened(Toy, 2)
+    long, short = Toy(), shortened(Toy, 2)
     assert short.spec.max_steps == 2
     for _ in range(2):  # a second episode starts anew
         assert np.array_equal(long.reset(3), short.reset(3))
@@ -222,7 +222,7 @@ def test_a_shortened_task_is_the_same_but_shorter():
 def test_timing_covers_every_method_of_every_suite(policy, main):
     speed = time_suites(ground(policy, main / "state"), main, repeats=1)
     methods = {name for suite in ground(policy, main / "state").suites(SUITES) for name in suite.methods}
-    assert set(speed) == methods | {"full", "plain policy"}
+    assert set(speed.seconds) == methods | {"full", "plain policy"}
 
 
 def test_timing_another_schedule_than_the_suites_ran_is_refused(policy, main):

@@ -18,7 +18,7 @@ from blockcache.models.registry import port_of
 from blockcache.observations import load_observations
 from blockcache.samplers import DDPM
 from blockcache.tasks import TaskSpec, make_task, rollout, task_spec
-from blockcache_lab.studies.suite_runs import Shortened
+from blockcache_lab.studies.suite_runs import shortened
 from blockcache_runtime import History, open_export
 from image_policies import image_policy, observed
 
@@ -90,7 +90,7 @@ def test_rollouts_hand_frames_over_as_they_are():
         return np.full((2, 4, 2), 256.0)
 
     records = rollout(
-        lambda: Shortened(lambda: make_task("pusht-image"), 6), act, [1, 2], n_obs_steps=2, n_action_steps=4
+        lambda: shortened(lambda: make_task("pusht-image"), 6), act, [1, 2], n_obs_steps=2, n_action_steps=4
     )
     assert [record.steps for record in records] == [6, 6]
     assert {name: (array.dtype, array.shape) for name, array in fed[0].items()} == {

@@ -240,6 +240,26 @@ def count_steps(patch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
+def test_the_last_epochs_are_kept_whenever_a_run_is_killed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(data, tmp_path / "whole", keep_last=2)
+    with monkeypatch.context() as patch:
+        kill_within_step(patch, STEPS - 2)  # in the last epoch: that before it is kept already
+        with pytest.raises(KeyboardInterrupt):
+            fit(data, tmp_path / "killed", keep_last=2)
+    killed = fit(data, tmp_path / "killed", keep_last=2)
+    for out in (whole, killed):
+        kept = loop.checkpoints_of(out)
+        assert sorted(path.name for path in kept.iterdir()) == ["0002", "0003"]
+        assert weights(kept / "0003") == weights(out) != weights(kept / "0002")
+        assert [record(kept / name)["epochs"] for name in ("0002", "0003")] == [2, 3]
+        assert weights(kept / "0002") == weights(loop.checkpoints_of(whole) / "0002")
+    assert not loop.checkpoints_of(fit(data, tmp_path / "none")).exists()
+    with pytest.raises(TrainingError, match="of 3 epochs at most as many checkpoints can be kept, got 4"):
+        fit(data, tmp_path / "many", keep_last=4)
+
+
 def test_killed_between_state_and_policy(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fit(data, tmp_path / "whole")
     with monkeypatch.context() as patch:

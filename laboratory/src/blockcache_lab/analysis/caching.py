@@ -7,7 +7,6 @@ step the error comes from upstream (update-induced), elsewhere from reuse as wel
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from blockcache.block import FEED_FORWARD
 from blockcache.engines.accelerate import accelerate, check_fit
 from blockcache.errors import ObservationError
 from blockcache.measure.action_error import action_error, actions
-from blockcache.models.noise import generate
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
+from blockcache.models.sampling import generate
 from blockcache.observations import rows
 from blockcache.progress import progress_bar
 from blockcache.results.analysis_section import AnalysisError, Array
@@ -33,27 +32,6 @@ from blockcache_lab.analysis.residuals import every_step, relative, residuals, r
 BETAS = tuple(float(beta) for beta in np.linspace(0, 2, 9))
 OTHER_NOISE = 10_000
 """Added to the seed for a second full run: what it differs by from the first is the noise floor."""
-
-
-@dataclass(frozen=True, eq=False)
-class CachingError:
-    """`errors` (blocks, K), averaged over samples; `updates` (blocks, K) marks the update steps."""
-
-    blocks: tuple[str, ...]
-    errors: NDArray[np.float64]
-    updates: NDArray[np.bool_]
-
-    @property
-    def per_block(self) -> NDArray[np.float64]:
-        return np.asarray(self.errors.mean(axis=1))
-
-    @property
-    def update_induced(self) -> float:
-        return float(self.errors[self.updates].mean())
-
-    @property
-    def reuse_induced(self) -> float:
-        return float(self.errors[~self.updates].mean()) if (~self.updates).any() else 0.0
 
 
 def caching_errors(
@@ -81,10 +59,10 @@ def caching_errors(
 
 def caching_error(
     policy: Any, schedule: Schedule, observations: Sequence[Any], seed: int = 0, progress: str | None = None
-) -> CachingError:
-    """The same for one schedule."""
-    (errors,) = _errors(port_of(policy), [schedule], observations, seed, progress)
-    return CachingError(schedule.blocks, errors, np.array(update_marks(schedule)))
+) -> NDArray[np.float64]:
+    """(blocks, K): the same for one schedule, in double precision."""
+    errors: NDArray[np.float64] = _errors(port_of(policy), [schedule], observations, seed, progress)[0]
+    return errors
 
 
 def _errors(
@@ -148,7 +126,7 @@ def error_correlation(
         if name not in full.blocks:
             raise AnalysisError(f"no block {name!r}, the policy's are {full.blocks[0]} to {full.blocks[-1]}")
     reused = Schedule(full.steps, {**full.updates, upstream: (0,)})
-    errors = caching_error(port, reused, observations, seed, progress).errors  # (blocks, K)
+    errors = caching_error(port, reused, observations, seed, progress)  # (blocks, K)
     step = full.steps // 2 if step is None else step
     if not 0 < step < full.steps:
         raise AnalysisError(f"the step must be from 1 to {full.steps - 1}, got {step}; at step 0 nothing is reused")

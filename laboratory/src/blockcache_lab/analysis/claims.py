@@ -42,13 +42,14 @@ _NO_FIGURE = "no figure"
 class Claim:
     """One claim.
 
-    name      a short one, for anchors and tests
-    claim     what the paper says
-    paper     its figure, or that it has none
-    figure    the figure found; empty where nothing was measured
-    holds     None where it cannot be told
-    sentence  what was found, in words
-    section   the section that it is read off
+    Args:
+        name: A short one, for anchors and tests.
+        claim: What the paper says.
+        paper: Its figure, or that it has none.
+        figure: The figure found; empty where nothing was measured.
+        holds: None where it cannot be told.
+        sentence: What was found, in words.
+        section: The section that it is read off.
     """
 
     name: str

@@ -20,7 +20,7 @@ from blockcache.progress import progress_bar
 from blockcache.results.analysis_section import AnalysisError
 from blockcache.results.analysis_sections import Homogeneity, Stability
 from blockcache.solvers.bac import adaptive
-from blockcache.solvers.metrics import cosine
+from blockcache.solvers.recording import cosine
 from blockcache_lab.analysis.residuals import HELD_BYTES, every_step, residuals
 
 STEPS = 10

@@ -50,11 +50,12 @@ def _within(lags: Sequence[int], steps: int) -> tuple[int, ...]:
 class ErrorSurge:
     """`schedules` and `ffns` name the axes of all arrays.
 
-    errors   (schedules, ffns, K)
-    updates  (schedules, ffns, K) marks
-    jumps    (schedules, ffns) the largest rise of the error from one step to an update step, 0 if it always falls
-    surges   (schedules, ffns) at how many update steps, the first left out, the error rose
-    at_updates  (schedules, ffns) the mean error at the update steps, the first left out; 0 if there are no others
+    Args:
+        errors: (schedules, ffns, K).
+        updates: (schedules, ffns, K) marks.
+        jumps: (schedules, ffns) the largest rise of the error from one step to an update step, 0 if it always falls.
+        surges: (schedules, ffns) at how many update steps, the first left out, the error rose.
+        at_updates: (schedules, ffns) the mean error at the update steps, the first left out; 0 if there are no others.
     """
 
     schedules: tuple[str, ...]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from blockcache.attach.generation import Generation, LayerCall, attach
-from blockcache.models.noise import generate
 from blockcache.models.port import Port
+from blockcache.models.sampling import generate
 from blockcache.observations import batch_size, parts, rows
 from blockcache.schedule import Reuse, Schedule, compile_plan
 

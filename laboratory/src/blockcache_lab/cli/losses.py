@@ -18,8 +18,8 @@ def losses(directories: tuple[Path, ...], output: str, page: str | None, render_
     """What methods with known losses do to actions: the data that `check` and `tune` predict losses from.
 
     Every results file in the directories is read; the policies are loaded by the names that stand there, and those that
-    cannot be are left out. Each method is drawn again exactly as it ran, without a simulator. Then every task is predicted
-    by all the others.
+    cannot be are left out. Each method is drawn again exactly as it ran, without a simulator; where OUTPUT is there already,
+    only what is missing from it. Then every task is predicted by all the others.
 
     \b
     Examples:
@@ -27,7 +27,7 @@ def losses(directories: tuple[Path, ...], output: str, page: str | None, render_
       blockcache paper losses docs/generated/records/* -o losses.json --render-only --page losses.md
     """
     from blockcache.errors import BlockcacheError
-    from blockcache.files import write_bytes
+    from blockcache.files import exists, write_bytes
     from blockcache.report.markdown import render
     from blockcache.report.terminal import display
     from blockcache.results.losses import LossData
@@ -52,7 +52,7 @@ def losses(directories: tuple[Path, ...], output: str, page: str | None, render_
                     ports[source] = policy.port, policy.observations(None)
                 except BlockcacheError as error:
                     click.echo(f"{source} is left out: {error}", err=True)
-        data = measure_losses(results, ports)
+        data = measure_losses(results, ports, LossData.load(output) if exists(output) else None)
         data.save(output)
     document = losses_document(data)
     display(*document.blocks)

@@ -1,4 +1,4 @@
-"""Of the group `paper`: what is measured without a simulator (performance, errors, flops), and its pages."""
+"""Of the group `paper`: what is measured without a simulator (performance, flops), and its pages."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ output_option = click.option(
     default="out",
     help="Directory for the figures (.json) and the page (.md).",
 )
+ALIKE = ("metaworld-assembly", "metaworld-pick-place", "metaworld-peg-insert-side")
+"""Policies of other tasks that observe the same numbers."""
 render_option = click.option("--render-only", is_flag=True, help="The page anew from its figures; measures nothing.")
 
 
@@ -98,51 +100,58 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
 
 @click.command()
 @arg.policy_argument(required=False)
-@output_option
-@render_option
+@click.option("--shift", "shifts", multiple=True, help="Of the task; may be repeated. Default: all that there are.")
+@click.option("--rollouts", type=arg.COUNT, default=50, help="Episodes of each cell.")
+@arg.tuned_option
 @arg.observations_option
-@arg.generations_option
-@arg.threads_option
-def errors(
+@click.option("--records", type=arg.OUTPUT_DIRECTORY, default="guard", help="A file for each shift is kept here.")
+@click.option("--page", "place", type=arg.OUTPUT, metavar="FILE.md", help="Write the page of all that is kept.")
+def guard(
     policy: arg.PolicySource | None,
-    output: Path,
-    render_only: bool,
+    shifts: tuple[str, ...],
+    rollouts: int,
+    tuned: Path | None,
     observations: str | None,
-    generations: int,
-    threads: int,
+    records: Path,
+    place: str | None,
 ) -> None:
-    """Caching error per block and action error of POLICY under every method at S = 5, 10 and 20.
+    """What the guard of a Push-T POLICY notices when the task is changed, and whether full precision helps then.
 
     \b
     Examples:
-      blockcache paper errors pusht
-      blockcache paper errors -o docs/generated --render-only
+      blockcache paper guard pusht --tuned pusht/tuned --rollouts 50
+      blockcache paper guard pusht --shift stale --shift none
+      blockcache paper guard --records docs/generated/records/guard-pusht --page docs/generated/guard.md
     """
     from blockcache.report.markdown import render
     from blockcache.report.terminal import display
-    from blockcache_lab.pages.caching import FORMAT, page
+    from blockcache_lab.pages.guard import FORMAT, page
+    from blockcache_lab.studies.guard import SHIFTS, guard_study, other_tasks
 
-    if (policy is None) != render_only:
-        raise click.UsageError(
-            "name either a POLICY to measure, or --render-only to write the page of what was measured"
-        )
-    source = output / "caching-error.json"
+    if odd := [name for name in shifts if name not in SHIFTS]:
+        raise click.UsageError(f"unknown shift {odd[0]!r}, known are {', '.join(SHIFTS)}")
     if policy is not None:
-        seen = policy.observations(observations)
-
         import torch
 
-        from blockcache_lab.studies.caching import caching_study
+        from blockcache.models.policy_files import OBSERVATIONS, policy_directory
+        from blockcache.observations import load_observations
 
-        torch.set_num_threads(threads)
-        measured = caching_study(policy.port, seen, generations=generations, command=arg.typed())
-        make_directory(output)
-        FORMAT.save(source, measured)
-    results = FORMAT.load(source)
-    with FORMAT.reading(source):
-        found = page(results)
-    write_bytes(output / "caching-error.md", render(found).encode())
-    display(found)
+        torch.set_num_threads(1)
+        seen = policy.observations(observations)
+        make_directory(records)
+        for name in shifts or SHIFTS:
+            found = guard_study(policy.port, seen, tuned, name, command=arg.typed(), rollouts=rollouts)
+            if name == "none":
+                known = {one: load_observations(policy_directory(one) / OBSERVATIONS) for one in ALIKE}
+                found["others"] = other_tasks(known)
+            FORMAT.save(records / f"{name}.json", found)
+    files = [FORMAT.load(path) for path in sorted(records.glob("*.json*"))]
+    if not files:
+        raise click.UsageError(f"there are no records in {records}; name a POLICY")
+    shown = page(files)
+    if place:
+        write_bytes(place, render(shown).encode())
+    display(shown)
 
 
 @click.command()
@@ -170,7 +179,7 @@ def flops(schedules: tuple[str, ...], policy: arg.PolicySource | None, steps: in
         arg.refuse_sizes_beside_a_policy({"steps", *sizes})
     loaded = {name: arg.load_schedule(name) for name in schedules}
 
-    from blockcache.models.dpt.shape import DPTShape
+    from blockcache.models.flops import DPTShape
     from blockcache.report.terminal import display
     from blockcache.schedule import generation_flops
     from blockcache_lab.pages.performance import flops_table

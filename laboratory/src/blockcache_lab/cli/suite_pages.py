@@ -120,6 +120,42 @@ def rdt(directories: tuple[str, ...], output: Path) -> None:
 
 
 @click.command()
+@click.argument("directories", nargs=-1, required=True)
+@output_option("realtime.md and its picture")
+def realtime(directories: tuple[str, ...], output: Path) -> None:
+    """Make the page of suite realtime from the files in DIRECTORIES, one for each policy.
+
+    \b
+    Example:
+      blockcache paper realtime out/realtime-pusht out/realtime-metaworld-peg-insert-side -o docs/generated
+    """
+    from blockcache.report.drawing import draw_panels, require_matplotlib, save_figure
+    from blockcache_lab.pages.realtime import PICTURE, RealtimeSuite, page
+
+    require_matplotlib()
+    found = [RealtimeSuite.load(directory) for directory in directories]
+    write_page(page(found), output, "realtime")
+    save_figure(draw_panels([panel for item in found for panel in item.panels()], 3, 4.2, 3.4), output / PICTURE)
+    click.echo(f"{output / 'realtime.md'}")
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True)
+@output_option("paper-tables.md")
+def tables(directories: tuple[str, ...], output: Path) -> None:
+    """Make the page of the paper's tables beside ours from suites tables or main in DIRECTORIES, one for each policy.
+
+    \b
+    Example:
+      blockcache paper tables out/tables-lift out/tables-lift-dropout out/suites -o docs/generated
+    """
+    from blockcache_lab.pages.tables import PolicyTable, page
+
+    write_page(page([PolicyTable.load(directory) for directory in directories]), output, "paper-tables")
+    click.echo(f"{output / 'paper-tables.md'}")
+
+
+@click.command()
 @click.argument("pages", nargs=-1, required=True)
 @click.option(
     "--records", type=click.Path(path_type=Path), default="docs/generated/records", help="The directory of all records."

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from blockcache.cli import arguments as arg
 from blockcache.files import make_directory
-from blockcache_lab.studies.suites import ALONE, DISTANCES, FRONTIER, KINDS, SUITES, TIMINGS
+from blockcache_lab.studies.suites import ALONE, DELAYS, DISTANCES, FRONTIER, KINDS, SUITES, TIMINGS
 
 if TYPE_CHECKING:
     from blockcache_lab.studies.suite_results import SuiteResults
+    from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteSetting
 
 output_option = click.option(
     "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out/suites", help="Directory, shared by all suites."
@@ -24,34 +26,66 @@ tuned_option = click.option(
 )
 
 
+def setting_options(verb: arg.Verb) -> arg.Verb:
+    """What `timing` and `distances` take as `suite` does."""
+    for option in (arg.generations_option, arg.observations_option, arg.engine_option, arg.task_option, output_option):
+        verb = option(verb)
+    return verb
+
+
+def _setting(
+    policy: arg.PolicySource, output: Path, task: str | None, engine: str, observations: str | None
+) -> Callable[[RolloutCounts], SuiteSetting]:
+    """What is run, by how much; what was named is read at once, before anything heavy is imported."""
+    chosen, seen = policy.task(task), policy.observations(observations)
+
+    def make(counts: RolloutCounts) -> SuiteSetting:
+        from blockcache_lab.studies.suite_runs import SuiteSetting
+
+        make_directory(output)
+        return SuiteSetting(policy.port, chosen, seen, output / "state", counts, str(policy), engine)
+
+    return make
+
+
 @click.command()
 @click.argument("name", metavar="NAME", type=click.Choice(tuple(KINDS)))
 @arg.policy_argument()
 @output_option
 @arg.run_options
+@arg.until_settled_option
 @click.option(
     "--main-rollouts",
     type=arg.COUNT,
     default=250,
-    help="In suite main, of full, BAC, and Uniform, DDIM and DDPM at equal FLOPs; in suite frontier, of the tuned one.",
+    help="In suite main, of full, BAC, and Uniform, DDIM and DDPM at equal FLOPs; in tables, of the first two; "
+    "in frontier, of the tuned one.",
 )
 @tuned_option
 @click.option("--quick", is_flag=True, help="A few short rollouts, to see that it works. No results.")
+@click.option(
+    "--delay",
+    "delays",
+    type=click.IntRange(0, 1000),
+    multiple=True,
+    default=DELAYS,
+    help="Of suite realtime, in ticks.",
+)
 def suite(
     name: str,
     policy: arg.PolicySource,
     output: Path,
-    task: str | None,
-    engine: str,
     workers: int | None,
     ray: str | None,
-    observations: str | None,
     rollouts: int,
+    until_settled: bool,
     main_rollouts: int,
     group: int,
     generations: int,
     tuned: str | None,
     quick: bool,
+    delays: tuple[int, ...],
+    **run: Any,
 ) -> None:
     """Run one of the paper's comparisons on POLICY, in closed loop, or one with what came after it.
 
@@ -66,6 +100,9 @@ def suite(
       frontier  action costs, fewer steps, placed and fitted steps, what was tuned
       rdt       the paper's figure on RDT: BAC with S = 1, 2, 3, 5 against Uniform, fewer steps of DPM-Solver++, action
                 costs, what was tuned; 100 rollouts of a method unless --rollouts says otherwise
+      realtime  the paper's figure on a robot: every chunk arrives after a delay; asynchronous, told of the chunk before
+                (RTC), and stop and think; each delay and mode into a file of its own, as many rollouts as rdt
+      tables    BAC beside DDPM with fewer, placed and fitted steps: small enough for every task
 
     Writes OUTPUT/NAME.json. Finished rollouts are kept in OUTPUT/state for all suites: interrupted or killed, the same
     command goes on from there, more rollouts build on those that are there, and a method in two suites runs once. The
@@ -78,52 +115,60 @@ def suite(
       blockcache paper suite main pusht --quick -o /tmp/quick
       blockcache paper suite frontier pusht -o out/frontier --rollouts 250 --tuned tuned/
       blockcache paper suite rdt my_rdt/ -o out/rdt
+      blockcache paper suite realtime pusht -o out/realtime --delay 0 --delay 4
     """
     _check_tuned(tuned, name)
+    if not KINDS[name].clocked and arg.given(["delays"]):
+        raise click.UsageError("--delay is for the suite realtime")
+    if KINDS[name].clocked and until_settled:
+        raise click.UsageError("--until-settled is for suites with one file, not for realtime")
     if quick and (ignored := arg.given(["rollouts", "main_rollouts", "group", "generations"])):
         raise click.UsageError(f"{', '.join(ignored)} and --quick exclude one another: a quick run has its own amounts")
-    backend = arg.chosen_backend(workers, ray)
-    chosen, seen = policy.task(task), policy.observations(observations)
+    backend, setting = arg.chosen_backend(workers, ray), _setting(policy, output, **run)
 
+    from blockcache.compare.evaluation import Evaluation
+    from blockcache.compare.sequential import run_until_settled
+    from blockcache.results.rollouts import check_nothing_lost
     from blockcache_lab.studies.suite_results import SuiteResults
-    from blockcache_lab.studies.suite_runs import QUICK, RolloutCounts, SuiteSetting, prepare_suite
+    from blockcache_lab.studies.suite_runs import QUICK, RolloutCounts, prepare_suite, run_realtime
 
     rollouts = rollouts if arg.given(["rollouts"]) else KINDS[name].rollouts
     counts = QUICK if quick else RolloutCounts(rollouts, main_rollouts, group, generations)
-    state, path = output / "state", output / f"{name}.json"
-    make_directory(output)
-    with arg.resumable(state):
-        setting = SuiteSetting(policy.port, chosen, seen, state, counts, str(policy), engine)
-        ready = prepare_suite(setting.for_suite(name, tuned), name)
-        ready.check_output(path)
-        results = ready.run(backend)
-    results.save(path)
-    _print(SuiteResults(ready.suite, results))
+    path = output / f"{name}.json"
+    with arg.resumable(output / "state"):
+        ready = prepare_suite(setting(counts).for_suite(name, tuned), name)
+        done = {}
+        if KINDS[name].clocked:
+            for path, results in run_realtime(ready, output, delays, backend):
+                done[path] = results
+                click.echo(f"{path.stem}: {_scores(SuiteResults(ready.suite, results))}")
+        else:
+            ready.check_output(path)
+            done[path] = ready.run(backend, run_until_settled if until_settled else Evaluation.run)
+            check_nothing_lost(path, done[path].rollouts)
+            done[path].save(path)
+            _print(SuiteResults(ready.suite, done[path]))
     page = name if KINDS[name].alone else "results"
-    click.echo(f"\nwritten to {path}; 'blockcache paper {page} {output}' makes the page")
-    arg.exit_if_failed(results, path)
+    written = path if len(done) == 1 else output
+    click.echo(f"\nwritten to {written}; 'blockcache paper {page} {output}' makes the page")
+    for path, results in done.items():
+        arg.exit_if_failed(results, path)
 
 
 @click.command()
 @arg.policy_argument()
-@output_option
-@arg.task_option
-@arg.engine_option
-@arg.observations_option
-@arg.generations_option
+@setting_options
 @click.option("--repeats", type=arg.COUNT, default=20, help="Interleaved rounds.")
 @click.option("--suite", "only", type=click.Choice(ALONE), help="That one instead of the paper's.")
 @tuned_option
 def timing(
     policy: arg.PolicySource,
     output: Path,
-    task: str | None,
-    engine: str,
-    observations: str | None,
     generations: int,
     repeats: int,
     only: str | None,
     tuned: str | None,
+    **run: Any,
 ) -> None:
     """Milliseconds of all methods of all suites, in one interleaved run, so that any two can be compared.
 
@@ -136,38 +181,23 @@ def timing(
       blockcache paper timing my_rdt/ --suite rdt -o out/rdt
     """
     _check_tuned(tuned, only)
-    chosen, seen = policy.task(task), policy.observations(observations)
+    setting = _setting(policy, output, **run)
 
-    from blockcache.compare.evaluation import save_timings
-    from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteSetting, time_suites
+    from blockcache_lab.studies.suite_runs import RolloutCounts, time_suites
 
     counts = RolloutCounts(generations=generations)
-    make_directory(output)
-    setting = SuiteSetting(policy.port, chosen, seen, output / "state", counts, str(policy), engine)
     names = SUITES if only is None else (only,)
-    times = time_suites(setting.for_suite(names[0], tuned), output, repeats, names)
-    save_timings(output / TIMINGS, times, policy.port.fingerprint)
+    time_suites(setting(counts).for_suite(names[0], tuned), output, repeats, names).save(output / TIMINGS)
     click.echo(f"written to {output / TIMINGS}")
 
 
 @click.command()
 @arg.policy_argument()
-@output_option
-@arg.task_option
-@arg.engine_option
-@arg.observations_option
-@arg.generations_option
+@setting_options
 @click.option("--samples", type=click.IntRange(4, 10_000), default=64, help="Chunks for each observation.")
 @tuned_option
 def distances(
-    policy: arg.PolicySource,
-    output: Path,
-    task: str | None,
-    engine: str,
-    observations: str | None,
-    generations: int,
-    samples: int,
-    tuned: str | None,
+    policy: arg.PolicySource, output: Path, generations: int, samples: int, tuned: str | None, **run: Any
 ) -> None:
     """How far the actions of suite frontier's methods are from the policy's own, to set beside what they cost in rollouts.
 
@@ -177,21 +207,27 @@ def distances(
     Example:
       blockcache paper distances pusht -o out/frontier --tuned tuned/
     """
-    chosen, seen = policy.task(task), policy.observations(observations)
+    setting = _setting(policy, output, **run)
 
     from blockcache_lab.studies.frontier import measure_distances
-    from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteSetting
+    from blockcache_lab.studies.suite_runs import RolloutCounts
 
-    make_directory(output)
     counts = RolloutCounts(generations=generations)
-    setting = SuiteSetting(policy.port, chosen, seen, output / "state", counts, str(policy), engine)
-    measure_distances(setting.for_suite(FRONTIER, tuned), output, samples).save(output / DISTANCES)
+    measure_distances(setting(counts).for_suite(FRONTIER, tuned), output, samples).save(output / DISTANCES)
     click.echo(f"written to {output / DISTANCES}")
 
 
 def _check_tuned(tuned: str | None, name: str | None) -> None:
     if tuned is not None and name not in ALONE:
         raise click.UsageError(f"--tuned is for the suites {' and '.join(ALONE)}")
+
+
+def _scores(found: SuiteResults) -> str:
+    """In one line: what each method scores."""
+    from blockcache.compare.methods import method_named
+
+    rows = found.rows.items()
+    return ", ".join(f"{method_named(name).label} {row.score.mean:.3f}" for name, row in rows if row.score is not None)
 
 
 def _print(found: SuiteResults) -> None:

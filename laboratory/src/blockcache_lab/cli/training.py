@@ -92,7 +92,15 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, first_seed:
 @click.option("--seed", type=arg.SEED, default=0, help="Of the weights, the noise and the order of the data.")
 @click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
 @click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
-def train(task: str, data: str, output: str, threads: int | None, resume: bool, **settings: Any) -> None:
+@click.option(
+    "--keep-last",
+    type=click.IntRange(0, arg.MOST),
+    default=0,
+    help="Keep the policies of so many last epochs, in OUTPUT.checkpoints, for 'paper checkpoints'.",
+)
+def train(
+    task: str, data: str, output: str, threads: int | None, resume: bool, keep_last: int, **settings: Any
+) -> None:
     """Train a policy for TASK from demonstrations. Killed at any moment, the same command goes on.
 
     \b
@@ -108,7 +116,7 @@ def train(task: str, data: str, output: str, threads: int | None, resume: bool, 
     from blockcache_lab.training import TrainConfig
     from blockcache_lab.training import train as run
 
-    click.echo(run(TrainConfig(task, **settings), data, output, threads=threads, resume=resume))
+    click.echo(run(TrainConfig(task, **settings), data, output, threads=threads, resume=resume, keep_last=keep_last))
 
 
 @click.command()

@@ -16,26 +16,40 @@ from blockcache_lab.pages.overview_episodes import episode_charts
 from blockcache_lab.pages.overview_errors import error_charts
 from blockcache_lab.pages.overview_similarity import action_charts, similarity_charts
 
-_HOLDS = {True: "yes", False: "**no**", None: "not told"}
+_VERDICTS = {True: "**holds**", False: "**does not hold**", None: "not told"}
 _NOTHING = "similarities, errors by block and step, episodes beside one another, and whether the paper's claims hold for this policy"
 
 
-def claims_blocks(analysis: Analysis) -> tuple[Block, ...]:
-    """The table of claims, and a sentence for each."""
+def claims_blocks(analysis: Analysis, fold: bool = False) -> tuple[Block, ...]:
+    """Each claim of the paper beside what was found here, a sentence for each, and what there is not.
+
+    Args:
+        analysis: Of one policy.
+        fold: Whether the sentences are hidden until a reader opens them.
+    """
     found = claims(analysis)
-    rows = [[item.claim, item.paper, plain(item.figure), _HOLDS[item.holds]] for item in found]
+    rows = [[plain(one.claim), _VERDICTS[one.holds], plain(one.figure), plain(one.paper)] for one in found]
+    counts = {verdict: sum(one.holds is verdict for one in found) for verdict in _VERDICTS}
+    summary = f"Of {len(found)} claims {counts[True]} hold for this policy, {counts[False]} do not"
+    summary += f", and {counts[None]} could not be told." if counts[None] else "."
+    sentences = Bullets(tuple(f"**{one.name}**: {_sentence(one)}" for one in found))
+    notes = [f"No {name}: {plain(why)}" for name, why in analysis.absent.items()]
+    if lacking := [name for name in SECTIONS if name not in (*analysis.sections, *analysis.absent)]:
+        only = " ".join(f"--only {name}" + " --weaker POLICY" * (name == WeakerPolicy.name) for name in lacking)
+        notes.append(
+            f"Not analysed yet: {', '.join(lacking)}. `blockcache analyse {analysis.source or 'POLICY'} {only}` does it."
+        )
     return (
-        table(["the paper says", "its figure", "here", "holds"], rows, left=3),
-        Bullets(tuple(f"**{item.name}**: {_sentence(item)}" for item in found)),
+        Paragraph(f"{summary} Every verdict is computed from the analysis; what was asked of the data stands beneath."),
+        table(["claim", "verdict", "here", "in the paper"], rows, left=4),
+        Folded("What was asked of the data, and what was found", (sentences,)) if fold else sentences,
+        *([Bullets(tuple(notes))] if notes else []),
     )
 
 
 def page(analysis: Analysis) -> Document:
     """The whole page."""
     setting, observed = analysis.setting, analysis.setting["observations"]
-    absent = tuple(f"`{name}`: {plain(reason)}" for name, reason in analysis.absent.items())
-    missing = [name for name in SECTIONS if name not in analysis.sections and name not in analysis.absent]
-    absent += tuple(f"`{name}`: not asked for." for name in missing)
     return Document(
         "What the paper claims, and what is found here",
         (
@@ -46,7 +60,6 @@ def page(analysis: Analysis) -> Document:
                 "the sentence says what was asked of the data."
             ),
             *claims_blocks(analysis),
-            *((Section("Not there", (Bullets(absent),)),) if absent else ()),
         ),
     )
 
@@ -75,7 +88,7 @@ def insight_sections(sources: Sources) -> tuple[Section, ...]:
         found["Why it works"] = [missing(_NOTHING, command)]
     else:
         found = {
-            "The paper's claims, here": _claims(analysis),
+            "The paper's claims, here": claims_blocks(analysis, fold=True),
             **found,
             "Where errors come from": error_charts(analysis),
             "Does one schedule do for all episodes?": episode_charts(analysis),
@@ -83,29 +96,3 @@ def insight_sections(sources: Sources) -> tuple[Section, ...]:
         }
     kept = {title: tuple(blocks) for title, blocks in found.items()}
     return tuple(Section(title, blocks) for title, blocks in kept.items() if blocks)
-
-
-def _claims(analysis: Analysis) -> tuple[Block, ...]:
-    """Each claim of the paper beside what was found here, and what there is not."""
-    found = claims(analysis)
-    verdicts = {True: "**holds**", False: "**does not hold**", None: "not told"}
-    rows = [[plain(one.claim), verdicts[one.holds], plain(one.figure), plain(one.paper)] for one in found]
-    counts = {verdict: sum(one.holds is verdict for one in found) for verdict in (True, False, None)}
-    summary = f"Of {len(found)} claims {counts[True]} hold for this policy, {counts[False]} do not"
-    summary += f", and {counts[None]} could not be told." if counts[None] else "."
-    known = (*analysis.sections, *analysis.absent)
-    notes = [f"No {name}: {plain(why)}" for name, why in analysis.absent.items()]
-    if lacking := [name for name in SECTIONS if name not in known]:
-        only = " ".join(f"--only {name}" + " --weaker POLICY" * (name == WeakerPolicy.name) for name in lacking)
-        notes.append(
-            f"Not analysed yet: {', '.join(lacking)}. `blockcache analyse {analysis.source or 'POLICY'} {only}` does it."
-        )
-    return (
-        Paragraph(f"{summary} Every verdict is computed from the analysis; what was asked of the data stands beneath."),
-        table(["claim", "verdict", "here", "in the paper"], rows, left=4),
-        Folded(
-            "What was asked of the data, and what was found",
-            (Bullets(tuple(f"**{plain(one.claim)}** {_sentence(one)}" for one in found)),),
-        ),
-        *([Bullets(tuple(notes))] if notes else []),
-    )

@@ -130,12 +130,7 @@ class _Policy:
         return FrontierSuite.load(str(self.directory))
 
 
-_DISTANCES = {
-    "centre-shift": "centre_shift",
-    "energy": "energy",
-    "beyond-spread": "beyond_spread",
-    "spread": "spread",
-}
+_DISTANCES = {"centre-shift": "centre_shift", "energy": "energy", "beyond-spread": "beyond_spread", "spread": "spread"}
 
 
 @dataclass(frozen=True, eq=False)

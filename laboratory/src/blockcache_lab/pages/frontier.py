@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
 from blockcache.files import exists
@@ -22,7 +25,6 @@ from blockcache.results.check import predicted_loss
 from blockcache.results.distances import FrontierDistances, MethodDistances
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.pictures import LOSS, MILLISECONDS, RULES, Mark, by_kind, full_precision, loss_mark, series_of
-from blockcache_lab.pages.ranks import split_half
 from blockcache_lab.pages.suite_parts import PolicySuite, made_from, suite_tables, who_wins
 from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER
@@ -92,6 +94,21 @@ class FrontierSuite(PolicySuite):
             return None
         full, *others = scores
         return split_half([[full[seed] - found[seed] for seed in seeds] for found in others])
+
+
+def split_half(values: ArrayLike, rounds: int = 100) -> float:
+    """How far (methods, episodes) agree with themselves: the mean rank correlation of the methods' means over one random
+    half of the episodes and over the other. No predictor can be asked to do better than the measurement itself.
+
+    Args:
+        values: What each method scores in each episode.
+        rounds: Random halves.
+    """
+    values = np.asarray(values, np.float64)
+    draw, half = np.random.default_rng(0), values.shape[1] // 2
+    orders = [draw.permutation(values.shape[1]) for _ in range(rounds)]
+    means = [(values[:, order[:half]].mean(axis=1), values[:, order[half:]].mean(axis=1)) for order in orders]
+    return float(np.mean([rank_correlation(one, other) for one, other in means]))
 
 
 def page(found: Sequence[FrontierSuite]) -> Document:

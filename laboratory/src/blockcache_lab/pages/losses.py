@@ -2,22 +2,124 @@
 
 from __future__ import annotations
 
-from blockcache.report.document import Document, Paragraph, plain, table
-from blockcache.results.losses import CERTAINTY, FLOOR, LEAST_LOST, LossData, judge
+from statistics import mean, median
+
+from blockcache.report.document import Block, Document, Paragraph, plain, table
+from blockcache.results.losses import (
+    ALLOWED,
+    AVERAGED,
+    CERTAINTY,
+    FLOOR,
+    LEAST_LOST,
+    MOST_TERMS,
+    NAMES,
+    SUMS,
+    Judgement,
+    LossData,
+    LossRow,
+    judge,
+)
+
+_JUDGED = ["task", "methods", "rank correlation", "highest", "covered", *(f"taken for {most:g}" for most in ALLOWED)]
+_POWER = [
+    "task",
+    "policy",
+    "methods",
+    "pairs",
+    "smallest loss told from 0",
+    "at best",
+    "shown to lose",
+    "worst method",
+    "loses",
+]
+_ALL = ["task", "method", "FLOPs", "shift", "beyond spread", "wider", "rougher", "predicted", "bound", "in closed loop"]
 
 
 def losses_document(data: LossData) -> Document:
-    """How far the data can be trusted, and the data."""
+    """How far the data can be trusted, what each task can tell apart, and the data."""
     model, judged = data.model, judge(data)
-    silent = sorted({row.task for row in data.rows} - set(data.told))
-    rows = [
-        [plain(one.task), str(one.methods), f"{one.rank:.2f}", f"{one.highest:.2f}", f"{one.covered:.2f}"]
-        for one in judged
+    average = (
+        f"rank correlation {mean(one.rank for one in judged):.2f}, covered {mean(one.covered for one in judged):.2f}"
+    )
+    return Document(
+        "How losses are predicted",
+        (
+            Paragraph(
+                f"{len(data.rows)} methods that were rolled out in pairs, each drawn again at {data.observations} "
+                f"observations, {data.samples} chunks each. Made by `blockcache paper losses docs/generated/records/*`. Learnt from: "
+                f"{plain(data.about)}."
+            ),
+            Paragraph(
+                f"Predicted loss: {model.formula}; bound ({CERTAINTY:.0%}): {model.factor:.2f} x (prediction + {FLOOR}). It is the "
+                f"mean of the {AVERAGED} sums that erred least on tasks that were left out, of {len(SUMS)} with up to {MOST_TERMS} of {len(NAMES)} terms."
+            ),
+            Paragraph(
+                "Each task below is predicted by a model that did not see it, neither to choose sums nor to fit them nor for its "
+                "bound. *Highest*: the rank correlation that a perfect order would have, as many methods lose exactly the same. "
+                "*Covered*: methods that lose no more than their bound. *Taken*: the cheapest method whose bound is at most "
+                "so much, as `tune --loss` takes it among these methods, with its share of the FLOPs and its difference in closed loop, in "
+                "rollouts that nothing was chosen by; full precision where no bound is as low, or nothing is promised of such a policy."
+            ),
+            table(_JUDGED, [_judged(one) for one in judged], left=1),
+            Paragraph(f"On average: {average}."),
+            *_power(data),
+            _all_rows(data),
+        ),
+    )
+
+
+def _judged(one: Judgement) -> list[str]:
+    return [
+        plain(one.task),
+        str(one.methods),
+        f"{one.rank:.2f}",
+        f"{one.highest:.2f}",
+        f"{one.covered:.2f}",
+        *(
+            "full precision"
+            if row is None
+            else f"{plain(row.method)} ({row.cost:.3f}): {row.difference.text('{:+.3f}')}"
+            for row in one.taken
+        ),
     ]
+
+
+def _power(data: LossData) -> tuple[Block, ...]:
+    """What each task's runs can tell apart."""
+    tasks: dict[tuple[str, str], list[LossRow]] = {}
+    for row in data.rows:
+        tasks.setdefault((row.task, row.policy), []).append(row)
+    rows = [
+        [
+            plain(task),
+            plain(policy),
+            str(len(found)),
+            f"{min(row.difference.n for row in found)} to {max(row.difference.n for row in found)}",
+            f"{median(row.difference.mean - row.difference.low for row in found):.3f}",
+            f"{min(row.difference.mean - row.difference.low for row in found):.3f}",
+            str(sum(row.difference.high < 0 for row in found)),
+            plain((worst := min(found, key=lambda row: row.difference.mean)).method),
+            f"{-worst.difference.mean:.3f}",
+        ]
+        for (task, policy), found in sorted(tasks.items())
+    ]
+    silent = sorted({row.task for row in data.rows} - {row.task for found in data.told.values() for row in found})
+    note = (
+        "What each task can tell apart. *Smallest loss*: the one that a method would have to show for its 95 % interval to lie below 0, "
+        "for the method in the middle and for the one with most pairs. *Shown to lose*: methods whose whole interval lies below 0; "
+        f"with fewer than {LEAST_LOST} nothing is learnt from a task ({', '.join(map(plain, silent)) or 'there is none'}). A name with `@steps=` has a tighter limit "
+        "than the task's own: that which 90 % of the full policy's successes keep, where that shows more methods to lose."
+    )
+    return Paragraph(note), table(_POWER, rows, left=2)
+
+
+def _all_rows(data: LossData) -> Block:
+    model = data.model
     shown = [
         [
             plain(row.task),
             plain(row.method),
+            f"{row.cost:.3f}",
             f"{row.features.shift:.3f}",
             f"{row.features.beyond_spread:.3f}",
             f"{row.features.wider:+.2f}",
@@ -28,43 +130,4 @@ def losses_document(data: LossData) -> Document:
         ]
         for row in sorted(data.rows, key=lambda row: (row.task, -row.difference.mean))
     ]
-    beyond, root, rough = model.weights
-    return Document(
-        "How losses are predicted",
-        (
-            Paragraph(
-                f"{len(data.rows)} methods that were rolled out in pairs, each drawn again at {data.observations} "
-                f"observations, {data.samples} chunks each. Made by `blockcache paper losses docs/generated/records/*`."
-            ),
-            Paragraph(
-                f"Predicted loss: {beyond:.3f} x energy beyond spread + {root:.3f} x its root + {rough:.3f} x root of the added "
-                "roughness; "
-                f"bound ({CERTAINTY:.0%}): {model.factor:.2f} x (prediction + {FLOOR})."
-            ),
-            Paragraph(
-                "Each task below is predicted by a model that did not see it. *Highest*: the rank correlation that a perfect "
-                "order would have, as many methods lose exactly the same. *Covered*: methods that lose no more than their bound."
-            ),
-            table(["task", "methods", "rank correlation", "highest", "covered"], rows, left=1),
-            Paragraph(
-                f"Nothing is learnt from {', '.join(map(plain, silent))}: fewer than {LEAST_LOST} methods are shown to lose anything there."
-                if silent
-                else "Every task tells methods apart."
-            ),
-            table(
-                [
-                    "task",
-                    "method",
-                    "shift",
-                    "beyond spread",
-                    "wider",
-                    "rougher",
-                    "predicted",
-                    "bound",
-                    "in closed loop",
-                ],
-                shown,
-                left=2,
-            ),
-        ),
-    )
+    return table(_ALL, shown, left=2)

@@ -16,6 +16,24 @@ GROUPS = {"ph": "proficient human (PH)", "mh": "mixed human (MH)", "multi_stage"
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a task stands in the printed main table; with `least`, episodes that score as much count as successes."""
+
+    group: str
+    cell: str
+    least: float | None = None
+
+
+PLACES: dict[str, tuple[Place, ...]] = {
+    "pusht": (Place("ph", "pusht"),),
+    **{f"robosuite-{scene}-{who}": (Place(who, scene),) for scene in ("lift", "can", "square") for who in ("ph", "mh")},
+    "block-pushing": (Place("multi_stage", "block_pushing_p1", 0.49), Place("multi_stage", "block_pushing_p2", 1.0)),
+    "kitchen": tuple(Place("multi_stage", f"kitchen_p{done}", done / 4) for done in range(1, 5)),
+}
+"""By our name of the task."""
+
+
+@dataclass(frozen=True)
 class Printed:
     """One row. A cell holds one success rate, or two: "max performance / average of last 10 checkpoints"."""
 
@@ -39,6 +57,11 @@ def printed_table(name: str) -> dict[str, dict[str, Printed]]:
         GROUPS.get(group, group): {row: _row(content) for row, content in rows.items()}
         for group, rows in groups.items()
     }
+
+
+def printed_cell(row: str, place: Place) -> tuple[float, ...]:
+    """A cell of the main table."""
+    return printed_table("main")[GROUPS[place.group]][row].cells[place.cell]
 
 
 def printed_rdt() -> tuple[str, float]:

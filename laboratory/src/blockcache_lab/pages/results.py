@@ -93,10 +93,9 @@ def _what_was_run(collection: Collection, directory: str) -> list[Block]:
         )
     else:
         timings = collection.timings
-        rounds = len(next(iter(timings.seconds.values())).seconds)
         untouched = timings.ms(PLAIN)
         items.append(
-            f"**Timing**: {timings.setting}, medians of {rounds} rounds, on {plain(timings.machine['processor'])} (not a GPU)"
+            f"**Timing**: {timings.setting}, medians of {timings.rounds} rounds, on {plain(timings.machine['processor'])} (not a GPU)"
             + _load(timings.machine)
             + (". " if untouched is None else f". The plain policy in torch takes {untouched:.0f} ms. ")
             + f"*Over full* is the speed-up over full precision in our own engine ({collection.full.method.engine}), so it is "

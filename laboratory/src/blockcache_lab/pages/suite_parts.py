@@ -39,7 +39,7 @@ class PolicySuite:
 
     @property
     def task(self) -> str:
-        return str(self.item.results.task["name"])
+        return str(self.collection.first.task["name"])
 
     @property
     def picture(self) -> str:

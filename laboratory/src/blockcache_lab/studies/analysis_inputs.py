@@ -36,9 +36,10 @@ COMPARED, EPISODES = 16, 50
 class Sizes:
     """How many observations go into what.
 
-    generations  to calibrate on, from the first observation on
-    compared     to find errors at, after those
-    episodes     to compare with one another, spread over all observations
+    Args:
+        generations: To calibrate on, from the first observation on.
+        compared: To find errors at, after those.
+        episodes: To compare with one another, spread over all observations.
     """
 
     generations: int = GENERATIONS

@@ -17,7 +17,8 @@ from onnx import helper, shape_inference
 
 from blockcache.measure import machine
 from blockcache.measure.latency import measure
-from blockcache_runtime.session import new_session, run_session
+from blockcache_runtime.providers import new_session
+from blockcache_runtime.session import run_session
 
 WHOLE, PRODUCTS, ONE_OF_EACH = "everything", "products with weights", "the same with one matrix of each shape"
 _KINDS = {
@@ -43,9 +44,10 @@ class Kind:
 def measure_limits(data: bytes, threads: int, repeats: int, progress: bool = True) -> dict[str, Any]:
     """Time an export of a schedule and each kind of its nodes, all in one interleaved run at batch 1, beside the peak.
 
-    data     the content of the file
-    threads  of ONNX Runtime
-    repeats  interleaved rounds
+    Args:
+        data: The content of the file.
+        threads: Of ONNX Runtime.
+        repeats: Interleaved rounds.
     """
     graph = _Graph(data)
     groups = graph.groups()

@@ -1,61 +1,144 @@
 """The data that losses are predicted from: every method that results files know, drawn again without a simulator.
 
 A results file says exactly what ran (sampler and updates), so nothing is calibrated anew. Methods that decide while they run
-are left out: how they do is not written down. Knows nothing of pages.
+are left out: how they do is not written down. Where the score is success, episodes can be read as if they had ended earlier;
+that is done for tasks on which more methods are then shown to lose. Knows nothing of pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from blockcache.compare.candidates import Candidate, running
+from blockcache.compare.store import digest
 from blockcache.errors import ObservationError
 from blockcache.fitting.clouds import draw_chunks
-from blockcache.measure.features import Chunks, action_features
+from blockcache.measure.features import ActionFeatures, Chunks, action_features
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, pick
 from blockcache.progress import progress_bar
 from blockcache.results.losses import LossData, LossRow
-from blockcache.results.rollouts import BASELINE, MethodRun, Results
+from blockcache.results.rollouts import BASELINE, SETTLED, MethodRun, Record, Results
 from blockcache.results.summary import MethodSummary, most_rollouts, summarise
 from blockcache.samplers import SamplerConfig
 from blockcache.schedule import Schedule
+from blockcache.tasks.variants import MARK
 
 OBSERVATIONS, SAMPLES = 40, 32
 LEAST_SCORE = 0.5
 """Of the full policy: one that mostly fails cannot show what a method loses."""
+IN_TIME = 90
+"""In percent: of the full policy's own successes, those that a tighter limit of steps leaves."""
 
 
 def measure_losses(
-    results: Iterable[Results], ports: Mapping[str, tuple[Port, Any]], *, seed: int = 0, progress: bool = True
+    results: Iterable[Results],
+    ports: Mapping[str, tuple[Port, Any]],
+    known: LossData | None = None,
+    *,
+    seed: int = 0,
+    progress: bool = True,
 ) -> LossData:
-    """A row for each method of each policy, with the most rollouts that any of the files has.
+    """A row for each method of each policy, of all pairs of rollouts that the files have of it.
 
     Args:
         results: Of any tasks and policies.
         ports: The policy and its observations by the policy's source; results of others are left out.
+        known: Rows of an earlier run; features that stand there are not measured again.
         seed: Of the noise and of the choice of observations.
         progress: Whether to show bars.
     """
-    by_policy: dict[tuple[str, str], list[MethodSummary]] = {}
+    tasks: dict[str, dict[str, list[Results]]] = {}
     for found in results:
-        if found.policy["source"] in ports:
-            by_policy.setdefault((found.task["name"], found.policy["source"]), []).extend(summarise(found))
+        if found.policy["source"] in ports and not found.clocked:  # what delays cost is not what a method costs
+            tasks.setdefault(found.task["name"], {}).setdefault(found.policy["source"], []).append(found)
+    before = {(row.policy, row.ran): row.features for row in (known.rows if known else ())}
     rows: list[LossRow] = []
-    for (task, source), summaries in by_policy.items():
-        port, observations = ports[source]
-        rows += _rows(task, source, port, observations, most_rollouts(summaries), seed, progress)
+    for task, policies in tasks.items():
+        name, summaries = _that_tells_more(task, policies)
+        for source, methods in summaries.items():
+            rows += _rows(name, source, *ports[source], methods, before, seed, progress)
     return LossData(OBSERVATIONS, SAMPLES, tuple(rows))
 
 
+def in_time(results: Results, steps: int) -> Results:
+    """The same rollouts as they would have been recorded with fewer steps, of a task whose score is success.
+
+    Args:
+        results: Of whole episodes, which end with success.
+        steps: That an episode has at most.
+    """
+    return replace(results, records=tuple(_ended(record, steps) for record in results.records))
+
+
+def _ended(record: Record, steps: int) -> Record:
+    if record.error is not None:
+        return record
+    success = bool(record.success) and record.steps <= steps
+    return replace(record, success=success, score=float(success), steps=min(record.steps, steps))
+
+
+def _that_tells_more(
+    task: str, policies: Mapping[str, Sequence[Results]]
+) -> tuple[str, dict[str, dict[str, MethodSummary]]]:
+    """The rows of each policy, at the task's own limit of steps or at a tighter one; and what the task is called then."""
+    own = {source: _summaries(found) for source, found in policies.items()}
+    full = [record for files in policies.values() for found in files for record in found.of(BASELINE).values()]
+    by_success = all(record.score == record.success for record in full) and any(record.success for record in full)
+    if not by_success or MARK in task:
+        return task, own
+    steps = int(np.percentile([record.steps for record in full if record.success], IN_TIME))
+    tight = {source: _summaries([in_time(one, steps) for one in found]) for source, found in policies.items()}
+    return (f"{task}{MARK}steps={steps}", tight) if _lost(tight) > _lost(own) else (task, own)
+
+
+def _lost(summaries: Mapping[str, Mapping[str, MethodSummary]]) -> int:
+    rows = [row for methods in summaries.values() for row in methods.values()]
+    return sum(row.difference is not None and row.difference.high < 0 for row in rows)
+
+
+def _summaries(files: Sequence[Results]) -> dict[str, MethodSummary]:
+    """Each method with the pairs of all files that ran the very same under its name; of another, those with the most."""
+    methods: dict[str, dict[str, MethodRun]] = {}  # by what ran: the file that it is first in, and its rollouts
+    records: dict[tuple[str, str], dict[int, Record]] = {}
+    rows: list[MethodSummary] = []
+    for found in sorted(files, key=lambda one: len(one.records), reverse=True):
+        if found.setting.get(SETTLED):  # when it ended depended on how it went: not to be mixed with others
+            rows += summarise(found)
+            continue
+        for method in found.methods:
+            methods.setdefault(method.name, {}).setdefault(what_ran(method), method)
+            kept = records.setdefault((method.name, what_ran(method)), {})
+            kept.update({seed: record for seed, record in found.of(method.name).items() if seed not in kept})
+    for name, variants in methods.items():
+        for ran, method in variants.items():
+            full = [record for run in methods[BASELINE] for record in records[BASELINE, run].values()]
+            one = replace(files[0], methods=(method,), records=(*records[name, ran].values(), *full), clocked=())
+            rows += summarise(one)
+    return most_rollouts(rows)
+
+
+def what_ran(method: MethodRun) -> str:
+    """A digest of the sampler and of what is reused when."""
+    return digest({"sampler": method.sampler, "reuse": method.reuse})[:16]
+
+
 def _rows(
-    task: str, source: str, port: Port, observations: Any, methods: dict[str, MethodSummary], seed: int, progress: bool
+    task: str,
+    source: str,
+    port: Port,
+    observations: Any,
+    methods: Mapping[str, MethodSummary],
+    known: Mapping[tuple[str, str], ActionFeatures],
+    seed: int,
+    progress: bool,
 ) -> Iterator[LossRow]:
-    full = methods[BASELINE].score
-    if full is None or full.mean < LEAST_SCORE:
+    full = methods[BASELINE]
+    if full.score is None or full.score.mean < LEAST_SCORE:
         return
     if batch_size(observations) < OBSERVATIONS:
         raise ObservationError(
@@ -64,25 +147,33 @@ def _rows(
         )
     chosen = np.random.default_rng(seed).permutation(batch_size(observations))[:OBSERVATIONS]
     seen = pick(observations, sorted(chosen.tolist()))
-    own = _chunks(port, Candidate(engine="auto"), seen, seed)
+    own: Chunks | None = None
     for name, row in progress_bar(methods.items(), source, unit="method", disable=not progress):
-        candidate = _candidate(row.method)
-        if candidate is not None and row.difference is not None:
-            yield LossRow(
-                task=task,
-                family=port.fingerprint.family or "",
-                policy=source,
-                method=name,
-                actions=port.n_action_steps,
-                features=action_features(_chunks(port, candidate, seen, seed), own),
-                difference=row.difference,
-            )
+        candidate, ran = _candidate(row.method), what_ran(row.method)
+        if candidate is None or row.difference is None:
+            continue
+        features = known.get((source, ran))
+        if features is None:
+            own = _chunks(port, Candidate(engine="auto"), seen, seed) if own is None else own
+            features = action_features(_chunks(port, candidate, seen, seed), own)
+        yield LossRow(
+            task=task,
+            family=port.fingerprint.family or "",
+            policy=source,
+            method=name,
+            ran=ran,
+            cost=row.method.flops / full.method.flops if full.method.flops else 1.0,
+            actions=port.n_action_steps,
+            features=features,
+            difference=row.difference,
+        )
 
 
 def _candidate(method: MethodRun) -> Candidate | None:
-    """What ran; None for the full policy and for what decides while it runs."""
+    """What ran; None for the full policy, for what decides while it runs, and for another execution, which no features of
+    single chunks can see."""
     reuse = method.reuse or {}
-    if method.name == BASELINE or set(reuse) - {"updates"}:
+    if method.name == BASELINE or set(reuse) - {"updates"} or method.execution is not None:
         return None
     sampler = SamplerConfig.from_dict(method.sampler)
     schedule = Schedule(sampler.num_inference_steps, reuse["updates"]) if reuse else None

@@ -33,11 +33,12 @@ def measure_size(
 ) -> dict[str, Any]:
     """Seconds of whole generations in full precision, batch 1, and the largest difference to the plain policy's actions.
 
-    config   sizes; its sampler's steps do not count
-    steps    of DPM-Solver++, one after the other
-    engines  beside the plain policy
-    repeats  interleaved rounds; there is no warm-up, since one round takes minutes
-    threads  of torch
+    Args:
+        config: Sizes; its sampler's steps do not count.
+        steps: Of DPM-Solver++, one after the other.
+        engines: Beside the plain policy.
+        repeats: Interleaved rounds; there is no warm-up, since one round takes minutes.
+        threads: Of torch.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -46,7 +46,7 @@ class DiffusersLoop:
             step = next(steps)
             found = denoiser_output(backend, program, plan.program[step], reuse, conditions, step, x.flatten(0, 1))
             reuse.end_step(step)
-            return found.view(batch, tokens, -1)  # type: ignore[no-any-return]
+            return found.view(batch, tokens, -1)
 
         chunk = (batch, tokens, program.chunk[1])
         given = None if noise is None else noise[:, :, :tokens]

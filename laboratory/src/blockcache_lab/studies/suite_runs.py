@@ -1,11 +1,13 @@
 """Running a suite: choose methods by their FLOPs, evaluate them, put it all into one results file.
 
-All suites of a directory share one store of finished rollouts, so a method that is in two suites runs once.
+All suites of a directory share one store of finished rollouts, so a method that is in two suites runs once. Suite realtime
+has a file for each delay and mode. A delay counts in control ticks: how long a chunk takes and how fast the robot is
+controlled decide no more than how many ticks it is late, so engines that draw the same actions share a rollout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from blockcache.compare.candidates import Calibrations, Candidate, engine_flops
+from blockcache.compare.candidates import Calibrations, Candidate, engine_flops, running
+from blockcache.compare.clocks import choose_clock
 from blockcache.compare.dealing import CALIBRATION, deal_for_evaluation
 from blockcache.compare.evaluation import Evaluation, prepare
 from blockcache.compare.jobs import Backend, one_by_one
@@ -21,7 +24,8 @@ from blockcache.compare.methods import parse_method
 from blockcache.compare.paired import OpenLoop, one_thread
 from blockcache.errors import FitError
 from blockcache.files import PathLike, exists
-from blockcache.measure.latency import Latency
+from blockcache.fitting.clouds import draw_chunks
+from blockcache.measure.features import Chunks, action_features
 from blockcache.models.port import Port
 from blockcache.observations import rows
 from blockcache.results.rollouts import (
@@ -33,10 +37,25 @@ from blockcache.results.rollouts import (
     Results,
     check_nothing_lost,
 )
-from blockcache.tasks import Task, make_task, task_spec
-from blockcache.tasks.base import Array, Tree
+from blockcache.results.timings import Timings
+from blockcache.tasks import Clock, Task, make_task, task_spec
+from blockcache.tasks.variants import Changed, Variant
 from blockcache_lab.studies.equal_flops import equal_flops
-from blockcache_lab.studies.suites import KINDS, SUITES, Cell, ExactSavings, Suite, suite_by_name, suite_of, with_tuned
+from blockcache_lab.studies.open_loop import OpenLoopFacts
+from blockcache_lab.studies.suites import (
+    DELAYS,
+    KINDS,
+    MODES,
+    RATE,
+    REALTIME,
+    SUITES,
+    Cell,
+    ExactSavings,
+    Suite,
+    suite_by_name,
+    suite_of,
+    with_tuned,
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +77,7 @@ class RolloutCounts:
         return max(self.rollouts, self.main_rollouts) if cell.main else self.rollouts
 
 
+FEATURE_OBSERVATIONS, FEATURE_SAMPLES = 20, 16  # of what methods do to actions: seconds for a small policy
 QUICK = RolloutCounts(rollouts=2, main_rollouts=4, group=2, generations=4, max_steps=24)
 
 
@@ -65,7 +85,8 @@ QUICK = RolloutCounts(rollouts=2, main_rollouts=4, group=2, generations=4, max_s
 class SuiteSetting:
     """What all suites of one directory share; `state` keeps what is finished. See `evaluation.prepare`.
 
-    tuned  a directory of `blockcache tune`, to be compared too
+    Args:
+        tuned: A directory of `blockcache tune`, to be compared too.
     """
 
     port: Port
@@ -89,7 +110,7 @@ class SuiteSetting:
     def evaluation(self, methods: Sequence[str], rollouts: int) -> Evaluation:
         make = partial(make_task, self.task) if self.make is None else self.make
         if self.counts.max_steps is not None:
-            make = partial(Shortened, make, self.counts.max_steps)
+            make = partial(shortened, make, self.counts.max_steps)
         return prepare(
             self.port,
             self.task,
@@ -135,18 +156,44 @@ class SuiteRun:
             evaluation.check_alike(path)
         check_nothing_lost(path, set[tuple[str, int]]().union(*(part.rollouts for part in self.evaluations)))
 
-    def run(self, backend: Backend = one_by_one, *, progress: bool = True) -> Results:
-        parts = [evaluation.run(backend, progress=progress) for evaluation in self.evaluations]
-        holder = {method.name: (part, method) for part in reversed(parts) for method in part.methods}
-        runs = [holder[name] for name in dict.fromkeys((BASELINE, *self.suite.methods))]
+    def run(
+        self,
+        backend: Backend = one_by_one,
+        run: Callable[..., Results] = Evaluation.run,
+        *,
+        progress: bool = True,
+    ) -> Results:
+        """All evaluations, in one value.
+
+        Args:
+            backend: Runs the rollouts.
+            run: Runs one evaluation: all of its rollouts, or as many as `sequential.run_until_settled` takes.
+            progress: Whether to show bars.
+        """
+        parts = [run(evaluation, backend, progress=progress) for evaluation in self.evaluations]
+        # the full policy is in every part, and has a rollout for each that it is compared with
+        records = {(item.method, item.seed): item for part in parts for item in part.records}
+        clocked = {(item.method, item.seed): item for part in parts for item in part.clocked}
+        holder = {method.name: method for part in reversed(parts) for method in part.methods}
+        methods = tuple(holder[name] for name in dict.fromkeys((BASELINE, *self.suite.methods)))
         said = {"suite": self.suite.describe()}
         if KINDS[self.suite.name].exact:
             said["exact"] = asdict(exact_savings(self.evaluations))
+        if KINDS[self.suite.name].features:
+            said["open_loop"] = asdict(open_loop_facts(self.evaluations))
         return replace(
             parts[0],
             setting={**parts[0].setting, **said},
-            methods=tuple(method for _, method in runs),
-            records=tuple(record for part, method in runs for record in part.of(method.name).values()),
+            methods=methods,
+            records=tuple(item for method in methods for item in records.values() if item.method == method.name),
+            clocked=tuple(item for method in methods for item in clocked.values() if item.method == method.name),
+        )
+
+    def on(self, clock: Clock) -> SuiteRun:
+        """The same, on a clock that all methods share."""
+        parts = self.evaluations
+        return replace(
+            self, evaluations=tuple(replace(part, clocks=dict.fromkeys(part.candidates, clock)) for part in parts)
         )
 
 
@@ -161,6 +208,23 @@ def exact_savings(evaluations: Sequence[Evaluation]) -> ExactSavings:
         )
         flops = {name: engine_flops(setting.port, candidate) for name, candidate in candidates.items()}
     return ExactSavings(float((np.abs(full - plain) * setting.port.action_scale).max()), flops)
+
+
+def open_loop_facts(evaluations: Sequence[Evaluation]) -> OpenLoopFacts:
+    """What each method does to the actions at the observations of the open-loop comparison, and the policy's dropout."""
+    setting = evaluations[0].setting
+    candidates = {name: found for part in evaluations for name, found in part.candidates.items()}
+    seen = rows(setting.observations, 0, FEATURE_OBSERVATIONS)
+
+    def chunks(candidate: Candidate) -> Chunks:
+        with running(setting.port, candidate) as fast:
+            return draw_chunks(fast.act, seen, FEATURE_SAMPLES, setting.port.action_scale, 0)
+
+    with one_thread():
+        own = chunks(candidates[BASELINE])
+        features = {name: action_features(chunks(found), own) for name, found in candidates.items() if name != BASELINE}
+    config = getattr(setting.port.policy, "config", None)
+    return OpenLoopFacts(getattr(config, "p_drop_attn", None), features)
 
 
 def prepare_suite(setting: SuiteSetting, name: str) -> SuiteRun:
@@ -207,7 +271,7 @@ def as_run(setting: SuiteSetting, directory: PathLike, names: Sequence[str]) -> 
 
 def time_suites(
     setting: SuiteSetting, directory: PathLike, repeats: int = 20, names: Sequence[str] = SUITES
-) -> dict[str, Latency]:
+) -> Timings:
     """Seconds per chunk of all methods of some suites, in one interleaved run, so that any two can be compared.
 
     What is timed must be what the suites in the directory ran: another schedule under the same name is refused.
@@ -219,39 +283,52 @@ def time_suites(
     return evaluation.speed(repeats, progress=setting.progress)
 
 
-class Shortened:
+def shortened(make: Callable[[], Task], steps: int) -> Task:
     """A task whose episodes end early: for a quick look at whether everything works."""
+    task = make()
+    return Changed(task, Variant(min(steps, task.spec.max_steps)), task.spec.name)
 
-    def __init__(self, make: Callable[[], Task], steps: int) -> None:
-        self._task = make()
-        self._steps = 0
-        self.spec = replace(self._task.spec, max_steps=min(steps, self._task.spec.max_steps))
 
-    def reset(self, seed: int) -> Tree:
-        self._steps = 0
-        return self._task.reset(seed)
+def realtime_clocks(action_steps: int, delays: Sequence[int] = DELAYS) -> dict[str, Clock]:
+    """The clock of each cell, by the name of its file.
 
-    def observe(self) -> Tree:
-        return self._task.observe()
+    Args:
+        action_steps: The policy's `n_action_steps`: replanning is after half of them, or after all in stop and think.
+        delays: In ticks.
+    """
+    return {
+        f"{REALTIME}-{mode}-{delay}": choose_clock((delay / RATE,), action_steps, rate=RATE, hold=True, **settings)
+        for delay in delays
+        for mode, settings in MODES.items()
+        if delay or mode != "rtc"
+    }
 
-    def step(self, action: Array) -> None:
-        self._task.step(action)
-        self._steps += 1
 
-    @property
-    def score(self) -> float:
-        return self._task.score
+def run_realtime(
+    ready: SuiteRun,
+    directory: PathLike,
+    delays: Sequence[int] = DELAYS,
+    backend: Backend = one_by_one,
+    *,
+    progress: bool = True,
+) -> Iterator[tuple[Path, Results]]:
+    """Run the cells and write each as it is finished; what the store holds of them is not run again.
 
-    @property
-    def success(self) -> bool:
-        return self._task.success
-
-    @property
-    def done(self) -> bool:
-        return self._task.done or self._steps >= self.spec.max_steps
-
-    def render(self) -> Any:
-        return self._task.render()
-
-    def close(self) -> None:
-        self._task.close()
+    Args:
+        ready: The suite, off the clock.
+        directory: For the files.
+        delays: In ticks.
+        backend: Runs the rollouts.
+        progress: Whether to show bars.
+    """
+    action_steps = ready.evaluations[0].setting.port.n_action_steps
+    cells = {
+        Path(directory) / f"{name}.json": ready.on(clock)
+        for name, clock in realtime_clocks(action_steps, delays).items()
+    }
+    for path, cell in cells.items():
+        cell.check_output(path)
+    for path, cell in cells.items():
+        results = cell.run(backend, progress=progress)
+        results.save(path)
+        yield path, results

@@ -1,8 +1,9 @@
 """Comparisons as named suites: which methods, beside which printed rows, compared with what.
 
 The paper's go one factor at a time around S = 10, n = 5, cosine, anchor and the policy's own sampler; `frontier` has what
-came after it, `rdt` the paper's figure on RDT. Values only: `suite_runs` runs them and `report` shows them. Knows nothing of
-torch.
+came after it, `rdt` the paper's figure on RDT, `realtime` that on a real robot, `tables` the paper's main row beside few
+steps, small enough for every task. Values only: `suite_runs` runs them and
+`report` shows them. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias
 
 from blockcache.errors import ContentError, FileError, short
 from blockcache.files import Count, PathLike, read
-from blockcache.results.rollouts import Results
+from blockcache.results.rollouts import BASELINE, Results
 
 BASE = "bac:S=10,n=5"
 TIMINGS = "timings.json"  # beside the suites' files; all their methods, timed in one run
@@ -67,8 +68,10 @@ def suite_by_name(name: str, equal: Equal, quick: bool = False) -> Suite:
 class ExactSavings:
     """What engines save without reusing anything from step to step, under `setting.exact` of a suite's file.
 
-    largest_difference  of an action, in normalised units: the full policy in its engine to the plain policy, same noise
-    flops               by method, what its engine computes of one generation
+    Args:
+        largest_difference: Of an action, in normalised units: the full policy in its engine to the plain policy, same
+            noise.
+        flops: By method, what its engine computes of one generation.
     """
 
     largest_difference: float
@@ -203,6 +206,24 @@ def _rdt(equal: Equal) -> Suite:
     return Suite(RDT, about, None, tuple(cells))
 
 
+def _realtime(equal: Equal) -> Suite:
+    bac = "bac:S=7,n=3"
+    paper, fair = "Full precision, and BAC as on the paper's robot", "At the FLOPs of BAC S = 7, n = 3"
+    cells = [Cell(paper, name) for name in ("full", "bac:S=5,n=3", bac)]
+    cells += [Cell(fair, equal(kind, bac), equals=bac) for kind in ("uniform", "ddim", "ddpm")]
+    about = "The paper's figure on a real robot, in simulation: time passes while the policy computes."
+    return Suite(REALTIME, about, None, tuple(cells))
+
+
+def _tables(equal: Equal) -> Suite:
+    rows, fair = "The paper's rows", "At the FLOPs of BAC S = 10, n = 5, or fewer"
+    printed = {BASELINE: "Full Precision", BASE: "BAC(S = 10)"}
+    cells = [Cell(rows, method, printed=f"main/{row}", main=True) for method, row in printed.items()]
+    fewer = equal("ddpm", BASE)
+    cells += [Cell(fair, name, equals=BASE) for name in (fewer, f"{fewer}:placed", "fitted-5")]
+    return Suite(TABLES, "The paper's main table on a task, beside few steps at equal FLOPs.", None, tuple(cells))
+
+
 def with_tuned(suite: Suite, directory: str) -> Suite:
     """The suite with what `blockcache tune` wrote into a directory, for the same policy; a main method if any is."""
     main = any(cell.main for cell in suite.cells)
@@ -213,18 +234,24 @@ def with_tuned(suite: Suite, directory: str) -> Suite:
 class SuiteKind:
     """What is true of a suite for any policy.
 
-    alone     it has fresh seeds, a directory and a page of its own, and what was tuned can be in it; the others share theirs
-    rollouts  of a method, unless somebody asks otherwise
-    exact     its file says what the engines save exactly
+    Args:
+        alone: It has fresh seeds, a directory and a page of its own, and what was tuned can be in it; the others share
+            theirs.
+        rollouts: Of a method, unless somebody asks otherwise.
+        exact: Its file says what the engines save exactly.
+        clocked: It is run on the clock, once for each delay and mode, each into a file of its own.
+        features: Its file says what methods do to actions at recorded observations, and the policy's dropout.
     """
 
     make: Callable[[Equal], Suite]
     alone: bool = False
     rollouts: int = 50
     exact: bool = False
+    clocked: bool = False
+    features: bool = False
 
 
-FRONTIER, RDT, SOLVER = "frontier", "rdt", "dpmsolver++"
+FRONTIER, RDT, REALTIME, TABLES, SOLVER = "frontier", "rdt", "realtime", "tables", "dpmsolver++"
 KINDS = {
     "main": SuiteKind(_main),
     "ablation": SuiteKind(_ablation),
@@ -233,7 +260,15 @@ KINDS = {
     "ddim": SuiteKind(_ddim),
     FRONTIER: SuiteKind(_frontier, alone=True),
     RDT: SuiteKind(_rdt, alone=True, rollouts=100, exact=True),
+    REALTIME: SuiteKind(_realtime, alone=True, rollouts=100, clocked=True),
+    TABLES: SuiteKind(_tables, alone=True, features=True),
 }
 SUITES = tuple(name for name, kind in KINDS.items() if not kind.alone)
 """The paper's on DP-T, which share a directory."""
 ALONE = tuple(name for name, kind in KINDS.items() if kind.alone)
+RATE = 10.0
+"""Of suite realtime: control ticks in a second, where nothing else is said."""
+DELAYS = (0, 1, 2, 3, 4, 5, 6, 8)
+"""In ticks. Behind the observation steps the shipped policies' chunks have nine actions: at nine ticks all are late."""
+MODES: dict[str, dict[str, Any]] = {"async": {}, "rtc": {"rtc": True}, "stop": {"stop": True}}
+"""Of suite realtime, with their settings of the clock. Without a delay nothing is committed, so that `rtc` is `async`."""

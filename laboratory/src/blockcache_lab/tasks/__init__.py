@@ -57,6 +57,12 @@ BLOCK_PUSHING = TaskEntry(
     "blockcache_lab.tasks.block_pushing:expert",
     LABORATORY,
 )
+KITCHEN = TaskEntry(
+    TaskSpec("kitchen", obs_dim=30, action_dim=9, max_steps=280, success="four of seven things done", extra="kitchen"),
+    "blockcache_lab.tasks.kitchen:Kitchen",
+    "blockcache_lab.tasks.kitchen_expert:expert",
+    LABORATORY,
+)
 PUSHT_IMAGE = TaskEntry(
     TaskSpec(
         "pusht-image",

@@ -5,18 +5,15 @@ The seed draws where objects and goal are; the physics has no randomness. The sc
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
-from ctypes.util import find_library
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from blockcache.errors import TaskError
 from blockcache.tasks.base import Array, Expert, TaskSpec
 from blockcache_lab.tasks.flagged import Flagged
+from blockcache_lab.tasks.mujoco_scenes import choose_graphics, drawn
 
 PREFIX = "metaworld-"  # of the names of these tasks; what follows is Meta-World's own name
 _LIMIT = 1.0  # of every action, either way
@@ -29,8 +26,7 @@ class MetaWorld(Flagged):
 
     def __init__(self, spec: TaskSpec) -> None:
         super().__init__(spec)
-        if sys.platform == "linux":  # MuJoCo chooses when it is imported; without a screen only EGL draws
-            os.environ.setdefault("MUJOCO_GL", "egl" if find_library("EGL") else "disable")
+        choose_graphics()
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
         # The plain class, not its "goal observable" form, which draws from numpy's global generator.
@@ -60,12 +56,7 @@ class MetaWorld(Flagged):
         self._seen = np.asarray(observed, dtype=np.float32)
 
     def render(self) -> npt.NDArray[np.uint8]:
-        try:
-            return np.asarray(self._env.render(), dtype=np.uint8)[::-1]  # this camera hangs upside down
-        except (RuntimeError, ImportError) as error:
-            raise TaskError(
-                f"MuJoCo cannot draw here ({error}); install libEGL, or set MUJOCO_GL=osmesa with libOSMesa"
-            ) from error
+        return drawn(self._env.render)[::-1]  # this camera hangs upside down
 
     def close(self) -> None:
         self._env.close()

@@ -7,20 +7,15 @@ The seed draws where the arm and the object begin; the score of an episode is it
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blockcache.errors import TaskError
-from blockcache.extras import how_to_install
 from blockcache.tasks.base import Array, TaskSpec
 from blockcache_lab.tasks.flagged import Flagged
+from blockcache_lab.tasks.mujoco_scenes import check_mujoco, choose_graphics, quiet
 
 # Our name -> robosuite's, and the parts of "object" in Robomimic's order.
 SCENES = {
@@ -34,7 +29,6 @@ SCENES = {
 HAND = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 STYLES = ("-ph", "-mh")  # behind a scene's name: who showed it, one clean expert or six of them
 _RATE = 20  # actions a second
-_TOO_NEW = (4, 0)  # of MuJoCo
 
 
 class Robosuite(Flagged):
@@ -44,11 +38,10 @@ class Robosuite(Flagged):
 
     def __init__(self, spec: TaskSpec) -> None:
         super().__init__(spec)
-        if sys.platform == "linux":  # nothing is drawn unless asked for
-            os.environ.setdefault("MUJOCO_GL", "egl")
-        _check_mujoco()
+        choose_graphics()
+        check_mujoco("robosuite 1.5", spec.extra)
         name, self._parts = SCENES[scene_of(spec.name)]
-        with _quiet():
+        with quiet():
             import robosuite
             from robosuite.controllers import load_composite_controller_config
 
@@ -72,7 +65,7 @@ class Robosuite(Flagged):
     def reset(self, seed: int) -> Array:
         self.seed = int(seed)
         self.env.rng.bit_generator.state = np.random.default_rng(self.seed).bit_generator.state  # shared by its parts
-        with _quiet():
+        with quiet():
             self.env.reset()
         self._begin()
         self.env._get_observations(force_update=True)  # what is seen from the hand lags by one look
@@ -104,25 +97,3 @@ class Robosuite(Flagged):
 def scene_of(task: str) -> str:
     """The scene's name in a task's, which also says who demonstrates it."""
     return task[:-3] if task.endswith(STYLES) else task
-
-
-def _check_mujoco() -> None:
-    import mujoco
-
-    version = tuple(int(part) for part in mujoco.__version__.split(".")[:2])
-    if version >= _TOO_NEW:
-        raise TaskError(
-            f"robosuite 1.5 needs a MuJoCo below {_TOO_NEW[0]}.{_TOO_NEW[1]}, got {mujoco.__version__}; "
-            f"install the one that comes with {how_to_install('blockcache-lab', 'robosuite')}"
-        )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without robosuite's warnings of robots and macros that nobody asked for."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

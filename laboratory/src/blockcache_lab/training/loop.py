@@ -35,15 +35,19 @@ def train(
     *,
     threads: int | None = None,
     resume: bool = True,
+    keep_last: int = 0,
     progress: bool = True,
 ) -> Path:
     """Train a policy on the demonstrations in `data` and leave it in the directory `out`, which is returned.
 
     The state is kept beside it, in `<out>.state.safetensors`: the same call after a kill goes on from there, and
     after the end it has nothing left to do. `out` holds the averaged weights so far, from the end of the first
-    epoch on. `resume=False` starts anew, over what an earlier run left there.
+    epoch on. `resume=False` starts anew, over what an earlier run left there. Of the last `keep_last` epochs, each one's
+    policy is kept too, in the directories `<out>.checkpoints/NUMBER`.
     """
     target = Path(out)
+    if not 0 <= keep_last <= config.epochs:
+        raise TrainingError(f"of {config.epochs} epochs at most as many checkpoints can be kept, got {keep_last}")
     demos = read_demonstrations(config.spec, data)
     identity = {**config.to_dict(), "data_sha256": demos.sha256}
     state = target.with_name(f"{target.name}.state.safetensors")
@@ -58,11 +62,11 @@ def train(
         run = TrainingRun(config, demos, identity, Path(data).name)
         if resume and exists(state):
             run.progress = read_state(state, identity, run.tensors())
-        _go_on(run, target, state, progress)
+        _go_on(run, target, state, keep_last, progress)
     return target
 
 
-def _go_on(run: TrainingRun, target: Path, state: Path, show: bool) -> None:
+def _go_on(run: TrainingRun, target: Path, state: Path, keep_last: int, show: bool) -> None:
     """Train to the end. Only complete steps are saved: an interrupt within one must leave no trace."""
     if run.progress.step == run.total:
         if not _is_there(run, target):
@@ -86,6 +90,9 @@ def _go_on(run: TrainingRun, target: Path, state: Path, show: bool) -> None:
             epoch_ends = run.progress.step % run.steps_per_epoch == 0
             if epoch_ends:
                 run.progress = replace(run.progress, validation_loss=run.validate())
+                epoch = run.progress.step // run.steps_per_epoch
+                if epoch > run.config.epochs - keep_last:  # before the state: after a kill in between it is made again
+                    save_policy(run.result(), checkpoints_of(target) / f"{epoch:04d}")
             now = time.monotonic()
             run.progress = replace(run.progress, seconds=run.progress.seconds + now - clock)
             clock = now
@@ -96,6 +103,11 @@ def _go_on(run: TrainingRun, target: Path, state: Path, show: bool) -> None:
                 save_policy(run.result(), target)
             bar.set_postfix(_figures(run), refresh=False)
             bar.update()
+
+
+def checkpoints_of(policy: Path) -> Path:
+    """Where a run keeps the policies of its last epochs."""
+    return policy.with_name(f"{policy.name}.checkpoints")
 
 
 def _is_there(run: TrainingRun, target: Path) -> bool:

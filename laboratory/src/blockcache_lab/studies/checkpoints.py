@@ -1,0 +1,69 @@
+"""The paper's protocol: of each training run the best and the mean of its last checkpoints, then the mean over the runs.
+
+From results files, one for each checkpoint. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockcache.errors import FileError
+from blockcache.results.rollouts import Results
+from blockcache.results.summary import summarise
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One method's scores: of each run, by its name, those of its checkpoints in the order of training."""
+
+    method: str
+    scores: Mapping[str, tuple[float, ...]]
+
+    @property
+    def best(self) -> float:
+        """The paper's "max performance", averaged over the runs."""
+        return float(np.mean([max(found) for found in self.scores.values()]))
+
+    @property
+    def mean(self) -> float:
+        """Its "average of last 10 checkpoints"."""
+        return float(np.mean([np.mean(found) for found in self.scores.values()]))
+
+
+def protocol(runs: Mapping[str, Sequence[Results]]) -> tuple[Protocol, ...]:
+    """Each method's figures.
+
+    Args:
+        runs: By name, the results of each run's checkpoints: all of one task, with the same methods and episodes.
+    """
+    files = [found for results in runs.values() for found in results]
+    alike = {
+        (found.task["name"], tuple(method.name for method in found.methods), frozenset(_seeds(found)))
+        for found in files
+    }
+    if len(alike) != 1:
+        raise FileError(
+            f"checkpoints are compared on the same task, methods and episodes; {len(files)} results files have "
+            f"{len(alike)} kinds of them; run those that differ again"
+        )
+    scores = {
+        name: [{row.method.name: row.score for row in summarise(found)} for found in results]
+        for name, results in runs.items()
+    }
+    return tuple(
+        Protocol(
+            method.name,
+            {
+                name: tuple(score.mean for row in rows if (score := row[method.name]) is not None)
+                for name, rows in scores.items()
+            },
+        )
+        for method in files[0].methods
+    )
+
+
+def _seeds(results: Results) -> set[int]:
+    return {seed for method in results.methods for seed in results.of(method.name)}

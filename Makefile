@@ -12,10 +12,10 @@ help:
 	@echo "make demo   the main job on the shipped policy (sets everything up first)"
 	@echo "make test   ruff, mypy, the layer test and pytest (sets everything up first)"
 	@echo "make test-browser  the page of 'blockcache report' in headless Chromium, which is installed if it is missing"
-	@echo "make fuzz   100,000 damaged files a format and 2,000 random policies, summary in out/fuzz.json; takes long"
+	@echo "make fuzz   100,000 damaged files a format and 2,000 random policies, summary in out/fuzz.json; about an hour on two cores"
 	@echo "make bench  engines beside what users run today, into out/; leave the machine alone while it runs"
 
-HOUSES := runtime library laboratory
+HOUSES := runtime library plugin laboratory
 
 $(READY): requirements.txt $(HOUSES:%=%/pyproject.toml)
 	python3 -m venv $(VENV)
@@ -51,7 +51,7 @@ fuzz: $(READY)
 	PYTHONPATH=library/tests $(PYTHON) -m fuzz --output out/fuzz.json
 
 pins: $(READY)
-	{ sed -n '/^#/p' requirements.txt; $(PYTHON) -m pip freeze --exclude blockcache --exclude blockcache-runtime --exclude blockcache-lab --exclude playwright --exclude greenlet --exclude pyee | sed 's/+cpu//'; } > requirements.new
+	{ sed -n '/^#/p' requirements.txt; $(PYTHON) -m pip freeze --exclude blockcache --exclude blockcache-runtime --exclude blockcache-lab --exclude lerobot_policy_blockcache --exclude playwright --exclude greenlet --exclude pyee | sed 's/+cpu//'; } > requirements.new
 	mv requirements.new requirements.txt
 
 clean:

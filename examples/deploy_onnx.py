@@ -19,7 +19,7 @@ class Robot:
     """Put yours here. This one sees a ramp, and frames that brighten, whatever it does."""
 
     def __init__(self, policy: ExportedPolicy) -> None:
-        self.shapes = {name: shape[2:] for name, shape in policy.sizes.items() if name != "noise"}
+        self.shapes = {name: shape if name in policy.timeless else shape[1:] for name, shape in policy.inputs.items()}
         self.cameras = policy.cameras
         self.moved = 0
 
@@ -35,7 +35,7 @@ class Robot:
 
 def main() -> None:
     policy = open_export(sys.argv[1] if len(sys.argv) > 1 else "policy.onnx")
-    robot, history = Robot(policy), History(policy.n_obs_steps)
+    robot, history = Robot(policy), History(policy.n_obs_steps, policy.timeless)
     generator = np.random.default_rng(0)
 
     seen = history.push(robot.observe())  # by name, each (1, n_obs_steps, ...)

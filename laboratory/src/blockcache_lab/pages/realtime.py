@@ -214,8 +214,8 @@ def _latencies(found: RealtimeSuite) -> dict[str, list[_Timed]]:
         ]
         rows = [_Timed(said, name, ms / 1e3) for said, name, timed in own if (ms := timings.ms(timed)) is not None]
         machine = timings.machine
-        load = machine.get("load_average", ["unknown"])[0]
-        sources[f"latencies of this machine ({machine['processor']}, load average {load})"] = rows
+        load = "".join(f", load average {value:.1f}" for value in machine.get("load_average", ())[:1])
+        sources[f"latencies of this machine ({machine['processor']}{load})"] = rows
     printed = json.loads((resources.files("blockcache_lab") / "assets/published_results.json").read_text())
     robot = printed["real_world_franka"]
     sources["the paper's latencies"] = [

@@ -191,7 +191,9 @@ class Trials:
         if LEAST_CALLS * plain_ms / 1e3 < room / 3:
             asked[PLAIN], turn = (Candidate(), cores()), max(self.period, plain_ms / 1e3)
         for point in points:
-            ways = list(product(self._engines(point), sorted({1, cores()})))
+            # what onnx runs the loop engine runs too, with the same actions
+            engines = ("onnx", "loop") if (self.engine, point.engine) == ("auto", "onnx") else (point.engine,)
+            ways = list(product(engines, sorted({1, cores()})))
             more = turn + len(ways) * max(self.period, point.p50_ms / 1e3)
             if len(ways) * self._opening + (WARMUP + LEAST_CALLS) * more > room:
                 break
@@ -205,20 +207,10 @@ class Trials:
                 times = self._milliseconds(asked, min(FINAL_CALLS, int(room / turn) - WARMUP))
         except TimeUpError:
             return plain_ms, list(points)
-        found = []
-        for point in points:
-            own = [name for name in asked if name[0] == point.method]
-            if own:
-                _, engine, threads = best = min(own, key=lambda way: times[way])
-                p50, p95 = times[best]
-                found.append(replace(point, engine=engine, threads=threads, p50_ms=p50, p95_ms=p95))
-            else:
-                found.append(point)
-        return times.get(PLAIN, (plain_ms,))[0], found
-
-    def _engines(self, point: Point) -> tuple[str, ...]:
-        """Those that are worth timing: what onnx runs the loop engine runs too. The actions are the same in all of them."""
-        return ("onnx", "loop") if (self.engine, point.engine) == ("auto", "onnx") else (point.engine,)
+        plain_ms, found = times.pop(PLAIN, (plain_ms,))[0], {point.method: point for point in points}
+        for (method, engine, threads), (p50, p95) in sorted(times.items(), key=lambda way: way[1], reverse=True):
+            found[method] = replace(found[method], engine=engine, threads=threads, p50_ms=p50, p95_ms=p95)
+        return plain_ms, [*found.values()]  # the fastest way of each came last
 
     def sampler_of(self, method: str) -> ChosenSampler | None:
         """The sampler of a method that was tried, with its evidence; None is the policy's own."""

@@ -90,7 +90,7 @@ def _policy(found: RdtSuite) -> Section:
         + ("The score is success." if is_success(found) else "The score is the task's own, from 0 to 1."),
         f"**Policy** `{results.policy['source']}`: {len(fingerprint['blocks'] or ())} blocks of width "
         f"{widths.get('width', '?')}, {fingerprint['steps']} steps of {plain(str(sampler.get('type', '?')))}; engine "
-        f"{found.collection.full.method.engine}.",
+        f"{plain(found.collection.full.method.engine)}.",
         "**Commands** " + ", ".join(found.commands) + ".",
         f"Seeds from {results.setting['first_seed']}, on which nothing was chosen; differences are paired, 95 % intervals. "
         "† is another sampler, which shares the initial noise.",
@@ -148,7 +148,7 @@ def _exact(found: RdtSuite) -> list[Block]:
     rows = [
         ["plain policy, torch", f"{full.method.flops / 1e9:.3f}", shown_ms(timings, PLAIN), "", ""],
         [
-            f"full precision, {full.method.engine}",
+            f"full precision, {plain(full.method.engine)}",
             f"{found.exact.flops[BASELINE] / 1e9:.3f}",
             shown_ms(timings, BASELINE),
             "" if over is None else f"{over:.1f}x",

@@ -18,7 +18,7 @@ def cells(row: MethodSummary) -> dict[str, str]:
     method, pairs, difference = row.method, row.discordant, row.difference
     return {
         "method": plain(method_named(method.name).label) + ("" if method.shares_all_noise else " †"),
-        "engine": method.engine,
+        "engine": plain(method.engine),
         "n": f"{0 if row.score is None else row.score.n}" + (f" ({row.failed} failed)" if row.failed else ""),
         SCORE: estimate(row.score, "{:.3f}"),
         SUCCESS: estimate(row.success, "{:.2f}"),

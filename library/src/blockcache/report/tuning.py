@@ -38,7 +38,7 @@ def _cells(found: Tuning) -> list[dict[str, str]]:
             "place": "chosen" if point == found.chosen else "front" if point in on_front else "",
             "name": plain(point.method),
             "method": plain(method_named(point.method).label),
-            "engine, threads": f"{point.engine}, {point.threads}",
+            "engine, threads": f"{plain(point.engine)}, {point.threads}",
             "p50 ms": f"{point.p50_ms:.2f}",
             "p95 ms": f"{point.p95_ms:.2f}",
             "over plain": f"{found.plain_ms / point.p50_ms:.0f}x",

@@ -1,5 +1,6 @@
 """The directory for LeRobot's commands and what runs it, without LeRobot."""
 
+import importlib
 import json
 import re
 import sys
@@ -169,6 +170,77 @@ def test_a_text_encoder_that_does_not_fit_is_refused(made):
     path.write_bytes(b"cut")
     with pytest.raises(FileError):
         load_words(path)
+
+
+# -- the policy type, over a stand-in of LeRobot's classes
+
+
+def populate_queues(queues, batch):
+    """As LeRobot's: the first moment fills a queue."""
+    for name in queues.keys() & batch.keys():
+        missing = queues[name].maxlen - len(queues[name])
+        queues[name].extend([batch[name]] * max(missing, 1))
+
+
+class StandIn(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+
+@pytest.fixture
+def open_policy(made, monkeypatch):
+    """Opens the directory as LeRobot does, with what is said on its command line."""
+    settings = type("Config", (), {"pretrained_path": None, "register_subclass": lambda name: lambda config: config})
+    for name, parts in {
+        "lerobot": {},
+        "lerobot.configs.policies": {"PreTrainedConfig": settings},
+        "lerobot.policies.pretrained": {"PreTrainedPolicy": StandIn},
+        "lerobot.policies.utils": {"populate_queues": populate_queues},
+    }.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**parts))
+    for name in ("configuration_blockcache", "modeling_blockcache"):
+        monkeypatch.delitem(sys.modules, f"lerobot_policy_blockcache.{name}", raising=False)
+    modeling = importlib.import_module("lerobot_policy_blockcache.modeling_blockcache")
+    said = json.loads((made / "config.json").read_text())
+    own = {name: said[name] for name in ("n_obs_steps", "horizon", "n_action_steps")}
+    return lambda **more: modeling.BlockcachePolicy(modeling.BlockcacheConfig(**own | {"threads": 1} | more), made)
+
+
+def moment(batch=2):
+    whole = lerobot_directory.observation(batch)
+    return {name: value if "language" in name else value[:, -1] for name, value in whole.items()}
+
+
+def test_fewer_actions_are_the_first_of_a_chunk(open_policy):
+    """`--policy.n_action_steps=2`: a queue that is too short must not lose the actions that are due."""
+    whole, fewer = open_policy(), open_policy(n_action_steps=2)
+    obs, noise = moment(), torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(1)
+    expected = [whole.select_action(obs, noise=noise) for _ in range(4)]
+    torch.manual_seed(1)
+    found = [fewer.select_action(obs, noise=noise) for _ in range(2)]
+    assert torch.equal(torch.stack(found), torch.stack(expected[:2]))
+    assert not fewer._queues["action"]
+
+
+@pytest.mark.parametrize("said", [{"n_action_steps": 0}, {"n_action_steps": 5}, {"n_obs_steps": 1}, {"horizon": 8}])
+def test_settings_that_the_file_does_not_have_are_refused(open_policy, said):
+    ((name, value),) = said.items()
+    with pytest.raises(
+        FileError, match=f"the config says {name}={value}, and .*policy.onnx takes .*leave out --policy"
+    ):
+        open_policy(**said)
+
+
+def test_a_batch_that_does_not_fit_is_refused_in_a_sentence(open_policy):
+    policy = open_policy()
+    with pytest.raises(ObservationError, match=r"the observation has no 'observation\.\w+.*', got reward"):
+        policy.predict_action_chunk({"reward": torch.zeros(1)})
+    name = lerobot_directory.CAMERAS[0]
+    with pytest.raises(ObservationError, match=r"images\.top' has shape .*, expected"):
+        policy.predict_action_chunk(moment() | {name: torch.rand(2, 3, 30, 30)})
+    assert policy.predict_action_chunk(moment()).shape == (2, 4, 4)
 
 
 # -- refusals

@@ -97,7 +97,9 @@ class PolicySource:
         """The schedule in the policy's own directory, if there is one."""
         if not in_directory(self.name) or not exists(beside := policy_directory(self.name) / SCHEDULE):
             return None
-        return load_schedule(str(beside))
+        from blockcache.schedule import Schedule
+
+        return Schedule.load_beside(beside)
 
     def observations(self, path: str | None) -> Any:
         """A batch from that file, or else from the one beside the policy: an array, or several by the policy's names.

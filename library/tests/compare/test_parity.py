@@ -113,9 +113,10 @@ def test_files_that_are_no_reference_are_refused(exported, capsys):
     np.savez(reference, **{name: value for name, value in arrays.items() if name != "noise"})
     with pytest.raises(FileError, match="lacks noise"):
         Reference.load(reference)
-    np.savez(reference, **arrays | {"action": arrays["action"][:2]})
-    with pytest.raises(FileError, match="arrays that do not belong together"):
-        Reference.load(reference)
+    for odd in ({"action": arrays["action"][:2]}, {"input.obs": np.float32(1)}, {"noise": np.ones(3, np.float32)}):
+        np.savez(reference, **arrays | odd)
+        with pytest.raises(FileError, match="arrays that do not belong together"):
+            Reference.load(reference)
     np.savez(reference, **arrays | {"action": arrays["action"][:, :1]})
     assert main(["check", str(file), "--reference", str(reference)]) == 1
     assert "the reference is that of another policy: it has actions of shape" in capsys.readouterr().out

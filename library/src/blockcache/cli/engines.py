@@ -104,8 +104,8 @@ def export(
       blockcache export pusht/tuned --card handover/ --with-reference 16 --license mit
       blockcache export pusht/tuned --card package/ --manifest physicalai
     """
-    if manifest and (card is None or rtc or with_reference):
-        raise click.UsageError("--manifest needs --card DIR, and goes with neither --rtc nor --with-reference")
+    if manifest and (card is None or rtc or with_reference or guard):
+        raise click.UsageError("--manifest needs --card DIR, and leaves out --rtc, --with-reference and --guard")
     if tuned is not None and (schedule or sampler_file):
         raise click.UsageError("--tuned brings its own schedule and sampler; leave out SCHEDULE and --sampler-file")
     if lerobot is not None and (other := arg.given(["output", "actions_only", "rtc", "with_reference"])):

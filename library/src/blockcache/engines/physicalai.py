@@ -36,6 +36,8 @@ def write_package(path: PathLike, directory: PathLike, name: str) -> tuple[Path,
     policy = ExportedPolicy(path, 1)
     if policy.takes_previous:
         raise EngineError("a package of physicalai takes no previous chunk; export it without --rtc")
+    if policy.watch is not None:
+        raise EngineError("a package of physicalai has no guard; export it without --guard")
     names = _names(policy)
     graph, manifest = Path(directory) / f"{name}.onnx", Path(directory) / MANIFEST
     write_bytes(graph, _package_graph(policy, names))

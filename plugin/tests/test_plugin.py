@@ -15,7 +15,7 @@ import blockcache as bc
 import lerobot_directory
 from blockcache.errors import BlockcacheError
 from blockcache.models.dit.clip import MASK, TOKENS
-from blockcache.models.dit.plugin import load_words
+from blockcache.models.dit.plugin import load_words, plugin_processors
 from blockcache_runtime.errors import FileError, ObservationError
 from blockcache_runtime.parity import Parity
 from dit_policies import STEPS
@@ -295,6 +295,33 @@ def test_a_tokenizer_that_lies_beside_goes_along(original, blockcache, refused, 
     step["artifacts"]["tokenizer_name"] = "../elsewhere"
     path.write_text(json.dumps(whole))
     assert "which is not beside it" in refused("export", original, "--lerobot", tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"state_file": "../secret"},
+        {"state_file": "config.json"},
+        {"artifacts": {"a": "/etc/hostname"}},
+        {"artifacts": {"a": "."}},
+        {"artifacts": {"a": "nowhere"}},
+        {"artifacts": {"a": 3}},
+        {"artifacts": "tokenizer"},
+    ],
+    ids=str,
+)
+def test_what_a_processor_names_is_a_file_of_its_own(tmp_path, step):
+    (tmp_path / "secret").write_text("read by nobody")
+    directory = write(tmp_path / "original")
+    path = directory / "policy_preprocessor.json"
+    whole = json.loads(path.read_text())
+    whole["steps"].append({"registry_name": "device_processor", "artifacts": None})
+    path.write_text(json.dumps(whole))
+    assert len(plugin_processors(directory, ["config.json"])) == 4
+    whole["steps"].append({"registry_name": "device_processor", **step})
+    path.write_text(json.dumps(whole))
+    with pytest.raises(BlockcacheError, match=r"which is not beside it or has another use|it needs"):
+        plugin_processors(directory, ["config.json"])
 
 
 def test_options_that_do_not_go_together(original, command, tmp_path):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from blockcache.schedule import Schedule
     from blockcache_runtime.parity import Parity
 
-FILE, PARITY, ORIGINAL = "policy.onnx", "parity.json", "original.json"
+FILE, PARITY, ORIGINAL, CARD = "policy.onnx", "parity.json", "original.json", "README.md"
 
 
 def write_directory(
@@ -76,7 +76,7 @@ def write_directory(
             "made_by": FORMAT.header["made_by"],
         }
         files = {CONFIG: json.dumps(plugin_config(source, original.policy, said), indent=2).encode()}
-        files |= plugin_processors(source)
+        files |= plugin_processors(source, {FILE, PARITY, ORIGINAL, CARD, CONFIG, WEIGHTS, TUNING})
         if not fixed:
             files[WEIGHTS] = plugin_words(original.policy)
         for name, data in files.items():

@@ -132,6 +132,9 @@ def test_a_schedule_and_its_difference_are_told(original, blockcache, tmp_path):
     own, first = (Parity.load(tmp_path / f"fast/{name}.json") for name in ("parity", "original"))
     assert own.agrees
     assert own.largest < 1e-3 < first.largest
+    assert first.beside == "the original policy"
+    card = (tmp_path / "fast/README.md").read_text()
+    assert re.search(rf"Beside the original policy, in full .*, actions differ by {first.largest:.1e} at most", card)
 
 
 def test_what_lerobot_has_left_of_a_chunk():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,11 +89,12 @@ def write_directory(
                 f"nothing was written, since the file {own}; 'blockcache check' looks at the policy itself"
             )
         first = check_export(made / FILE, port, observations, count, original=original)
+        first = replace(first, beside="the original policy")
         own.save(made / PARITY)
         first.save(made / ORIGINAL)
         opened, how = ExportedPolicy(made / FILE, 1), LEROBOT.format(directory=out.name)
         found = None if tuned is None else Tuning.load(tuned / TUNING)
-        card = export_card(source.name, opened.header, opened.inputs, how, found, own, licence)
-        write_bytes(made / "README.md", card.encode())
+        card = export_card(source.name, opened.header, opened.inputs, how, found, own, licence, first)
+        write_bytes(made / CARD, card.encode())
         os.rename(made, out)
     return notes, own, first

@@ -68,7 +68,7 @@ def write_directory(
             write_bytes(made / TUNING, read_bytes(tuned / TUNING, "tuning"))
         rows = [] if schedule is None else [*schedule.updates.values()]
         said = {
-            "directory": str(source),
+            "directory": source.name,
             "weights": original.weights,
             "sampler": f"{port.sampling.settings['type']}, {len(port.timesteps)} steps",
             "blocks": f"computed at {sum(map(len, rows)) / len(rows):.1f} steps each"
@@ -97,4 +97,4 @@ def write_directory(
         card = export_card(source.name, opened.header, opened.inputs, how, found, own, licence, first)
         write_bytes(made / CARD, card.encode())
         os.rename(made, out)
-    return notes, own, first
+    return notes[: len(notes) - len(opened.outside)], own, first  # the plugin makes what comes from outside

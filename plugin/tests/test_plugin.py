@@ -124,8 +124,10 @@ def test_one_task_is_part_of_the_file(original, blockcache, tmp_path):
 def test_a_schedule_and_its_difference_are_told(original, blockcache, tmp_path):
     policy = bc.load_policy(original)
     recording = bc.calibrate(policy, [lerobot_directory.observation(2)], progress=False)
-    bc.solve(recording, updates=3).save(original / "schedule.json")
-    blockcache("export", original, "--lerobot", tmp_path / "fast")
+    solved = bc.solve(recording, updates=3)
+    bc.Schedule(solved.steps, solved.updates).save(tmp_path / "any.json")
+    said = blockcache("export", original, tmp_path / "any.json", "--lerobot", tmp_path / "fast")
+    assert said.count("note: ") == said.count("note: the schedule was made for no weights in particular\n") == 1
     said = json.loads((tmp_path / "fast/config.json").read_text())["made_from"]["blocks"]
     assert re.fullmatch(r"computed at [34]\.\d steps each", said)
     assert STEPS == 5
@@ -255,6 +257,7 @@ def test_only_what_lerobot_wrote_is_taken(original, made, policy_directory, refu
     )
     assert "was made of a LeRobot policy for LeRobot's commands" in refused("export", made, "--lerobot", tmp_path / "b")
     assert "is there already" in refused("export", original, "--lerobot", made)
+    assert "new does not exist; make it first" in refused("export", original, "--lerobot", tmp_path / "new/fast")
     assert not (tmp_path / "other").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -328,7 +331,8 @@ def test_what_a_processor_names_is_a_file_of_its_own(tmp_path, step):
 
 
 def test_options_that_do_not_go_together(original, command, tmp_path):
-    for words in (["-o", "x.onnx"], ["--rtc"], ["--with-reference", "3"]):
+    apart = ["-o x.onnx", "--rtc", "--with-reference 3", "--guard count", "--card x", "--card x --manifest physicalai"]
+    for words in map(str.split, apart):
         code, _, error = command("export", original, "--lerobot", tmp_path / "fast", *words)
         assert code == 2
         assert "--lerobot writes what LeRobot needs" in error

@@ -72,7 +72,7 @@ def front_matter(text):
     return yaml.safe_load(matter), rest
 
 
-def test_the_card_s_three_lines_run(policy, tmp_path, monkeypatch, blockcache):
+def test_the_card_s_three_lines_run(policy, tmp_path, monkeypatch, blockcache, command):
     monkeypatch.chdir(tmp_path)
     save_policy(policy, "my_policy")
     blockcache("export", "my_policy", "--card", "handover", "--with-reference", "2", "--license", "mit")
@@ -83,6 +83,7 @@ def test_the_card_s_three_lines_run(policy, tmp_path, monkeypatch, blockcache):
     assert "Sampler: ddpm, 6 steps" in text
     assert "Not tuned" in text
     lines = re.search(r"```python\n(.*?)\n```", text, re.DOTALL)[1]
+    assert "leave out --output" in command("export", "my_policy", "--card", "handover", "-o", "other.onnx")[2]
     assert len(lines.splitlines()) == 3
     monkeypatch.chdir(tmp_path / "handover")
     names = {"observation": np.zeros(5)}

@@ -20,6 +20,7 @@ from blockcache.models.policy_files import (
     OBSERVATIONS,
     SCHEDULE,
     TUNING,
+    check_new,
     check_source,
     in_directory,
     policy_directory,
@@ -211,11 +212,18 @@ def _writable_directory(path: str) -> Path:
     return Path(path)
 
 
+def _new_directory(path: str) -> Path:
+    check_new(path)
+    check_writable(path)
+    return Path(path)
+
+
 POLICY = Checked("policy", PolicySource)
 POLICY_OR_EXPORT = Checked("policy", lambda name: name if name.endswith(".onnx") else PolicySource(name))
 TASK = Checked("task", _known_task)
 OUTPUT = Checked("file", _writable_file)
 OUTPUT_DIRECTORY = Checked("directory", _writable_directory)
+NEW_DIRECTORY = Checked("directory", _new_directory)  # made whole or not at all; what it is in exists
 MOST = 1_000_000  # of anything that is counted: a number with a few digits too many is refused before it does harm
 COUNT = click.IntRange(1, MOST)
 CORES = click.IntRange(1, 1024)  # threads, or processes

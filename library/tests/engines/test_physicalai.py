@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 import blockcache as bc
-from blockcache.engines.physicalai import write_package
+from blockcache.engines.physicalai import _names, write_package
 from blockcache.errors import EngineError
 from blockcache.models.loading import save_policy
 from blockcache_runtime import ExportedPolicy, open_export
@@ -57,6 +58,13 @@ def test_a_chunk_before_is_not_part_of_it(policy, tmp_path):
         write_package(tmp_path / "policy.onnx", tmp_path, "mine")
 
 
+def test_two_inputs_of_one_name_are_refused():
+    inputs = {"left.rgb": (2, 3, 8, 8), "right.rgb": (2, 3, 8, 8), "arm": (2, 5)}
+    policy = SimpleNamespace(inputs=inputs, cameras=("left.rgb", "right.rgb"), timeless=frozenset())
+    with pytest.raises(EngineError, match=r"two inputs the same \(left\.rgb -> images\.rgb, right"):
+        _names(policy)
+
+
 @pytest.mark.parametrize("guard", ["count", "full"])
 def test_a_guard_is_not_part_of_it(policy, tmp_path, guard):
     """Its graph would be incomplete with "full", and silent with "count"."""
@@ -75,6 +83,7 @@ def front_matter(text):
 def test_the_card_s_three_lines_run(policy, tmp_path, monkeypatch, blockcache, command):
     monkeypatch.chdir(tmp_path)
     save_policy(policy, "my_policy")
+    assert "leave out --output" in command("export", "my_policy", "--card", "handover", "-o", "other.onnx")[2]
     blockcache("export", "my_policy", "--card", "handover", "--with-reference", "2", "--license", "mit")
     assert sorted(os.listdir("handover")) == ["README.md", "policy.onnx", "policy.reference.npz"]
     matter, text = front_matter((tmp_path / "handover/README.md").read_text())
@@ -83,7 +92,6 @@ def test_the_card_s_three_lines_run(policy, tmp_path, monkeypatch, blockcache, c
     assert "Sampler: ddpm, 6 steps" in text
     assert "Not tuned" in text
     lines = re.search(r"```python\n(.*?)\n```", text, re.DOTALL)[1]
-    assert "leave out --output" in command("export", "my_policy", "--card", "handover", "-o", "other.onnx")[2]
     assert len(lines.splitlines()) == 3
     monkeypatch.chdir(tmp_path / "handover")
     names = {"observation": np.zeros(5)}

@@ -55,6 +55,9 @@ def _names(policy: ExportedPolicy) -> dict[str, str]:
             found[name] = "images" if len(policy.cameras) == 1 else f"images.{last}"
         else:
             found[name] = "state" if [name] == states else name
+    if len({*found.values()}) < len(found):
+        pairs = ", ".join(f"{name} -> {called}" for name, called in found.items())
+        raise EngineError(f"a package of physicalai would call two inputs the same ({pairs}); rename one in the policy")
     return found
 
 

@@ -185,6 +185,14 @@ def test_parts_that_no_program_knows_have_the_patched_engine():
     bc.accelerate(policy, None, "patched").disable()
 
 
+@pytest.mark.parametrize("part", ["input_proj", "output_proj"])
+def test_a_projection_without_a_bias_is_named(part):
+    policy = LivePolicy("ddpm")
+    getattr(policy.noise_predictor, part).bias = None
+    with pytest.raises(EngineError, match="does not support a Linear without a bias"):
+        bc.accelerate(policy, None, "loop")
+
+
 def test_a_missing_input_is_said_with_what_was_expected():
     policy = LivePolicy("ddpm")
     with (

@@ -1,5 +1,6 @@
 """The directory for LeRobot's commands and what runs it, without LeRobot."""
 
+import importlib
 import json
 import re
 import sys
@@ -14,7 +15,7 @@ import blockcache as bc
 import lerobot_directory
 from blockcache.errors import BlockcacheError
 from blockcache.models.dit.clip import MASK, TOKENS
-from blockcache.models.dit.plugin import load_words
+from blockcache.models.dit.plugin import load_words, plugin_processors
 from blockcache_runtime.errors import FileError, ObservationError
 from blockcache_runtime.parity import Parity
 from dit_policies import STEPS
@@ -51,7 +52,7 @@ def test_what_the_directory_says(original, made):
     assert found["type"] == "blockcache"
     for name in ("n_obs_steps", "horizon", "n_action_steps", "input_features", "output_features"):
         assert found[name] == before[name]
-    assert found["made_from"]["directory"] == str(original)
+    assert found["made_from"]["directory"] == "original"  # no path of this machine
     assert found["made_from"]["blocks"] == "computed at every step"
     own, first = (Parity.load(made / f"{name}.json") for name in ("parity", "original"))
     assert own.agrees
@@ -123,14 +124,19 @@ def test_one_task_is_part_of_the_file(original, blockcache, tmp_path):
 def test_a_schedule_and_its_difference_are_told(original, blockcache, tmp_path):
     policy = bc.load_policy(original)
     recording = bc.calibrate(policy, [lerobot_directory.observation(2)], progress=False)
-    bc.solve(recording, updates=3).save(original / "schedule.json")
-    blockcache("export", original, "--lerobot", tmp_path / "fast")
+    solved = bc.solve(recording, updates=3)
+    bc.Schedule(solved.steps, solved.updates).save(tmp_path / "any.json")
+    said = blockcache("export", original, tmp_path / "any.json", "--lerobot", tmp_path / "fast")
+    assert said.count("note: ") == said.count("note: the schedule was made for no weights in particular\n") == 1
     said = json.loads((tmp_path / "fast/config.json").read_text())["made_from"]["blocks"]
     assert re.fullmatch(r"computed at [34]\.\d steps each", said)
     assert STEPS == 5
     own, first = (Parity.load(tmp_path / f"fast/{name}.json") for name in ("parity", "original"))
     assert own.agrees
     assert own.largest < 1e-3 < first.largest
+    assert first.beside == "the original policy"
+    card = (tmp_path / "fast/README.md").read_text()
+    assert re.search(rf"Beside the original policy, in full .*, actions differ by {first.largest:.1e} at most", card)
 
 
 def test_what_lerobot_has_left_of_a_chunk():
@@ -171,6 +177,77 @@ def test_a_text_encoder_that_does_not_fit_is_refused(made):
         load_words(path)
 
 
+# -- the policy type, over a stand-in of LeRobot's classes
+
+
+def populate_queues(queues, batch):
+    """As LeRobot's: the first moment fills a queue."""
+    for name in queues.keys() & batch.keys():
+        missing = queues[name].maxlen - len(queues[name])
+        queues[name].extend([batch[name]] * max(missing, 1))
+
+
+class StandIn(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+
+@pytest.fixture
+def open_policy(made, monkeypatch):
+    """Opens the directory as LeRobot does, with what is said on its command line."""
+    settings = type("Config", (), {"pretrained_path": None, "register_subclass": lambda name: lambda config: config})
+    for name, parts in {
+        "lerobot": {},
+        "lerobot.configs.policies": {"PreTrainedConfig": settings},
+        "lerobot.policies.pretrained": {"PreTrainedPolicy": StandIn},
+        "lerobot.policies.utils": {"populate_queues": populate_queues},
+    }.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**parts))
+    for name in ("configuration_blockcache", "modeling_blockcache"):
+        monkeypatch.delitem(sys.modules, f"lerobot_policy_blockcache.{name}", raising=False)
+    modeling = importlib.import_module("lerobot_policy_blockcache.modeling_blockcache")
+    said = json.loads((made / "config.json").read_text())
+    own = {name: said[name] for name in ("n_obs_steps", "horizon", "n_action_steps")}
+    return lambda **more: modeling.BlockcachePolicy(modeling.BlockcacheConfig(**own | {"threads": 1} | more), made)
+
+
+def moment(batch=2):
+    whole = lerobot_directory.observation(batch)
+    return {name: value if "language" in name else value[:, -1] for name, value in whole.items()}
+
+
+def test_fewer_actions_are_the_first_of_a_chunk(open_policy):
+    """`--policy.n_action_steps=2`: a queue that is too short must not lose the actions that are due."""
+    whole, fewer = open_policy(), open_policy(n_action_steps=2)
+    obs, noise = moment(), torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(1)
+    expected = [whole.select_action(obs, noise=noise) for _ in range(4)]
+    torch.manual_seed(1)
+    found = [fewer.select_action(obs, noise=noise) for _ in range(2)]
+    assert torch.equal(torch.stack(found), torch.stack(expected[:2]))
+    assert not fewer._queues["action"]
+
+
+@pytest.mark.parametrize("said", [{"n_action_steps": 0}, {"n_action_steps": 5}, {"n_obs_steps": 1}, {"horizon": 8}])
+def test_settings_that_the_file_does_not_have_are_refused(open_policy, said):
+    ((name, value),) = said.items()
+    with pytest.raises(
+        FileError, match=f"the config says {name}={value}, and .*policy.onnx takes .*leave out --policy"
+    ):
+        open_policy(**said)
+
+
+def test_a_batch_that_does_not_fit_is_refused_in_a_sentence(open_policy):
+    policy = open_policy()
+    with pytest.raises(ObservationError, match=r"the observation has no 'observation\.\w+.*', got reward"):
+        policy.predict_action_chunk({"reward": torch.zeros(1)})
+    name = lerobot_directory.CAMERAS[0]
+    with pytest.raises(ObservationError, match=r"images\.top' has shape .*, expected"):
+        policy.predict_action_chunk(moment() | {name: torch.rand(2, 3, 30, 30)})
+    assert policy.predict_action_chunk(moment()).shape == (2, 4, 4)
+
+
 # -- refusals
 
 
@@ -180,6 +257,7 @@ def test_only_what_lerobot_wrote_is_taken(original, made, policy_directory, refu
     )
     assert "was made of a LeRobot policy for LeRobot's commands" in refused("export", made, "--lerobot", tmp_path / "b")
     assert "is there already" in refused("export", original, "--lerobot", made)
+    assert "new does not exist; make it first" in refused("export", original, "--lerobot", tmp_path / "new/fast")
     assert not (tmp_path / "other").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -225,8 +303,36 @@ def test_a_tokenizer_that_lies_beside_goes_along(original, blockcache, refused, 
     assert "which is not beside it" in refused("export", original, "--lerobot", tmp_path / "again")
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"state_file": "../secret"},
+        {"state_file": "config.json"},
+        {"artifacts": {"a": "/etc/hostname"}},
+        {"artifacts": {"a": "."}},
+        {"artifacts": {"a": "nowhere"}},
+        {"artifacts": {"a": 3}},
+        {"artifacts": "tokenizer"},
+    ],
+    ids=str,
+)
+def test_what_a_processor_names_is_a_file_of_its_own(tmp_path, step):
+    (tmp_path / "secret").write_text("read by nobody")
+    directory = write(tmp_path / "original")
+    path = directory / "policy_preprocessor.json"
+    whole = json.loads(path.read_text())
+    whole["steps"].append({"registry_name": "device_processor", "artifacts": None})
+    path.write_text(json.dumps(whole))
+    assert len(plugin_processors(directory, ["config.json"])) == 4
+    whole["steps"].append({"registry_name": "device_processor", **step})
+    path.write_text(json.dumps(whole))
+    with pytest.raises(BlockcacheError, match=r"which is not beside it or has another use|it needs"):
+        plugin_processors(directory, ["config.json"])
+
+
 def test_options_that_do_not_go_together(original, command, tmp_path):
-    for words in (["-o", "x.onnx"], ["--rtc"], ["--with-reference", "3"]):
+    apart = ["-o x.onnx", "--rtc", "--with-reference 3", "--guard count", "--card x", "--card x --manifest physicalai"]
+    for words in map(str.split, apart):
         code, _, error = command("export", original, "--lerobot", tmp_path / "fast", *words)
         assert code == 2
         assert "--lerobot writes what LeRobot needs" in error

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 import blockcache as bc
-from blockcache.errors import FileError, ScheduleError
+from blockcache.compare.parity import check_export, save_reference
+from blockcache.engines.build import tuned_port
+from blockcache.errors import EngineError, FileError, ScheduleError
 from blockcache.models.registry import port_of
 from blockcache_runtime import Player, open_export
 from blockcache_runtime.chunks import Previous
+from blockcache_runtime.providers import CPU
 from blockcache_runtime.serve.policies import ServedExport
 from blockcache_runtime.serve.wire import pack, unpack
 from clocked_player import Clock, Worker
@@ -75,6 +78,46 @@ def test_full_precision_with_another_sampler_begins_with_the_same_noise(make_pol
     np.testing.assert_allclose(
         both.predict_action(obs, seed=0)["action"], own.predict_action(obs, noise=noise)["action"], atol=1e-6
     )
+
+
+@pytest.fixture
+def strange(make_policy, tmp_path):
+    """A tuned policy behind its port, and its file: for its guard, all that tests make up lies outside."""
+    policy, place = make_policy(), tmp_path / "tuned"
+    write_tuned(policy, place)
+    path, usual = tmp_path / "strange.onnx", seen(64) + FAR
+    bc.export_policy(policy, None, path, tuned=place, guard="full", observations=usual)
+    return tuned_port(place, port_of(policy))[0], path
+
+
+def test_a_comparison_is_with_the_file_s_own_answers(strange, caplog):
+    """Full precision would draw noise that nobody recorded, and be compared with the answers of the schedule."""
+    port, path = strange
+    policy = open_export(path, threads=1, providers=[CPU])
+    assert policy.parity.largest == 0
+    assert check_export(path, port, count=2).agrees
+    save_reference(path, port, count=2)
+    policy = open_export(path, threads=1, providers=[CPU])
+    assert policy.parity.count == 2
+    assert policy.watch.counts == {"judged": 0, "outside": 0, "repeated": 0}
+    assert not caplog.records  # nothing stands still
+
+
+def test_providers_are_compared_in_full_precision_too(strange, monkeypatch):
+    from blockcache_runtime import export as module
+
+    asked, plain = [], module.run_session
+
+    def wrong(session, outputs, feed):
+        found = plain(session, outputs, feed)
+        asked.extend(name for name in outputs if name == "full_action")
+        if "full_action" in outputs and len(asked) > 1:  # the first call is the CPU's
+            found[0] = found[0] * 1.01
+        return found
+
+    monkeypatch.setattr(module, "run_session", wrong)
+    with pytest.raises(EngineError, match=r"strange\.onnx in full precision does NOT agree"):
+        open_export(strange[1], threads=1, providers=[CPU])
 
 
 def test_every_weight_is_in_the_file_once(files):

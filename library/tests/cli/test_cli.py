@@ -10,6 +10,7 @@ import pytest
 import blockcache as bc
 from blockcache.cli import verbs
 from blockcache.cli.arguments import POLICY
+from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
 from blockcache_lab.cli import paper
 from cli_inputs import STEPS
@@ -212,6 +213,15 @@ def test_a_schedule_for_other_weights_needs_a_word(blockcache, refused, policy_d
     assert "does not fit the policy, which has weights" in line
     assert not Path("policy.onnx").exists()
     assert blockcache("export", tmp_path / "other", "schedule.json", "--other-weights")
+
+
+@pytest.mark.parametrize("verb", ["export", "serve"])
+def test_a_schedule_that_would_fit_any_weights_must_be_named(blockcache, refused, policy_directory, verb):
+    """It lies beside the policy, and nothing says that it was made for it."""
+    blocks = [block.name for block in port_of(bc.load_policy(policy_directory)).adapter.blocks]
+    bc.Schedule(STEPS, dict.fromkeys(blocks, (0, 2))).save(policy_directory / "schedule.json")
+    assert "for no weights in particular, and is not followed unless it is named" in refused(verb, policy_directory)
+    assert blockcache("export", policy_directory, policy_directory / "schedule.json").startswith("policy.onnx: ")
 
 
 @pytest.mark.parametrize("name", bc.published_names())

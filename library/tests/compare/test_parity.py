@@ -21,6 +21,7 @@ from blockcache_runtime import open_export
 from blockcache_runtime.__main__ import main
 from blockcache_runtime.parity import Parity, Reference, compare
 from blockcache_runtime.session import with_hash
+from tuned_directory import write_tuned
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
@@ -113,9 +114,10 @@ def test_files_that_are_no_reference_are_refused(exported, capsys):
     np.savez(reference, **{name: value for name, value in arrays.items() if name != "noise"})
     with pytest.raises(FileError, match="lacks noise"):
         Reference.load(reference)
-    np.savez(reference, **arrays | {"action": arrays["action"][:2]})
-    with pytest.raises(FileError, match="arrays that do not belong together"):
-        Reference.load(reference)
+    for odd in ({"action": arrays["action"][:2]}, {"input.obs": np.float32(1)}, {"noise": np.ones(3, np.float32)}):
+        np.savez(reference, **arrays | odd)
+        with pytest.raises(FileError, match="arrays that do not belong together"):
+            Reference.load(reference)
     np.savez(reference, **arrays | {"action": arrays["action"][:, :1]})
     assert main(["check", str(file), "--reference", str(reference)]) == 1
     assert "the reference is that of another policy: it has actions of shape" in capsys.readouterr().out
@@ -144,8 +146,24 @@ def test_the_verbs(make_policy, tmp_path, monkeypatch, command):
         ["policy", "--against", "policy"],
         ["policy"],
         ["policy.onnx", "ddpm-3", "--against", "policy"],
+        ["policy.onnx", "--against", "policy", "--samples", "8"],
+        ["policy", "ddpm-3", "--tolerance", "1"],
     ):
         assert command("check", *words)[0] == 2, words
+
+
+def test_what_was_tuned_is_compared_with_it(make_policy, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    policy = make_policy(sampler=DDPM(num_inference_steps=6))
+    save_policy(policy, tmp_path / "policy")
+    write_tuned(policy, tmp_path / "tuned")
+    assert command("export", "policy", "--tuned", "tuned")[0] == 0
+    words = ["check", "policy.onnx", "--against", "policy", "--count", "2"]
+    code, out, _ = command(*words, "--tuned", "tuned")
+    assert (code, "agrees with its policy: 2 observations" in out) == (0, True)
+    assert "was made for another policy" in command(*words)[2]
+    assert "leave out --sampler-file" in command(*words, "--tuned", "tuned", "--sampler-file", "tuned/sampler.json")[2]
+    assert "--threads have no meaning beside --against" in command(*words, "--threads", "1")[2]
 
 
 def test_a_foreign_policy_draws_its_own_noise(tmp_path):

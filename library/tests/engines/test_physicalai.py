@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -12,10 +13,11 @@ import pytest
 import yaml
 
 import blockcache as bc
-from blockcache.engines.physicalai import write_package
+from blockcache.engines.physicalai import _names, write_package
 from blockcache.errors import EngineError
 from blockcache.models.loading import save_policy
 from blockcache_runtime import ExportedPolicy, open_export
+from engine_comparison import BLOCKS
 from image_policies import image_policy
 
 PHYSICALAI = os.environ.get("BLOCKCACHE_PHYSICALAI", sys.executable)
@@ -56,14 +58,32 @@ def test_a_chunk_before_is_not_part_of_it(policy, tmp_path):
         write_package(tmp_path / "policy.onnx", tmp_path, "mine")
 
 
+def test_two_inputs_of_one_name_are_refused():
+    inputs = {"left.rgb": (2, 3, 8, 8), "right.rgb": (2, 3, 8, 8), "arm": (2, 5)}
+    policy = SimpleNamespace(inputs=inputs, cameras=("left.rgb", "right.rgb"), timeless=frozenset())
+    with pytest.raises(EngineError, match=r"two inputs the same \(left\.rgb -> images\.rgb, right"):
+        _names(policy)
+
+
+@pytest.mark.parametrize("guard", ["count", "full"])
+def test_a_guard_is_not_part_of_it(policy, tmp_path, guard):
+    """Its graph would be incomplete with "full", and silent with "count"."""
+    seen = np.random.default_rng(0).normal(size=(64, 2, 5)).astype(np.float32)
+    schedule = bc.Schedule(6, dict.fromkeys(BLOCKS, (0, 3)))
+    bc.export_policy(policy, schedule, tmp_path / "policy.onnx", guard=guard, observations=seen)
+    with pytest.raises(EngineError, match="has no guard; export it without --guard"):
+        write_package(tmp_path / "policy.onnx", tmp_path, "mine")
+
+
 def front_matter(text):
     _, matter, rest = text.split("---\n", 2)
     return yaml.safe_load(matter), rest
 
 
-def test_the_card_s_three_lines_run(policy, tmp_path, monkeypatch, blockcache):
+def test_the_card_s_three_lines_run(policy, tmp_path, monkeypatch, blockcache, command):
     monkeypatch.chdir(tmp_path)
     save_policy(policy, "my_policy")
+    assert "leave out --output" in command("export", "my_policy", "--card", "handover", "-o", "other.onnx")[2]
     blockcache("export", "my_policy", "--card", "handover", "--with-reference", "2", "--license", "mit")
     assert sorted(os.listdir("handover")) == ["README.md", "policy.onnx", "policy.reference.npz"]
     matter, text = front_matter((tmp_path / "handover/README.md").read_text())
@@ -86,7 +106,9 @@ def test_the_verb_writes_a_package_that_physicalai_runs(make_policy, tmp_path, m
     monkeypatch.chdir(tmp_path)
     policy = image_policy() if cameras else make_policy()
     save_policy(policy, "my_policy")
-    assert command("export", "my_policy", "--manifest", "physicalai")[0] == 2
+    for words in ([], ["--card", "package", "--guard", "count"]):
+        code, _, error = command("export", "my_policy", "--manifest", "physicalai", *words)
+        assert (code, "--manifest needs --card DIR, and leaves out" in error) == (2, True)
     assert command("export", "my_policy", "--card", "package", "--manifest", "physicalai")[0] == 0
     assert sorted(os.listdir("package")) == ["README.md", "manifest.json", "my_policy.onnx"]
     text = front_matter((tmp_path / "package/README.md").read_text())[1]

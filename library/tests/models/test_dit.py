@@ -185,6 +185,30 @@ def test_parts_that_no_program_knows_have_the_patched_engine():
     bc.accelerate(policy, None, "patched").disable()
 
 
+@pytest.mark.parametrize("part", ["input_proj", "output_proj"])
+def test_a_projection_without_a_bias_is_named(part):
+    policy = LivePolicy("ddpm")
+    getattr(policy.noise_predictor, part).bias = None
+    with pytest.raises(EngineError, match="does not support a Linear without a bias"):
+        bc.accelerate(policy, None, "loop")
+
+
+class OneForAll(LivePolicy):
+    """The samples of a batch are not independent, which one alone does not show."""
+
+    def _generate_actions(self, batch):
+        found = super()._generate_actions(batch)
+        return found.mean(0, keepdim=True).expand_as(found)
+
+
+def test_behind_an_encoder_a_batch_of_two_is_compared_too():
+    with (
+        bc.accelerate(policy := OneForAll("ddpm"), None, "loop"),
+        pytest.raises(EngineError, match="with the same noise with two observations at once"),
+    ):
+        policy._generate_actions(live_observation(1))
+
+
 def test_a_missing_input_is_said_with_what_was_expected():
     policy = LivePolicy("ddpm")
     with (

@@ -41,6 +41,7 @@ class BlockcachePolicy(PreTrainedPolicy):  # type: ignore[misc, valid-type]
             )
         self.directory = Path(place)
         self.runner = Runner(self.directory, config.threads)
+        self.runner.check_config(config)
         self.words = self.runner.words  # a module of this one, so that it is moved with it
         self.reset()
 
@@ -87,7 +88,8 @@ class BlockcachePolicy(PreTrainedPolicy):  # type: ignore[misc, valid-type]
         actions = self._queues[ACTION]
         if not actions:
             history = {name: torch.stack([*self._queues[name]], dim=1) for name in self.runner.inputs if name in seen}
-            actions.extend(self._chunk({**seen, **history}, noise).transpose(0, 1))
+            chunk = self._chunk({**seen, **history}, noise)
+            actions.extend(chunk[:, : self.config.n_action_steps].transpose(0, 1))
         return actions.popleft()
 
     @torch.no_grad()
@@ -100,7 +102,7 @@ class BlockcachePolicy(PreTrainedPolicy):  # type: ignore[misc, valid-type]
         execution_horizon: int | None = None,
         **_: Any,
     ) -> Tensor:
-        """The executed actions of a chunk, (B, n_action_steps, A). The queues of `select_action` are left alone.
+        """All actions of a chunk that the file executes, (B, n, A). The queues of `select_action` are left alone.
 
         Args:
             batch: One moment of every input, (B, ...), which stands for all moments that the policy looks at; or all of
@@ -113,7 +115,7 @@ class BlockcachePolicy(PreTrainedPolicy):  # type: ignore[misc, valid-type]
         moments = {}
         for name, shape in self.runner.inputs.items():
             if name in batch and batch[name].ndim == len(shape):  # no moments in it
-                moments[name] = batch[name].unsqueeze(1).expand(-1, *shape)
+                moments[name] = batch[name].unsqueeze(1).repeat_interleave(shape[0], dim=1)
         previous = None
         rtc = getattr(self.config, "rtc_config", None)
         if prev_chunk_left_over is not None and getattr(rtc, "enabled", True):
@@ -123,8 +125,8 @@ class BlockcachePolicy(PreTrainedPolicy):  # type: ignore[misc, valid-type]
         return self._chunk({**batch, **moments}, noise, previous)
 
     def _chunk(self, batch: dict[str, Any], noise: Tensor | None, previous: Any = None) -> Tensor:
-        like = next(value for name, value in batch.items() if name in self.runner.inputs)
-        return self.runner.chunk(batch, noise, previous).to(like.device)
+        found = self.runner.chunk(batch, noise, previous)  # which refuses a batch without inputs
+        return found.to(batch[next(iter(self.runner.inputs))].device)
 
     def supports_rtc(self) -> bool:
         """Real-time chunking is part of the file."""

@@ -47,6 +47,22 @@ class Runner:
             self.words = load_words(directory / WORDS)
         self._said: dict[bytes, Tensor] = {}
 
+    def check_config(self, config: Any) -> None:
+        """Refuse a config that asks for something else than the file gives: options such as `--policy.horizon` change it.
+
+        Args:
+            config: With `n_obs_steps`, `horizon` and `n_action_steps`.
+        """
+        for name in ("n_obs_steps", "horizon", "n_action_steps"):
+            asked, own = getattr(config, name), getattr(self.policy, name)
+            least = 1 if name == "n_action_steps" else own  # fewer actions of a chunk may be executed
+            if not least <= asked <= own:
+                expected = own if least == own else f"{least} to {own}"
+                raise FileError(
+                    f"the config says {name}={asked}, and {self.policy.path} takes {expected}; leave out --policy.{name}, "
+                    "or export a policy that has it"
+                )
+
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
         """What has moments in an observation: shapes by name, without the batch."""

@@ -111,7 +111,6 @@ class ExportedPolicy:
         """How many actions are to be executed before the next chunk is asked for, and how many numbers each of them has."""
         self.horizon: int = self.sizes["noise"][2]  # the length of a whole chunk
         self._memory = FeatureMemory(loaded.encoder.features) if loaded.encoder is not None and remember else None
-
         guard = loaded.header.get("guard")
         self.watch = None if guard is None else GuardWatch(guard)
         """Counts observations unlike those of the calibration, of an export with a guard; see `guard`."""
@@ -185,7 +184,7 @@ class ExportedPolicy:
         zeros = {name: np.zeros((1, *shape), dtype=np.float32) for name, shape in self.inputs.items()}
         observed = self.check_observation(zeros)  # which adds what was fixed
         if self.falls_back:
-            self.run_checked(observed, np.zeros(self._noise_shape(1, full=True), dtype=np.float32), full=True)
+            self.run(observed, self.draw_noise(1, full=True), full=True)
         return self.run(observed, self.draw_noise(1))
 
     def encode_frames(self, obs: Any) -> None:
@@ -217,9 +216,9 @@ class ExportedPolicy:
         """The encoder alone; made of the file when it is first needed."""
         return load_output(self.path, self._loaded, "features")
 
-    def draw_noise(self, batch: int, generator: np.random.Generator | None = None) -> Array:
+    def draw_noise(self, batch: int, generator: np.random.Generator | None = None, full: bool = False) -> Array:
         """The noise of one generation, (1 + draws, B, horizon, D); from a new generator if none is given."""
-        return read_generator(None, generator).standard_normal(self._noise_shape(batch), dtype=np.float32)
+        return read_generator(None, generator).standard_normal(self._noise_shape(batch, full), dtype=np.float32)
 
     def check_observation(self, obs: Any) -> dict[str, Array]:
         """The observation as `run` takes it, or a sentence saying what is wrong with it."""
@@ -269,13 +268,15 @@ class ExportedPolicy:
             self._fixed[name] = array.reshape(1, *inner)
         self._observed = [name for name in self._observed if name not in self._fixed]
 
-    def run(self, observed: Mapping[str, Array], noise: Any, previous: Previous | None = None) -> dict[str, Array]:
-        """One generation of what `check_observation` returned, with noise (1 + draws, B, horizon, D)."""
-        batch = _batch(observed)
-        return self.run_checked({**observed, **self._told(previous, batch)}, self._check_noise(noise, batch))
+    def run(
+        self, observed: Mapping[str, Array], noise: Any, previous: Previous | None = None, full: bool = False
+    ) -> dict[str, Array]:
+        """One generation of what `check_observation` returned, with noise (1 + draws, B, horizon, D); no guard judges it."""
+        known = {**observed, **self._told(previous, _batch(observed))}
+        return self.run_checked(known, self._check_noise(noise, _batch(observed), full), full=full)
 
-    def _check_noise(self, noise: Any, batch: int) -> Array:
-        drawn, expected = read_array(noise, "noise"), self._noise_shape(batch)
+    def _check_noise(self, noise: Any, batch: int, full: bool = False) -> Array:
+        drawn, expected = read_array(noise, "noise"), self._noise_shape(batch, full)
         if drawn.shape != expected:
             raise ObservationError(f"noise has shape {drawn.shape}, expected {expected}; draw_noise makes it")
         return drawn

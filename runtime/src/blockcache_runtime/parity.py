@@ -67,11 +67,20 @@ class Export(Protocol):
     def inputs(self) -> dict[str, tuple[int, ...]]:
         """What it observes: shapes by name, without the batch."""
 
-    def draw_noise(self, batch: int, generator: np.random.Generator | None = None) -> Array:
+    @property
+    def falls_back(self) -> bool:
+        """Whether it can answer in full precision as well."""
+
+    def draw_noise(self, batch: int, generator: np.random.Generator | None = None, full: bool = False) -> Array:
         """The noise of one generation, (1 + draws, B, horizon, D)."""
 
-    def predict_action(self, obs: Any, *, noise: Any = None) -> dict[str, Array]:
-        """One generation."""
+    def check_observation(self, obs: Any) -> dict[str, Array]:
+        """The observation as `run` takes it."""
+
+    def run(
+        self, observed: Mapping[str, Array], noise: Any, previous: Any = None, full: bool = False
+    ) -> dict[str, Array]:
+        """One generation, which no guard judges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +122,9 @@ class Reference:
         own = {name: read_array(arrays.pop(name), f"{name} in {path}") for name in ("noise", "action", "scale")}
         inputs = {name.removeprefix(_INPUT): value for name, value in arrays.items() if name.startswith(_INPUT)}
         shapes = own["action"].ndim == 3 and own["noise"].ndim == 4 and own["scale"].shape == own["action"].shape[2:]
-        counts = {len(value) for value in inputs.values() if value.ndim} | {len(own["action"]), own["noise"].shape[1]}
-        if not shapes or not inputs or counts != {len(own["action"])} or not len(own["action"]):
+        count = own["action"].shape[:1]
+        counts = {value.shape[:1] for value in inputs.values()} | {own["noise"].shape[1:2]}
+        if not shapes or not inputs or counts != {count} or not all(count):
             raise FileError(f"the {FORMAT.what} {path} has arrays that do not belong together; {FORMAT.again}")
         return cls(content["export"], inputs, **own)
 
@@ -183,20 +193,22 @@ def export_hash(path: PathLike) -> str:
         return file.read().decode(errors="replace")
 
 
-def compare(policy: Export, reference: Reference, tolerance: float = TOLERANCE) -> Parity:
-    """Run every observation of a reference, one by one.
+def compare(policy: Export, reference: Reference, tolerance: float = TOLERANCE, full: bool = False) -> Parity:
+    """Run every observation of a reference, one by one. A guard of the export neither judges them nor falls back.
 
     Args:
         policy: The opened export.
         reference: What the policy that it was made of answered.
         tolerance: The largest difference that is accepted.
+        full: Whether to ask for full precision, of an export that falls back.
     """
     count, gaps, seconds = len(reference.action), [], []
     for place in [0, *range(count)]:  # the first twice: only the second call is warm
         obs = {name: value[place : place + 1] for name, value in reference.inputs.items()}
         started = time.perf_counter()
         try:
-            found = policy.predict_action(obs, noise=reference.noise[:, place : place + 1])["action"]
+            noise = reference.noise[:, place : place + 1]
+            found = policy.run(policy.check_observation(obs), noise, full=full)["action"]
         except ObservationError as error:
             raise OtherPolicyError(f"the reference is that of another policy: {error}") from error
         seconds.append(time.perf_counter() - started)
@@ -220,20 +232,21 @@ def compare(policy: Export, reference: Reference, tolerance: float = TOLERANCE) 
     )
 
 
-def drawn_reference(policy: Export, count: int = AT_START) -> Reference:
+def drawn_reference(policy: Export, count: int = AT_START, full: bool = False) -> Reference:
     """What an export answers to drawn inputs, to compare another provider with.
 
     Args:
         policy: The export, opened with the provider that is trusted.
         count: How many observations.
+        full: Whether in full precision.
     """
     rng = np.random.default_rng(0)
     inputs = {
         name: (rng.random if name in policy.cameras else rng.standard_normal)((count, *shape), dtype=np.float32)
         for name, shape in policy.inputs.items()
     }
-    noise = policy.draw_noise(count, rng)
-    action = policy.predict_action(inputs, noise=noise)["action"]
+    noise = policy.draw_noise(count, rng, full)
+    action = policy.run(policy.check_observation(inputs), noise, full=full)["action"]
     spread = np.ptp(action, axis=(0, 1))
     scale = np.where(spread > 0, 2 / np.where(spread > 0, spread, 1), 1).astype(np.float32)
     return Reference(export_hash(policy.path), inputs, noise, action, scale)
@@ -241,18 +254,26 @@ def drawn_reference(policy: Export, count: int = AT_START) -> Reference:
 
 def check_at_start(policy: Export, trusted: Callable[[], Export], tolerance: float = TOLERANCE) -> Parity:
     """Refuse an export that answers otherwise on the providers that run it: beside the first recorded answers of its
-    policy if a reference lies beside the file, else beside the CPU's answers to drawn inputs.
+    policy if a reference lies beside the file, else beside the CPU's answers to drawn inputs. What a guard falls back to has
+    no recorded answers.
 
     Args:
         policy: The export, opened with providers.
         trusted: Opens it with the CPU's.
         tolerance: The largest difference that is accepted.
     """
+
+    def beside_the_cpu(full: bool) -> Parity:
+        found = compare(policy, drawn_reference(trusted(), full=full), tolerance, full)
+        return replace(found, beside="the CPU's answers")
+
     place = reference_path(policy.path)
-    if place.exists():
-        found = compare(policy, Reference.load(place).first(AT_START), tolerance)
-    else:
-        found = replace(compare(policy, drawn_reference(trusted()), tolerance), beside="the CPU's answers")
-    if not found.agrees:
-        raise EngineError(f"{policy.path} {found}; leave providers out, or accept more with a larger tolerance")
+    known = Reference.load(place).first(AT_START) if place.exists() else None
+    found = beside_the_cpu(full=False) if known is None else compare(policy, known, tolerance)
+    in_full = {" in full precision": beside_the_cpu(full=True)} if policy.falls_back else {}
+    for which, one in {"": found, **in_full}.items():
+        if not one.agrees:
+            raise EngineError(
+                f"{policy.path}{which} {one}; leave providers out, or accept more with a larger tolerance"
+            )
     return found

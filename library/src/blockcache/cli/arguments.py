@@ -20,6 +20,7 @@ from blockcache.models.policy_files import (
     OBSERVATIONS,
     SCHEDULE,
     TUNING,
+    check_new,
     check_source,
     in_directory,
     policy_directory,
@@ -97,7 +98,9 @@ class PolicySource:
         """The schedule in the policy's own directory, if there is one."""
         if not in_directory(self.name) or not exists(beside := policy_directory(self.name) / SCHEDULE):
             return None
-        return load_schedule(str(beside))
+        from blockcache.schedule import Schedule
+
+        return Schedule.load_beside(beside)
 
     def observations(self, path: str | None) -> Any:
         """A batch from that file, or else from the one beside the policy: an array, or several by the policy's names.
@@ -209,11 +212,18 @@ def _writable_directory(path: str) -> Path:
     return Path(path)
 
 
+def _new_directory(path: str) -> Path:
+    check_new(path)
+    check_writable(path)
+    return Path(path)
+
+
 POLICY = Checked("policy", PolicySource)
 POLICY_OR_EXPORT = Checked("policy", lambda name: name if name.endswith(".onnx") else PolicySource(name))
 TASK = Checked("task", _known_task)
 OUTPUT = Checked("file", _writable_file)
 OUTPUT_DIRECTORY = Checked("directory", _writable_directory)
+NEW_DIRECTORY = Checked("directory", _new_directory)  # made whole or not at all; what it is in exists
 MOST = 1_000_000  # of anything that is counted: a number with a few digits too many is refused before it does harm
 COUNT = click.IntRange(1, MOST)
 CORES = click.IntRange(1, 1024)  # threads, or processes

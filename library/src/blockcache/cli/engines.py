@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--lerobot",
-    type=arg.OUTPUT_DIRECTORY,
+    type=arg.NEW_DIRECTORY,
     metavar="OUT",
     help="Write a directory that LeRobot's own commands run, of a directory that LeRobot wrote.",
 )
@@ -104,14 +104,17 @@ def export(
       blockcache export pusht/tuned --card handover/ --with-reference 16 --license mit
       blockcache export pusht/tuned --card package/ --manifest physicalai
     """
-    if manifest and (card is None or rtc or with_reference):
-        raise click.UsageError("--manifest needs --card DIR, and goes with neither --rtc nor --with-reference")
+    if manifest and (card is None or rtc or with_reference or guard):
+        raise click.UsageError("--manifest needs --card DIR, and leaves out --rtc, --with-reference and --guard")
     if tuned is not None and (schedule or sampler_file):
         raise click.UsageError("--tuned brings its own schedule and sampler; leave out SCHEDULE and --sampler-file")
-    if lerobot is not None and (other := arg.given(["output", "actions_only", "rtc", "with_reference"])):
+    apart = ["output", "card", "manifest", "actions_only", "rtc", "with_reference", "guard"]
+    if lerobot is not None and (other := arg.given(apart)):
         raise click.UsageError(
-            f"--lerobot writes what LeRobot needs, real-time chunking too; leave out {', '.join(other)}"
+            f"--lerobot writes what LeRobot needs, real-time chunking and a card too; leave out {', '.join(other)}"
         )
+    if card is not None and arg.given(["output"]):
+        raise click.UsageError("--card DIR writes policy.onnx there; leave out --output")
     followed = arg.load_schedule(schedule) if schedule else None if tuned else policy.schedule()
 
     from blockcache.engines import export_policy
@@ -124,8 +127,6 @@ def export(
     constants = load_observations(fixed) if fixed else None
     port = policy.port_with(sampler_file)
     if lerobot is not None:
-        if guard:
-            raise click.UsageError("--guard goes into a file of its own; leave out --lerobot")
         from blockcache.cli.lerobot import write_directory
 
         seen = policy.known_observations(observations)
@@ -134,6 +135,8 @@ def export(
         )
         click.echo(f"{lerobot}: the file {own}")
         click.echo(f"beside the original: actions differ by {first.largest:.1e} at most, {first.typical:.1e} typically")
+        for note in notes:
+            click.echo(f"note: {note}")
         click.echo(f"run it: lerobot-eval --policy.path={lerobot} --env.type=...")
         return
     known = policy.observations(observations) if guard else None

@@ -208,6 +208,7 @@ def _check_export(
     schedule: str | None,
     against: arg.PolicySource | None,
     sampler_file: str | None,
+    tuned: Path | None,
     observations: str | None,
     count: int,
     tolerance: float,
@@ -216,11 +217,16 @@ def _check_export(
     """An export beside its policy; ends with exit code 1 if they differ."""
     if not isinstance(path, str) or against is None or schedule is not None:
         raise click.UsageError("--against compares an export: blockcache check FILE.onnx --against POLICY")
+    if idle := arg.given(["samples", "generations", "seed", "engine", "threads"]):
+        raise click.UsageError(f"{', '.join(idle)} have no meaning beside --against; leave them out")
+    if tuned is not None and sampler_file is not None:
+        raise click.UsageError("--tuned brings its own sampler; leave out --sampler-file")
     seen = against.known_observations(observations)
 
     from blockcache.compare.parity import check_export
 
-    found = check_export(path, against.port_with(sampler_file), seen, count, tolerance)
+    port = against.port_with(sampler_file) if tuned is None else against.tuned(tuned)[0]
+    found = check_export(path, port, seen, count, tolerance)
     click.echo(f"{path} {found}")
     if output is not None:
         found.save(output)
@@ -236,6 +242,7 @@ def _check_export(
 @click.option("--against", type=arg.POLICY, metavar="POLICY", help="The policy that an export was made of.")
 @click.option("--tolerance", type=click.FloatRange(0), default=1e-3, help="Of an export: the largest difference.")
 @arg.sampler_file_option
+@arg.tuned_option
 @click.option("--count", type=click.IntRange(2, arg.MOST), default=OBSERVATIONS, help="Observations to compare at.")
 @click.option(
     "--samples", type=click.IntRange(4, arg.MOST), default=SAMPLES, help="Chunks for each observation; an even number."
@@ -257,6 +264,7 @@ def check(
     against: arg.PolicySource | None,
     tolerance: float,
     sampler_file: str | None,
+    tuned: Path | None,
     threads: int,
     **settings: Any,
 ) -> None:
@@ -268,14 +276,16 @@ def check(
     \b
     Examples:
       blockcache check pusht.onnx --against pusht --count 16 -o parity.json
+      blockcache check fast.onnx --against my_module:make_policy --tuned tuned/
       blockcache check pusht schedule.json
       blockcache check pusht ddpm-10
       blockcache check my_module:make_policy bac:S=10,n=5,metric=mse --observations obs.npz -o check.json
     """
     if isinstance(policy, str) or against is not None:
-        _check_export(policy, schedule, against, sampler_file, observations, settings["count"], tolerance, output)
+        count = settings["count"]
+        _check_export(policy, schedule, against, sampler_file, tuned, observations, count, tolerance, output)
         return
-    if schedule is None or sampler_file is not None:
+    if schedule is None or arg.given(["tolerance", "sampler_file", "tuned"]):
         raise click.UsageError("name a SCHEDULE to compare; or an export FILE.onnx, and --against what it was made of")
     chosen, name = _method_or_schedule(schedule)
     seen, moments = policy.observations(observations), policy.moments(observations)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from blockcache.schedule import Schedule
     from blockcache_runtime.parity import Parity
 
-FILE, PARITY, ORIGINAL = "policy.onnx", "parity.json", "original.json"
+FILE, PARITY, ORIGINAL, CARD = "policy.onnx", "parity.json", "original.json", "README.md"
 
 
 def write_directory(
@@ -67,7 +68,7 @@ def write_directory(
             write_bytes(made / TUNING, read_bytes(tuned / TUNING, "tuning"))
         rows = [] if schedule is None else [*schedule.updates.values()]
         said = {
-            "directory": str(source),
+            "directory": source.name,
             "weights": original.weights,
             "sampler": f"{port.sampling.settings['type']}, {len(port.timesteps)} steps",
             "blocks": f"computed at {sum(map(len, rows)) / len(rows):.1f} steps each"
@@ -76,7 +77,7 @@ def write_directory(
             "made_by": FORMAT.header["made_by"],
         }
         files = {CONFIG: json.dumps(plugin_config(source, original.policy, said), indent=2).encode()}
-        files |= plugin_processors(source)
+        files |= plugin_processors(source, {FILE, PARITY, ORIGINAL, CARD, CONFIG, WEIGHTS, TUNING})
         if not fixed:
             files[WEIGHTS] = plugin_words(original.policy)
         for name, data in files.items():
@@ -88,11 +89,12 @@ def write_directory(
                 f"nothing was written, since the file {own}; 'blockcache check' looks at the policy itself"
             )
         first = check_export(made / FILE, port, observations, count, original=original)
+        first = replace(first, beside="the original policy")
         own.save(made / PARITY)
         first.save(made / ORIGINAL)
         opened, how = ExportedPolicy(made / FILE, 1), LEROBOT.format(directory=out.name)
         found = None if tuned is None else Tuning.load(tuned / TUNING)
-        card = export_card(source.name, opened.header, opened.inputs, how, found, own, licence)
-        write_bytes(made / "README.md", card.encode())
+        card = export_card(source.name, opened.header, opened.inputs, how, found, own, licence, first)
+        write_bytes(made / CARD, card.encode())
         os.rename(made, out)
-    return notes, own, first
+    return notes[: len(notes) - len(opened.outside)], own, first  # the plugin makes what comes from outside

@@ -98,7 +98,7 @@ def accelerate(
     followed: Path | None = None
     if isinstance(schedule, str) and schedule == BESIDE:
         followed = schedule_beside(policy) if tuned is None else None
-        schedule = None if followed is None else _bound(followed)
+        schedule = None if followed is None else Schedule.load_beside(followed)
     elif tuned is not None:
         raise ScheduleError("a tuned directory brings its own schedule; give either tuned or a schedule")
     if schedule is not None and not hasattr(schedule, "static"):
@@ -152,17 +152,6 @@ def schedule_beside(policy: Any) -> Path | None:
     """The schedule file in the directory that a policy (or its port) was loaded from, if there is one."""
     place = place_of(policy.policy if isinstance(policy, Port) else policy)
     return None if place is None or not (place / SCHEDULE).is_file() else place / SCHEDULE
-
-
-def _bound(path: Path) -> Schedule:
-    """A schedule that nobody named; one that is bound to no weights would fit whatever lies beside it."""
-    schedule = Schedule.load(path)
-    if schedule.fingerprint.weights is None:
-        raise ScheduleError(
-            f"{path} was made for no weights in particular, and is not followed unless it is named: "
-            "accelerate(policy, Schedule.load(path)), or accelerate(policy, None) without a schedule"
-        )
-    return schedule
 
 
 def handle_of(policy: Any) -> Acceleration:

@@ -36,6 +36,8 @@ def write_package(path: PathLike, directory: PathLike, name: str) -> tuple[Path,
     policy = ExportedPolicy(path, 1)
     if policy.takes_previous:
         raise EngineError("a package of physicalai takes no previous chunk; export it without --rtc")
+    if policy.watch is not None:
+        raise EngineError("a package of physicalai has no guard; export it without --guard")
     names = _names(policy)
     graph, manifest = Path(directory) / f"{name}.onnx", Path(directory) / MANIFEST
     write_bytes(graph, _package_graph(policy, names))
@@ -53,6 +55,9 @@ def _names(policy: ExportedPolicy) -> dict[str, str]:
             found[name] = "images" if len(policy.cameras) == 1 else f"images.{last}"
         else:
             found[name] = "state" if [name] == states else name
+    if len({*found.values()}) < len(found):
+        pairs = ", ".join(f"{name} -> {called}" for name, called in found.items())
+        raise EngineError(f"a package of physicalai would call two inputs the same ({pairs}); rename one in the policy")
     return found
 
 

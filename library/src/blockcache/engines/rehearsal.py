@@ -32,7 +32,7 @@ from blockcache.schedule import Schedule, compile_plan
 
 _CONTAINERS = (dict, OrderedDict, list, set, deque)
 _logger = logging.getLogger("blockcache")
-SECOND_CALL = " in the second of two calls"
+SECOND_CALL, TWO_AT_ONCE = " in the second of two calls", " with two observations at once"
 _DEPTH = 3  # objects within objects that a policy's own code may write something down in
 
 
@@ -239,7 +239,7 @@ def _made_up(port: Port, program: Program) -> Iterator[Trial]:
     yield trial(made(1), "")
     yield trial(made(1), SECOND_CALL)
     both, later = made(2), made(2)
-    two = trial(both, " with two observations at once")
+    two = trial(both, TWO_AT_ONCE)
     longer = port.prepare_observation({name: torch.cat([both[name], later[name]], dim=1) for name in both})
     try:
         read = port.read_observation(longer, program.like)

@@ -15,11 +15,12 @@ from blockcache.attach.generation import first_denoiser_call
 from blockcache.attach.patching import Patches
 from blockcache.engines.build import Build, refuse_autocast
 from blockcache.engines.handle import Counts, PreparedEngine
-from blockcache.engines.rehearsal import SECOND_CALL, Runner, Trial, compare, runner_difference
+from blockcache.engines.rehearsal import SECOND_CALL, TWO_AT_ONCE, Runner, Trial, compare, runner_difference
 from blockcache.engines.staleness import PARTS, StaleGuard
 from blockcache.errors import EngineError, ObservationError, StaleError
 from blockcache.models.port import Port
 from blockcache.models.sampling import check_noise, draw_all
+from blockcache.observations import pick
 from blockcache_runtime.chunks import Previous
 
 
@@ -153,7 +154,12 @@ class _FeatureReader:
         self._first_obs = copy.deepcopy(obs)
 
     def _trials_at(self, obs: Any) -> list[Trial]:
-        return [Trial(obs, self._read, what) for what in ("", SECOND_CALL)]
+        """Two calls in a row; and one of two observations at once, where it is one observation that can be doubled."""
+        calls = [Trial(obs, self._read, what) for what in ("", SECOND_CALL)]
+        values = obs.values() if isinstance(obs, Mapping) else [obs]
+        if all(tuple(getattr(value, "shape", ()))[:1] == (1,) for value in values):
+            calls.append(Trial(pick(obs, [0, 0]), self._read, TWO_AT_ONCE))
+        return calls
 
     def trials(self) -> Sequence[Trial] | None:
         """At the first observation; None before there was one, which is going to tell."""

@@ -42,6 +42,7 @@ def export_card(
     tuning: Tuning | None = None,
     parity: Parity | None = None,
     licence: str = "unknown",
+    original: Parity | None = None,
 ) -> str:
     """The text of README.md.
 
@@ -53,6 +54,7 @@ def export_card(
         tuning: Why this sampler and this schedule were chosen, where `tune` chose them.
         parity: How its actions compare with the policy's own, where that was measured.
         licence: Its identifier on the hub.
+        original: How its actions compare with those of the policy as it was before it was tuned, in full precision.
     """
     bound = header["fingerprint"]
     sampler, steps, updates = bound["sampler"] or {}, bound["steps"], header["schedule"]
@@ -80,6 +82,11 @@ def export_card(
     )
     if parity is not None:
         found.append(f"The file {parity}.")
+    if original is not None:
+        found.append(
+            f"Beside {original.beside}, in full precision and beginning with the same noise, actions differ by "
+            f"{original.largest:.1e} at most and {original.typical:.1e} typically ({original.count} observations)."
+        )
     blocks = (
         Bullets(what),
         Section("Evidence", (Bullets(tuple(found)),)),

@@ -146,6 +146,22 @@ class Schedule:
         with FORMAT.reading(path):
             return cls(**value)
 
+    @classmethod
+    def load_beside(cls, path: PathLike) -> Schedule:
+        """Read a file beside a policy that nobody named; one that is bound to no weights would fit whatever lies there.
+
+        Args:
+            path: The file.
+        """
+        found = cls.load(path)
+        if found.fingerprint.weights is None:
+            raise ScheduleError(
+                f"{path} was made for no weights in particular, and is not followed unless it is named: "
+                f"accelerate(policy, Schedule.load(path)), or 'blockcache export POLICY {path}'; for full precision "
+                "accelerate(policy, None), or remove the file"
+            )
+        return found
+
 
 def generation_flops(
     blocks: Sequence[Block], every_step: int, steps: int, strategy: Strategy | None = None, reused: float = 0.0

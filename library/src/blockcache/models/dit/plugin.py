@@ -7,7 +7,7 @@ their steps and statistics, and what normalises in them is switched off.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,28 +56,38 @@ def plugin_config(directory: Path, policy: DiTPolicy, made_from: Mapping[str, st
     }
 
 
-def plugin_processors(directory: Path) -> dict[str, bytes]:
+def plugin_processors(directory: Path, taken: Collection[str] = ()) -> dict[str, bytes]:
     """The files of a directory's processors by name; steps that normalise leave everything as it is.
 
     Args:
         directory: Of the original, whose steps were found to be known ones when it was opened.
+        taken: Names of files that the new directory has already.
     """
     files: dict[str, bytes] = {}  # by path within the directory
     for name in PROCESSORS:
-        whole = json.loads(read_bytes(directory / name, PROCESSOR.what))
+        whole = PROCESSOR.load(directory / name)
         for step in whole["steps"]:
-            if state := step.get("state_file"):
-                files[state] = read_bytes(directory / state, "statistics")
-            for place in step.get("artifacts", {}).values():  # such as a tokenizer, which newer versions save with it
-                if Path(place).is_absolute() or ".." in Path(place).parts:
-                    raise PolicyError(f"{directory / name} names {short(place)}, which is not beside it")
-                for path in [directory / place, *(directory / place).rglob("*")]:
-                    if path.is_file():
-                        files[path.relative_to(directory).as_posix()] = read_bytes(path, "part of a processor")
+            # statistics; and such as a tokenizer, which newer versions save with it
+            for said in filter(None, (step.get("state_file"), *(step.get("artifacts") or {}).values())):
+                for path in _beside(directory / name, said, {*taken, *PROCESSORS}):
+                    files[path.relative_to(directory).as_posix()] = read_bytes(path, "part of a processor")
             if norms := step.get("config", {}).get("norm_map"):
                 step["config"]["norm_map"] = dict.fromkeys(norms, "IDENTITY")
         files[name] = json.dumps(whole, indent=2).encode()
     return files
+
+
+def _beside(processor: Path, said: str, taken: Collection[str]) -> list[Path]:
+    """The file that a processor names, or all files of the directory that it names."""
+    place = Path(said)
+    inside = place.parts and not place.is_absolute() and ".." not in place.parts and place.parts[0] not in taken
+    own = processor.parent / place
+    found = [path for path in (own, *own.rglob("*")) if path.is_file()] if inside else []
+    if not found:
+        raise PolicyError(
+            f"{processor} names {short(said)}, which is not beside it or has another use there; {PROCESSOR.again}"
+        )
+    return found
 
 
 def plugin_words(policy: DiTPolicy) -> bytes:

@@ -32,7 +32,17 @@ _SETTINGS = Fields(
     },
     others=True,
 )
-_STEP = Fields({}, {"registry_name": Name, "class": Name, "state_file": Name | None, "config": dict}, others=True)
+_STEP = Fields(
+    {},
+    {
+        "registry_name": Name,
+        "class": Name,
+        "state_file": Name | None,
+        "artifacts": dict[str, Name] | None,
+        "config": dict,
+    },
+    others=True,
+)
 PROCESSOR = Format(
     "lerobot.processor",
     "processor of LeRobot's",

@@ -156,15 +156,15 @@ def fold(port: Any, shape: DiTShape) -> DiTProgram:
     features = time_features(port.timesteps, denoiser.time_mlp)  # (K, time_dim), behind their SiLU
     rotation = _rotation(layers, shape, heads)
     time_w, condition_w, condition_b = modulation(layers, shape)
-    start = double(denoiser.input_proj.bias).expand(shape.tokens, -1)
+    input_w, input_b = linear(denoiser.input_proj)
+    start = input_b.expand(shape.tokens, -1)
     if getattr(denoiser, "pos_embedding", None) is not None:
         start = start + double(denoiser.pos_embedding)[0, : shape.tokens]
     action = port.normalizer_field("action")
     weights = {
         "start": start,
-        "input_w": double(denoiser.input_proj.weight).T,
-        "output_w": double(denoiser.output_proj.weight).T,
-        "output_b": double(denoiser.output_proj.bias),
+        "input_w": input_w,
+        **named("output", linear(denoiser.output_proj)),
         "condition_w": condition_w,
         "condition_b": condition_b,
         "every_token": torch.ones(1, shape.tokens, 1),

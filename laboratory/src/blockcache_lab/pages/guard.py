@@ -85,7 +85,8 @@ def page(found: Sequence[Mapping[str, Any]]) -> Document:
         cells = [[plain(item["guard"]), *(f"{item['outside'][name]:.1%}" for name in names)] for item in others]
         note = "Outside, of other tasks' observations, and on the diagonal of those that the guard was not fitted to (64 of each)."
         blocks.append(Section("Other tasks", (Paragraph(note), table(["guard of", *map(plain, names)], cells))))
-    said = Bullets((*_verdicts(rows), *(f"Command: `{one['command']}`." for one in files)))
+    commands = dict.fromkeys(one["command"] for one in files)
+    said = Bullets((*_verdicts(rows), *(f"Command: `{command}`." for command in commands)))
     return Document("What a guard notices, and whether full precision helps then", (Paragraph(about), said, *blocks))
 
 

@@ -194,6 +194,24 @@ def test_a_live_client_is_answered_with_the_action_of_its_newest_observation():
     assert np.array_equal(reply["payload"]["actions"], expected[2])  # what is late is skipped, not played late
 
 
+def test_what_a_live_client_shows_while_a_chunk_is_made_is_seen_and_the_chunk_s_late_actions_are_skipped():
+    protocol = connection("vla-eval")
+    vla(protocol, "episode_start", {"mode": "live"}, 1)
+    question = vla(protocol, "observation", {"state": state(1)}, 2)
+    for seq in (3, 4):
+        assert vla(protocol, "observation", {"state": state(seq)}, seq, newest=False) is None
+    assert protocol.return_to(question)
+    expected = chunk(question)
+    reply = unpack(protocol.answer(expected, 1.0), 9)
+    assert reply["seq"] == 2
+    assert np.array_equal(reply["payload"]["actions"], expected[0])
+    reply = unpack(vla(protocol, "observation", {"state": state(5)}, 5), 9)
+    assert np.array_equal(reply["payload"]["actions"], expected[3])
+    assert states(vla(protocol, "observation", {"state": state(6)}, 6)) == [5, 6]
+    vla(protocol, "episode_start", {"mode": "live"}, 7)
+    assert not protocol.return_to(question), "its episode is over"
+
+
 @pytest.mark.parametrize(
     "words",
     [

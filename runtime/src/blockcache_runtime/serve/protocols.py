@@ -32,6 +32,7 @@ class Question:
     observation: Moment
     generator: np.random.Generator
     episode: int
+    sequence: int = 0  # of the message that asked
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class Protocol(ABC):
         self.served, self.state = served, ClientState(served.policy, served.renamed)
         self.live = False
         """Whether the client does not wait for answers, so that only its newest observation needs one."""
+        self.refused = 0  # messages in a row
+        self._sequence = 0  # of the message that is spoken of
         self.recorded_as = (-1, -1)  # the client's episode that was recorded last, and its number in the log
 
     def greeting(self) -> bytes | None:
@@ -105,6 +108,11 @@ class Protocol(ABC):
             data: The message.
             newest: Whether no other message of this client is waiting.
         """
+
+    def return_to(self, question: Question) -> bool:
+        """What is said next is about this question, whatever was received since; returns whether its episode goes on."""
+        self._sequence = question.sequence
+        return question.episode == self.state.episode
 
     @abstractmethod
     def answer(self, chunk: Array, policy_ms: float) -> bytes:
@@ -124,7 +132,7 @@ class Protocol(ABC):
         return unpack(data, self.served.most_bytes)
 
     def _question(self, observation: Moment) -> Question:
-        return Question(observation, self.state.generator, self.state.episode)
+        return Question(observation, self.state.generator, self.state.episode, self._sequence)
 
 
 class Openpi(Protocol):
@@ -184,7 +192,7 @@ class VlaEval(Protocol):
         """See `Protocol`."""
         super().__init__(served)
         self._chunk: list[Array] = []
-        self._sequence, self._observed = 0, -1
+        self._observed, self._late = -1, 0  # the last sequence; observations since the chunk was asked for
 
     def receive(self, data: bytes | str, newest: bool = True) -> bytes | Question | None:
         """See `Protocol`."""
@@ -231,11 +239,16 @@ class VlaEval(Protocol):
         if self._chunk:  # what an observation is answered with belongs to its own step, however late it is
             action = self._chunk.pop(0)
             return None if self.live and not newest else self._action(action)
-        return None if self.live and not newest else self._question(observation)
+        if self.live and not newest:
+            self._late += 1
+            return None
+        self._late = 0
+        return self._question(observation)
 
     def answer(self, chunk: Array, policy_ms: float) -> bytes:
         """See `Protocol`."""
-        first, *self._chunk = chunk[: self.served.replan]
+        first, *rest = chunk[: self.served.replan]
+        self._chunk = rest[self._late :]
         return self._action(first)
 
     def _action(self, action: Array) -> bytes:

@@ -26,7 +26,7 @@ from blockcache_runtime.serve.worker import Worker
 
 OPEN_SECONDS, PING_SECONDS, GRACE_SECONDS = 10.0, 20.0, 10.0
 """For a handshake; between pings and for their answers; for what is under way when the server stops."""
-READ_AHEAD = 4  # messages of one client that are read while it waits for an answer; more stay in the network
+READ_AHEAD = 4  # messages of one client that are kept while it waits for an answer; more stay in the network
 MOST_REFUSALS = 20  # in a row, then the connection is closed
 _CLOSED = object()
 _logger = logging.getLogger("blockcache.serve")
@@ -162,7 +162,7 @@ class Server:
         self.metrics.count("connections_total")
         protocol = PROTOCOLS[self.settings.protocol](self.served)
         inbox: asyncio.Queue[Any] = asyncio.Queue(READ_AHEAD)
-        reader = asyncio.ensure_future(_read(socket, inbox))
+        reader = asyncio.ensure_future(self._read(socket, protocol, inbox))
         self._inboxes.add(inbox)
         try:
             if (greeting := protocol.greeting()) is not None:
@@ -179,32 +179,58 @@ class Server:
             with contextlib.suppress(Exception):
                 await socket.close(1001)
 
+    async def _read(self, socket: Any, protocol: Protocol, inbox: asyncio.Queue[Any]) -> None:
+        """Messages into the inbox, until the connection ends.
+
+        What does not fit stays in the network. But a live client goes on whether or not it is answered: its oldest message is
+        taken in, unanswered, and the inbox holds the newest.
+        """
+        allowed, period = 0.0, 1 / self.settings.rate
+        try:
+            async for data in socket:
+                now = time.perf_counter()
+                if allowed > now:
+                    await asyncio.sleep(allowed - now)
+                allowed = max(allowed, now - 0.1) + period  # a tenth of a second may be made up for
+                while protocol.live and inbox.full():
+                    if (oldest := inbox.get_nowait()) is not _CLOSED:
+                        await self._take(socket, protocol, oldest, newest=False)
+                await inbox.put(data)
+        except Exception:  # however it ended: the client is gone
+            _logger.debug("a connection ended", exc_info=True)
+        await inbox.put(_CLOSED)
+
     async def _converse(self, socket: Any, protocol: Protocol, inbox: asyncio.Queue[Any]) -> None:
-        refused, allowed, period = 0, 0.0, 1 / self.settings.rate
-        while not self._stopping.is_set() and refused < MOST_REFUSALS:
+        while not self._stopping.is_set() and protocol.refused < MOST_REFUSALS:
             if (data := await inbox.get()) is _CLOSED:
                 return
-            started = time.perf_counter()
-            if (early := allowed - started) > 0:
-                await asyncio.sleep(early)
-            allowed = max(allowed, started - 0.1) + period  # a tenth of a second may be made up for
-            reply: bytes | str | None
-            try:
-                reply = await self._reply(protocol, data, inbox.empty())
-                refused = 0
-            except BlockcacheError as error:
-                self.metrics.count("refused_total", reason=type(error).__name__)
-                reply, refused = protocol.refusal(str(error)), refused + 1
-            if reply is not None:
-                await self._send(socket, reply)
-                protocol.finished((time.perf_counter() - started) * 1e3)
+            await self._take(socket, protocol, data, inbox.empty())
+
+    async def _take(self, socket: Any, protocol: Protocol, data: bytes | str, newest: bool) -> None:
+        """One message, and the answer to it."""
+        started = time.perf_counter()
+        reply: bytes | str | None
+        try:
+            reply = await self._reply(protocol, data, newest)
+            protocol.refused = 0
+        except BlockcacheError as error:
+            self.metrics.count("refused_total", reason=type(error).__name__)
+            reply, protocol.refused = protocol.refusal(str(error)), protocol.refused + 1
+        if reply is not None:
+            await self._send(socket, reply)
+            protocol.finished((time.perf_counter() - started) * 1e3)
 
     async def _reply(self, protocol: Protocol, data: bytes | str, newest: bool) -> bytes | None:
         started = time.perf_counter()
         found = protocol.receive(data, newest)
         if not isinstance(found, Question):
             return found
-        chunk, seconds = await self._worker.ask(found, self.settings.patience)
+        try:
+            chunk, seconds = await self._worker.ask(found, self.settings.patience)
+        finally:
+            goes_on = protocol.return_to(found)
+        if not goes_on:
+            return None
         reply = protocol.answer(chunk, seconds * 1e3)
         self.metrics.count("requests_total")
         self.metrics.histograms["request_seconds"].add(time.perf_counter() - started)
@@ -229,16 +255,6 @@ class Server:
         """On a client that does not read what it asked for: sending to it ends as if it was gone."""
         self.metrics.count("refused_total", reason="unread")
         socket.transport.abort()
-
-
-async def _read(socket: Any, inbox: asyncio.Queue[Any]) -> None:
-    """Messages into the inbox, until the connection ends; what does not fit stays in the network."""
-    try:
-        async for data in socket:
-            await inbox.put(data)
-    except Exception:  # however it ended: the client is gone
-        _logger.debug("a connection ended", exc_info=True)
-    await inbox.put(_CLOSED)
 
 
 def _has_key(sent: list[str], key: str) -> bool:

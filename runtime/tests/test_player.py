@@ -89,6 +89,23 @@ def test_a_chunk_that_fails_is_counted_and_asked_for_again():
     assert play(player, clock, 10, first=28)[-1] == 37
 
 
+def test_who_changes_an_action_changes_no_chunk():
+    def executed(factor):
+        late = iter([0.0] * 3 + [0.02] * 3 + [0.5] + [0.02] * 100)
+        actor, found = Ramp(), []
+        player, clock, _ = made(lambda: next(late), actor)
+        for tick in range(60):
+            player.observe(np.array([tick], np.float32))
+            if (action := player.next_action()) is not None:
+                found.append(float(action[0]))
+                action *= factor
+            clock.now += 1 / RATE
+        assert player.counters["held"] > 5
+        return found, [told.actions.tolist() for told in actor.previous if told is not None]
+
+    assert executed(2) == executed(1)
+
+
 def test_observations_out_of_order_or_twice_are_counted_and_left_out():
     actor = Ramp()
     player, _clock, _ = made(0.0, actor)

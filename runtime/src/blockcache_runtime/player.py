@@ -183,7 +183,7 @@ class Player:
     def next_action(self) -> Array | None:
         """The action of this tick, at once: of the newest chunk, or the last one again where there is none left.
 
-        None before the first chunk has come: keep the robot where it is.
+        None before the first chunk has come: keep the robot where it is. The array is the caller's own.
         """
         if self._stopped:
             raise EngineError("the player was stopped; make another one")
@@ -197,7 +197,8 @@ class Player:
             self._collect(tick)
         elif self._pending is None:
             self._encode_ahead(tick)
-        return self._timeline.act(tick).action
+        action = self._timeline.act(tick).action
+        return None if action is None else action.copy()
 
     def _collect(self, tick: int) -> None:
         if self._pending is None or not self._pending.done():

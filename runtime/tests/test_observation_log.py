@@ -74,8 +74,42 @@ def test_a_disk_that_does_not_keep_up_costs_observations_and_no_time(tmp_path, m
     assert log.added == 10
     assert log.dropped == 40
     go_on.set()
+    until_written(log)
+    for value in range(4):  # and once it keeps up again, the log goes on
+        log.add(batch(value))
+        until_written(log)
     log.close()
-    assert len(load_observations(tmp_path / "log")["state"]) == 10
+    assert (log.added, log.dropped) == (14, 40)
+    assert len(load_observations(tmp_path / "log")["state"]) == 14
+
+
+def until_written(log):
+    for one in log._waiting:
+        one.result(20)
+
+
+def test_what_waits_for_the_disk_is_bounded_in_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(observation_log, "FILE_BYTES", 3 * batch(0)["state"].nbytes)
+    go_on = threading.Event()
+    monkeypatch.setattr(observation_log, "write_arrays", lambda *a, **k: go_on.wait(20))
+    with ObservationLog(tmp_path / "log") as log:
+        for value in range(50):
+            log.add(batch(value))
+        assert (log.added, log.dropped) == (15, 35)
+        go_on.set()
+
+
+def test_episodes_that_are_over_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(observation_log, "_MOST_EPISODES", 3)
+    with ObservationLog(tmp_path / "log") as log:
+        for value in range(20):
+            log.begin_episode()
+            log.add(batch(value))
+            log.add(batch(value))
+            log.add(batch(value), episode=0)  # goes on all the while
+        assert len(log._places) == 3
+    moments = load_observations(tmp_path / "log")["moments"]
+    assert sorted(place for episode, place in moments.tolist() if episode == 0) == [*range(22)]
 
 
 def test_a_log_goes_on_after_a_restart(tmp_path):

@@ -132,6 +132,15 @@ def test_health_and_metrics():
             assert line in text.splitlines(), text
 
 
+def test_metrics_tell_what_was_recorded_and_what_was_lost(tmp_path):
+    with served(record=str(tmp_path / "log")) as server, connected(server) as connection:
+        connection.recv(timeout=10)
+        infer(connection, state=state(1))
+        server._log.dropped = 3
+        assert counted(server, "recorded_total") == 1
+        assert counted(server, "dropped_total") == 3
+
+
 def test_one_client_s_mistake_is_told_to_that_client_and_the_others_go_on():
     with served() as server, connected(server) as one, connected(server) as other:
         one.recv(timeout=10), other.recv(timeout=10)

@@ -148,6 +148,9 @@ class Server:
             hint = "send the header 'Authorization: Api-Key KEY', or ws://any:KEY@host"
             return _response(connection, HTTPStatus.UNAUTHORIZED, f"a key is needed: {hint}\n")
         if request.path == "/metrics":
+            if self._log is not None:
+                for name, count in (("recorded_total", self._log.added), ("dropped_total", self._log.dropped)):
+                    self.metrics.values[name, ""] = count
             return _response(connection, HTTPStatus.OK, self.metrics.text(), "text/plain; version=0.0.4")
         if self.metrics.values["connections", ""] >= self.settings.connections:
             self.metrics.count("refused_total", reason="connections")
@@ -242,7 +245,6 @@ class Server:
         if protocol.recorded_as[0] != question.episode:
             protocol.recorded_as = (question.episode, log.begin_episode())
         log.add(question.observation, chunk, protocol.recorded_as[1])
-        self.metrics.count("recorded_total")
 
     async def _send(self, socket: Any, message: bytes | str) -> None:
         giving_up = asyncio.get_running_loop().call_later(self.settings.patience, self._give_up, socket)

@@ -204,6 +204,10 @@ class Judgement:
         """Observations that were judged, those that were outside, and those that were repeated."""
         return {"judged": len(self.scores), "outside": int(self.outside.sum()), "repeated": int(self.repeated.sum())}
 
+    def of(self, place: int) -> Judgement:
+        """Of one of the batch."""
+        return Judgement(self.scores[place : place + 1], self.repeated[place : place + 1])
+
     def arrays(self) -> dict[str, Array]:
         """For the answer of a policy."""
         kept = {"guard_score": self.scores, "guard_repeated": self.repeated}

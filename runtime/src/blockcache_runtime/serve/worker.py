@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -18,6 +17,7 @@ import numpy as np
 
 from blockcache_runtime.checks import Array
 from blockcache_runtime.errors import BlockcacheError, EngineError, in_one_line
+from blockcache_runtime.guard import Judgement
 from blockcache_runtime.serve.metrics import Metrics
 from blockcache_runtime.serve.policies import ServedPolicy
 from blockcache_runtime.serve.protocols import Question
@@ -104,19 +104,30 @@ class Worker:
             if taken[-1] is None:
                 return
 
-    def _answer(self, loop: asyncio.AbstractEventLoop, taken: list[_Waiting]) -> None:
+    def _answer(self, loop: asyncio.AbstractEventLoop, taken: list[_Waiting], judged: Judgement | None = None) -> None:
         if not taken:
             return
+        started, questions = time.perf_counter(), [one.question for one in taken]
+        observations, generators = [one.observation for one in questions], [one.generator for one in questions]
+        drawn = [generator.bit_generator.state for generator in generators]
+        judge = getattr(self._policy, "judge", None)  # of exports, which may have a guard
         try:
-            chunks, seconds = self._predict([one.question for one in taken])
+            if judged is None and judge is not None and (judged := judge(observations)) is not None:
+                loop.call_soon_threadsafe(self._count_judged, judged)
+            chunks = self._policy.predict(observations, generators, *(() if judged is None else (judged,)))
         except Exception as error:
-            if len(taken) > 1:  # one of them is to blame: each by itself
-                for one in taken:
-                    self._answer(loop, [one])
-            else:
+            for generator, state in zip(generators, drawn, strict=True):
+                generator.bit_generator.state = state
+            if len(taken) == 1:
                 loop.call_soon_threadsafe(_refuse, taken[0], _own(error))
+            for place, one in enumerate(taken if len(taken) > 1 else ()):  # one of them is to blame: each by itself
+                self._answer(loop, [one], None if judged is None else judged.of(place))
             return
-        loop.call_soon_threadsafe(self._deliver, taken, chunks, seconds)
+        loop.call_soon_threadsafe(self._deliver, taken, chunks, time.perf_counter() - started)
+
+    def _count_judged(self, judged: Judgement) -> None:
+        for reason, count in judged.counts.items():
+            self._metrics.count("guard_total", count, reason)
 
     def _deliver(self, taken: list[_Waiting], chunks: list[Array], seconds: float) -> None:
         self._metrics.count("batches_total")
@@ -124,18 +135,6 @@ class Worker:
         for one, chunk in zip(taken, chunks, strict=True):
             if not one.result.done():  # somebody still waits for it
                 one.result.set_result((chunk, seconds))
-
-    def _predict(self, questions: Sequence[Question]) -> tuple[list[Array], float]:
-        started = time.perf_counter()
-        observations = [one.observation for one in questions]
-        judge = getattr(self._policy, "judge", None)  # of exports, which may have a guard
-        judged = None if judge is None else judge(observations)
-        more = () if judged is None else (judged,)
-        for reason, count in {} if judged is None else judged.counts.items():
-            self._metrics.count("guard_total", count, reason)
-        return self._policy.predict(
-            observations, [one.generator for one in questions], *more
-        ), time.perf_counter() - started
 
     def close(self) -> None:
         """Wait for what was asked."""

@@ -124,6 +124,14 @@ def test_a_player_and_a_server_fall_back(opened):
         assert server.metrics.values["guard_total", "outside"] == 1
 
 
+def test_full_precision_is_warmed_up_once_and_not_timed_with_the_chunks(files):
+    policy = open_export(files["both"], threads=1)
+    ran, run = [], policy.run_checked
+    policy.run_checked = lambda *given, full=False: ran.append(full) or run(*given, full=full)
+    with Player(policy, rate_hz=10, replan=1):
+        assert ran == [True, False, False, False]
+
+
 def test_what_is_refused(make_policy, files, tmp_path):
     with pytest.raises(ScheduleError, match="full precision, which this file is already"):
         bc.export_policy(make_policy(), None, tmp_path / "own.onnx", guard="full", observations=seen(64))

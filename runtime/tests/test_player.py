@@ -160,6 +160,23 @@ def test_frames_are_encoded_by_the_worker_while_it_has_nothing_to_do():
     assert actor.seen == [[0, 0], "frames", [3, 4], "frames", [7, 8], "frames"]
 
 
+def test_frames_that_cannot_be_encoded_ahead_are_counted_once_and_left_to_the_chunks():
+    class Blind(Ramp):
+        cameras = ("image",)
+
+        def encode_frames(self, observed):
+            raise ObservationError("no file")
+
+    player, clock, worker = made(0.01, Blind())
+    assert play(player, clock, 12)[-1] == 11
+    assert worker.submitted.count("encode_frames") == 1
+    assert player.counters["failed"] == 1
+    assert str(player.error) == "no file"
+    player.reset()
+    play(player, clock, 12)
+    assert worker.submitted.count("encode_frames") == 2
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -52,6 +52,14 @@ def asked_together(policy, values):
     return asyncio.run(main()), metrics.values
 
 
+def test_every_run_of_the_warm_up_sees_new_frames():
+    policy = ToyPolicy(camera=True)
+    worker = Worker(policy, Metrics())
+    worker.warm_up(1)
+    worker.close()
+    assert len({one["image"].tobytes() for one in policy.seen}) == len(policy.seen) == 4
+
+
 def test_one_client_s_failure_changes_neither_another_s_noise_nor_what_is_counted():
     policy = GuardedToy()
     (good, bad), counted = asked_together(policy, (1, 13))

@@ -180,11 +180,20 @@ class ExportedPolicy:
             found[name][places] = rows
         return found or full
 
-    def warm_up(self) -> dict[str, Array]:
-        """One generation of zeros, in full precision first where it can fall back to that."""
-        zeros = {name: np.zeros((1, *shape), dtype=np.float32) for name, shape in self.inputs.items()}
-        observed = self.check_observation(zeros)  # which adds what was fixed
-        if self.falls_back:
+    def warm_up(self, encoder: bool = True, full: bool = True) -> dict[str, Array]:
+        """One generation of made-up numbers; its newest frames are others each time, so that they are encoded.
+
+        Args:
+            encoder: Also run the encoder alone, which `encode_frames` needs.
+            full: Also run full precision, where it can fall back to that.
+        """
+        made_up = {name: np.zeros((1, *shape), dtype=np.float32) for name, shape in self.inputs.items()}
+        for name in self.cameras:
+            made_up[name][:, -1] = np.random.default_rng().random()
+        observed = self.check_observation(made_up)  # which adds what was fixed
+        if encoder and self._encoder is not None:
+            self.features(observed)
+        if full and self.falls_back:
             self.run_checked(observed, np.zeros(self._noise_shape(1, full=True), dtype=np.float32), full=True)
         return self.run(observed, self.draw_noise(1))
 

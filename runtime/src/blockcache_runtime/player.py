@@ -33,6 +33,7 @@ from blockcache_runtime.observation_log import ObservationLog
 
 LATE = 1.5  # periods between two ticks from which on the loop itself counts as late
 WARM_UP = 3  # generations before the first that counts
+COUNTED = ("late", "failed", "ignored")  # beside what the timeline counts
 
 
 class Actor(Protocol):
@@ -42,7 +43,7 @@ class Actor(Protocol):
     cameras: Collection[str]
 
     def warm_up(self) -> int:
-        """Run once on made-up numbers, and return how many actions a chunk has."""
+        """Run once on made-up numbers, for as long as a chunk takes but the first time; returns how many actions one has."""
 
     def encode_frames(self, observed: Any) -> None:
         """Look at frames ahead of the next chunk, where there are any."""
@@ -64,12 +65,15 @@ class ExportActor:
         self.policy, self.n_obs_steps = policy, policy.n_obs_steps
         self.cameras: Collection[str] = policy.cameras
         self._generator = np.random.default_rng(seed)
+        self._warm = False
         self.figures: dict[str, float] = {}
         """What the guard found of the last chunk, for a watcher."""
 
     def warm_up(self) -> int:
-        """See `Actor`."""
-        return int(self.policy.due_actions(self.policy.warm_up()).shape[1])
+        """See `Actor`. What only some chunks need runs the first time only, so that the others take as long as a chunk."""
+        found = self.policy.warm_up(encoder=not self._warm, full=not self._warm)
+        self._warm = True
+        return int(self.policy.due_actions(found).shape[1])
 
     def encode_frames(self, observed: Any) -> None:
         """See `Actor`."""
@@ -127,10 +131,11 @@ class Player:
         self._pending: Future[tuple[Array, dict[str, float]]] | None = None
         self._encoding: Future[None] | None = None
         self._tick, self._last_call = 0, math.inf
-        self._late = self._failed = self._ignored = 0
+        self._encodes_ahead = bool(self._actor.cameras)
+        self._counts = dict.fromkeys(COUNTED, 0)
         self._stopped = False
         self.error: Exception | None = None
-        """What the last chunk that did not come failed with."""
+        """What failed last."""
         try:
             self._warm_up(replan)
         except BaseException:
@@ -153,13 +158,12 @@ class Player:
         """Everything that happened since the start, or `reset`, by name: those of `chunks.Counters`, and
 
         - late: calls of `next_action` that came more than half a period late
-        - failed: chunks that were asked for and did not come; `error` says why
+        - failed: chunks, or features of frames ahead of them, that did not come; `error` says why
         - ignored: observations that were not newer than the one before
         """
-        own = {"late": self._late, "failed": self._failed, "ignored": self._ignored}
         watch = self._actor.policy.watch if isinstance(self._actor, ExportActor) else None
         guard = {} if watch is None else {f"guard_{name}": count for name, count in watch.counts.items()}
-        return {**asdict(self._timeline.counters), **own, **guard}
+        return {**asdict(self._timeline.counters), **self._counts, **guard}
 
     def observe(self, observation: Any, at: float | None = None) -> None:
         """Show the player what the robot sees now; once for every tick, before `next_action`.
@@ -171,7 +175,7 @@ class Player:
         """
         if at is not None:
             if at <= self._observed_at:
-                self._ignored += 1
+                self._counts["ignored"] += 1
                 return
             self._observed_at = at
         if self._export is not None and isinstance(observation, Mapping):
@@ -188,7 +192,7 @@ class Player:
         if self._stopped:
             raise EngineError("the player was stopped; make another one")
         tick, now = self._tick, self._clock()
-        self._late += now - self._last_call > LATE * self._period
+        self._counts["late"] += now - self._last_call > LATE * self._period
         self._tick, self._last_call = tick + 1, now
         self._collect(tick)
         if self._observed is not None and self._timeline.wants_chunk(tick):
@@ -208,13 +212,23 @@ class Player:
             self._timeline.arrive(tick, *pending.result())
         else:
             self._timeline.forget_request()
-            self._failed += 1
-            self.error = error if isinstance(error, Exception) else EngineError(str(error))
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._counts["failed"] += 1
+        self.error = error if isinstance(error, Exception) else EngineError(str(error))
 
     def _encode_ahead(self, tick: int) -> None:
-        """Frames that the next chunk will look at too are encoded by the player's thread, while it has nothing to do."""
-        idle = self._observed is not None and (self._encoding is None or self._encoding.done())
-        if not self._actor.cameras or not idle:
+        """Frames that the next chunk will look at too are encoded by the player's thread, while it has nothing to do.
+
+        Once that has failed, chunks encode all of their frames themselves.
+        """
+        if self._encoding is not None and self._encoding.done():
+            error, self._encoding = self._encoding.exception(), None
+            if error is not None:
+                self._encodes_ahead = False
+                self._fail(error)
+        if not self._encodes_ahead or self._observed is None or self._encoding is not None:
             return
         if any(self._timeline.wants_chunk(tick + ahead) for ahead in range(1, self._actor.n_obs_steps)):
             self._encoding = self._worker.submit(self._actor.encode_frames, self._observed)
@@ -233,7 +247,7 @@ class Player:
         self._timeline.reset()
         self._observed, self._observed_at, self._pending, self._encoding = None, -math.inf, None, None
         self._tick, self._last_call = 0, math.inf
-        self._late = self._failed = self._ignored = 0
+        self._encodes_ahead, self._counts = bool(self._actor.cameras), dict.fromkeys(COUNTED, 0)
         if self._log is not None:
             self._log.begin_episode()
 

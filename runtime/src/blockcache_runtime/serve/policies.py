@@ -57,7 +57,7 @@ class ServedExport:
         self.inputs, self.outside = policy.inputs, policy.outside
         self.n_obs_steps, self.action_dim = policy.n_obs_steps, policy.action_dim
         self.n_action_steps = policy.n_action_steps
-        policy.warm_up()
+        policy.warm_up(encoder=False)  # no frame is encoded ahead
 
     def predict(
         self,

@@ -185,8 +185,8 @@ class Server:
     async def _read(self, socket: Any, protocol: Protocol, inbox: asyncio.Queue[Any]) -> None:
         """Messages into the inbox, until the connection ends.
 
-        What does not fit stays in the network. But a live client goes on whether or not it is answered: its oldest message is
-        taken in, unanswered, and the inbox holds the newest.
+        What does not fit stays in the network. But a live client goes on whether or not it is answered: its oldest message
+        is taken in, unanswered, and the inbox holds the newest.
         """
         allowed, period = 0.0, 1 / self.settings.rate
         try:

@@ -253,6 +253,15 @@ def test_an_export_is_played(robot_file):
     assert all(np.isfinite(one).all() for one in found if one is not None)
 
 
+def test_a_first_observation_of_another_shape_is_refused_and_poisons_nothing(robot_file):
+    with Player(open_export(robot_file, threads=1), rate_hz=1, replan=2) as player:
+        for odd in (np.zeros(4), np.zeros((2, 5)), {"obs": np.zeros(4)}, {"other": np.zeros(5)}, [[1], [2, 3]]):
+            with pytest.raises(ObservationError, match=r"has shape .*expected \(5,\)|no key 'obs'|not an array"):
+                player.observe(odd)
+        player.observe(np.zeros(5))
+        assert player.counters["ignored"] == 0
+
+
 FORGOTTEN = """
 import sys, numpy as np
 from blockcache_runtime import Player, open_export

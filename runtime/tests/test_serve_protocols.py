@@ -132,6 +132,17 @@ def test_frames_are_taken_with_channels_last_or_first_and_by_the_client_s_names(
         openpi(protocol, state=state(1), image=frames(), images={"top": frames()})
 
 
+def test_what_is_made_outside_of_the_policy_has_no_moments():
+    policy = ToyPolicy()
+    policy.inputs["words"], policy.outside = (2, 7), {"words": "made by a text encoder"}  # two tokens, not two moments
+    protocol = connection("openpi", policy)
+    assert unpack(protocol.greeting(), 100)["inputs"] == {"state": [2], "words": [2, 7]}
+    for value in (1, 2):
+        question = openpi(protocol, state=state(value), words=np.ones((2, 7)))
+        assert question.observation["words"].shape == (1, 2, 7)
+    assert states(question) == [1, 2]
+
+
 def test_what_a_server_cannot_be_started_with():
     for settings, said in (
         ({"renamed": {"a": "nothing"}}, "expected one of the policy's inputs: state"),

@@ -14,6 +14,19 @@ from blockcache_runtime.checks import Array, read_array
 from blockcache_runtime.errors import ObservationError
 
 
+def timeless_inputs(
+    inputs: Mapping[str, tuple[int, ...]], n_obs_steps: int, outside: Collection[str]
+) -> frozenset[str]:
+    """Names of a policy's inputs that have no moments: their first size is another, or they are made outside of it.
+
+    Args:
+        inputs: Shapes by name, without the batch.
+        n_obs_steps: How many observations the policy looks at.
+        outside: Names of what is made outside of the policy.
+    """
+    return frozenset(name for name, shape in inputs.items() if shape[0] != n_obs_steps or name in outside)
+
+
 class History:
     """Push each observation as it comes. The first of an episode is repeated as often as needed, as in rollouts."""
 

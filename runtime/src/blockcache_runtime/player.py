@@ -17,7 +17,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -178,8 +178,8 @@ class Player:
                 self._counts["ignored"] += 1
                 return
             self._observed_at = at
-        if self._export is not None and isinstance(observation, Mapping):
-            self._export.check_names(observation)
+        if self._export is not None:
+            self._export.check_moment(observation)
         self._observed = self._history.push(observation)
         if self._watcher is not None:
             self._watcher.observed(self._tick, observation)

@@ -12,7 +12,7 @@ from blockcache_runtime.checks import Array, check_frames, read_array
 from blockcache_runtime.errors import ObservationError, shortened
 from blockcache_runtime.export import ExportedPolicy
 from blockcache_runtime.guard import Judgement
-from blockcache_runtime.history import History
+from blockcache_runtime.history import History, timeless_inputs
 
 Moment = Mapping[str, npt.NDArray[Any]]
 
@@ -93,7 +93,7 @@ class ClientState:
             renamed: Names of the policy's inputs by the names that the client has for them.
         """
         self._policy, self._renamed = policy, renamed
-        self._timeless = {name for name, shape in policy.inputs.items() if shape[0] != policy.n_obs_steps}
+        self._timeless = timeless_inputs(policy.inputs, policy.n_obs_steps, policy.outside)
         self._history = History(policy.n_obs_steps, self._timeless)
         self.generator = np.random.default_rng()
         self.episode = 0

@@ -18,6 +18,7 @@ import numpy as np
 from blockcache_runtime._version import __version__
 from blockcache_runtime.checks import Array
 from blockcache_runtime.errors import ContentError, EngineError, ObservationError, short
+from blockcache_runtime.history import timeless_inputs
 from blockcache_runtime.serve.policies import ClientState, Moment, ServedPolicy
 from blockcache_runtime.serve.wire import pack, unpack
 
@@ -67,12 +68,12 @@ class Served:
 
     def metadata(self) -> dict[str, Any]:
         """What a client should know."""
-        policy = self.policy
-        steps = policy.n_obs_steps
+        policy, steps = self.policy, self.policy.n_obs_steps
+        timeless = timeless_inputs(policy.inputs, steps, policy.outside)
         return {
             "server": f"blockcache {__version__}",
             "policy": policy.name,
-            "inputs": {name: list(shape[1:] if shape[0] == steps else shape) for name, shape in policy.inputs.items()},
+            "inputs": {name: [*(shape if name in timeless else shape[1:])] for name, shape in policy.inputs.items()},
             "cameras": list(policy.cameras),
             "n_obs_steps": steps,
             "n_action_steps": policy.n_action_steps,

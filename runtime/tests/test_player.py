@@ -116,6 +116,31 @@ def test_observations_out_of_order_or_twice_are_counted_and_left_out():
     assert player.counters["ignored"] == 2
 
 
+def test_stamps_whose_clock_is_set_back_do_not_stop_the_player():
+    actor = Ramp()
+    player, _clock, _ = made(0.0, actor)
+    for tick, at in ((0, 1000.0), (1, 1000.1), (2, 5.0), (3, 5.1), (4, 4.5)):
+        player.observe(np.array([tick], np.float32), at=at)
+    player.next_action()
+    assert actor.seen == [[2, 3]]
+    assert (player.counters["ignored"], player.counters["clock_back"]) == (1, 1)
+
+
+def test_stamps_that_are_no_times_and_those_of_refused_observations_change_nothing():
+    actor = Ramp()
+    player, _clock, _ = made(0.0, actor)
+    player.observe(np.array([1.0]), at=1.0)
+    for at in (float("inf"), float("nan"), -float("inf")):
+        with pytest.raises(ObservationError, match="at a finite time"):
+            player.observe(np.array([2.0]), at=at)
+    with pytest.raises(ObservationError):
+        player.observe(np.array([np.nan]), at=9.0)
+    player.observe(np.array([3.0]), at=1.5)
+    player.next_action()
+    assert actor.seen == [[1, 3]]
+    assert player.counters["ignored"] == 0
+
+
 def test_an_observation_that_is_refused_changes_nothing():
     actor = Ramp()
     player, _clock, _ = made(0.0, actor)

@@ -26,14 +26,15 @@ import numpy as np
 
 from blockcache_runtime.checks import Array
 from blockcache_runtime.chunks import ChunkTimeline, Previous, Watcher, check_horizon
-from blockcache_runtime.errors import EngineError
+from blockcache_runtime.errors import EngineError, ObservationError
 from blockcache_runtime.export import ExportedPolicy
 from blockcache_runtime.history import History
 from blockcache_runtime.observation_log import ObservationLog
 
 LATE = 1.5  # periods between two ticks from which on the loop itself counts as late
 WARM_UP = 3  # generations before the first that counts
-COUNTED = ("late", "failed", "ignored")  # beside what the timeline counts
+CLOCK_BACK = 1.0  # seconds from which on a stamp that goes back is a clock that was set back
+COUNTED = ("late", "failed", "ignored", "clock_back")  # beside what the timeline counts
 
 
 class Actor(Protocol):
@@ -160,6 +161,7 @@ class Player:
         - late: calls of `next_action` that came more than half a period late
         - failed: chunks, or features of frames ahead of them, that did not come; `error` says why
         - ignored: observations that were not newer than the one before
+        - clock_back: observations that were taken all the same, since their clock was set back by more than a second
         """
         watch = self._actor.policy.watch if isinstance(self._actor, ExportActor) else None
         guard = {} if watch is None else {f"guard_{name}": count for name, count in watch.counts.items()}
@@ -170,17 +172,20 @@ class Player:
 
         Args:
             observation: As `History.push` takes it; one that is refused raises ObservationError and changes nothing.
-            at: When it was made, where that is known, on a clock of the caller's: one that is not newer than the last is
-                counted and left out.
+            at: When it was made in seconds, where that is known, on a clock of the caller's: one that is not newer than the
+                last is counted and left out, unless the clock was set back.
         """
-        if at is not None:
-            if at <= self._observed_at:
-                self._counts["ignored"] += 1
-                return
-            self._observed_at = at
+        if at is not None and not math.isfinite(at):
+            raise ObservationError(f"an observation is made at a finite time in seconds, got at={at}; leave at out")
+        back = -math.inf if at is None else self._observed_at - at
+        if 0 <= back <= CLOCK_BACK:
+            self._counts["ignored"] += 1
+            return
         if self._export is not None:
             self._export.check_moment(observation)
         self._observed = self._history.push(observation)
+        self._observed_at = self._observed_at if at is None else at
+        self._counts["clock_back"] += back > CLOCK_BACK
         if self._watcher is not None:
             self._watcher.observed(self._tick, observation)
 

@@ -152,6 +152,18 @@ def test_an_observation_that_is_refused_changes_nothing():
     assert actor.seen == [[1, 1]]
 
 
+def test_chunks_without_a_new_observation_are_counted():
+    player, clock, _ = made(0.0)
+    play(player, clock, 8)
+    assert player.counters["unseen"] == 0
+    for _ in range(8):  # the sensor is silent: two chunks are asked for with what it saw last
+        player.next_action()
+        clock.now += 1 / RATE
+    assert player.counters["unseen"] == 2
+    play(player, clock, 8, first=16)
+    assert player.counters["unseen"] == 2
+
+
 def test_a_clock_set_back_is_survived():
     player, clock, _ = made(0.0)
     play(player, clock, 10)

@@ -34,7 +34,7 @@ from blockcache_runtime.observation_log import ObservationLog
 LATE = 1.5  # periods between two ticks from which on the loop itself counts as late
 WARM_UP = 3  # generations before the first that counts
 CLOCK_BACK = 1.0  # seconds from which on a stamp that goes back is a clock that was set back
-COUNTED = ("late", "failed", "ignored", "clock_back")  # beside what the timeline counts
+COUNTED = ("late", "failed", "ignored", "clock_back", "unseen")  # beside what the timeline counts
 
 
 class Actor(Protocol):
@@ -128,6 +128,7 @@ class Player:
         self._clock, self._period, self._log, self._watcher = clock, 1 / rate_hz, log, watcher
         self._worker = worker or ThreadPoolExecutor(1, "blockcache-player")
         self._observed: Any = None
+        self._seen = False  # something was observed since a chunk was asked for
         self._observed_at = -math.inf
         self._pending: Future[tuple[Array, dict[str, float]]] | None = None
         self._encoding: Future[None] | None = None
@@ -162,6 +163,7 @@ class Player:
         - failed: chunks, or features of frames ahead of them, that did not come; `error` says why
         - ignored: observations that were not newer than the one before
         - clock_back: observations that were taken all the same, since their clock was set back by more than a second
+        - unseen: chunks that were asked for though nothing was observed since the one before was
         """
         watch = self._actor.policy.watch if isinstance(self._actor, ExportActor) else None
         guard = {} if watch is None else {f"guard_{name}": count for name, count in watch.counts.items()}
@@ -186,6 +188,7 @@ class Player:
         self._observed = self._history.push(observation)
         self._observed_at = self._observed_at if at is None else at
         self._counts["clock_back"] += back > CLOCK_BACK
+        self._seen = True
         if self._watcher is not None:
             self._watcher.observed(self._tick, observation)
 
@@ -202,6 +205,8 @@ class Player:
         self._collect(tick)
         if self._observed is not None and self._timeline.wants_chunk(tick):
             previous = self._timeline.request(tick)
+            self._counts["unseen"] += not self._seen
+            self._seen = False
             self._pending = self._worker.submit(self._chunk, self._observed, previous)
             self._collect(tick)
         elif self._pending is None:

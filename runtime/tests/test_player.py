@@ -156,11 +156,11 @@ def test_chunks_without_a_new_observation_are_counted():
     player, clock, _ = made(0.0)
     play(player, clock, 8)
     assert player.counters["unseen"] == 0
-    for _ in range(8):  # the sensor is silent: two chunks are asked for with what it saw last
+    for _ in range(12):  # the sensor is silent: the second and the third chunk see what the first has seen
         player.next_action()
         clock.now += 1 / RATE
     assert player.counters["unseen"] == 2
-    play(player, clock, 8, first=16)
+    play(player, clock, 8, first=20)
     assert player.counters["unseen"] == 2
 
 

@@ -108,6 +108,9 @@ def test_a_player_and_a_server_fall_back(opened):
         player.observe(np.full(5, FAR, np.float32))
         assert player.next_action() is not None
         assert player.counters["guard_outside"] == 1
+        player.reset()
+        assert player.counters["guard_outside"] == 0
+        assert policy.watch.counts["outside"] == 1
     assert watcher.planned.call_args.args[3]["guard_score"] > 1
     ran, run = [], policy.run_checked
     policy.run_checked = lambda *given, full=False: ran.append(full) or run(*given, full=full)

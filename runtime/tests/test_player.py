@@ -236,9 +236,50 @@ def test_a_player_that_was_stopped_says_so():
     player, clock, worker = made(0.0)
     with player:
         play(player, clock, 3)
-    assert worker.stopped
+    assert not worker.stopped, "it is the caller's"
     with pytest.raises(EngineError, match="was stopped"):
         player.next_action()
+
+
+def test_a_chunk_that_is_under_way_is_logged_in_the_episode_that_it_was_asked_in(tmp_path):
+    class Slow(Ramp):
+        def chunk(self, observed, previous):
+            begun.set()
+            assert go_on.wait(20)
+            return super().chunk(observed, previous)
+
+    begun, go_on = threading.Event(), threading.Event()
+    with ObservationLog(tmp_path / "log") as log:
+        first = log.begin_episode()
+        with Player(Slow(), RATE, 4, log=log) as player:
+            player.observe(np.zeros(1))
+            player.next_action()
+            assert begun.wait(20)
+            player.reset()
+            go_on.set()
+        assert log._rows[0]["moments"].tolist() == [[first, 0]]
+
+
+def test_an_error_is_of_its_own_episode():
+    actor = Ramp()
+    player, clock, _ = made(0.01, actor)
+    actor.failing = True
+    play(player, clock, 4)
+    assert player.error is not None
+    player.reset()
+    assert player.error is None
+
+
+def test_a_loop_that_is_faster_than_promised_is_told_so():
+    took = iter([0.0] * 3 + [0.3] * 10)
+    player, clock, _ = made(lambda: next(took))
+    found = []
+    for tick in range(200):
+        player.observe(np.array([tick], np.float32))
+        found.append(player.next_action())
+        clock.now += 0.1 / RATE
+    assert found[-1] is None
+    assert "called more often than 50 times a second" in str(player.error)
 
 
 def test_what_was_asked_is_logged(tmp_path):
@@ -288,6 +329,11 @@ def test_an_export_is_played(robot_file):
             time.sleep(0.02)
     assert found[-1].shape == (policy.action_dim,)
     assert all(np.isfinite(one).all() for one in found if one is not None)
+
+
+def test_an_overlap_that_an_export_cannot_follow_is_refused(robot_file):
+    with pytest.raises(EngineError, match="export it with --rtc, or leave overlap out"):
+        Player(open_export(robot_file, threads=1), rate_hz=1, replan=2, overlap=3)
 
 
 def test_a_first_observation_of_another_shape_is_refused_and_poisons_nothing(robot_file):

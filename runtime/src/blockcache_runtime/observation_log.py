@@ -57,6 +57,11 @@ class ObservationLog:
         self.added = self.dropped = 0
         """Observations that were taken, and those that were not since the disk was too slow or full."""
 
+    @property
+    def episode(self) -> int:
+        """The number of the one that was begun last."""
+        return self._episode
+
     def begin_episode(self) -> int:
         """Another episode begins; returns its number."""
         with self._lock:

@@ -116,16 +116,22 @@ class Player:
             log: Keeps what the policy was asked and what it answered.
             watcher: Told of every observation, chunk and action, such as `RerunFile.watcher` gives.
             clock: Seconds that never go back.
-            worker: Runs the policy; without it one thread of the player's own.
+            worker: Runs the policy, one call at a time, and is not shut down; without it one thread of the player's own.
         """
         if not 0 < rate_hz <= 10_000:
             raise EngineError(f"rate_hz is actions a second, more than 0 and at most 10,000, got {rate_hz}")
         self._actor: Actor = ExportActor(policy, seed) if isinstance(policy, ExportedPolicy) else policy
         self._export = policy if isinstance(policy, ExportedPolicy) else None
+        if overlap and self._export is not None and not self._export.takes_previous:
+            raise EngineError(
+                f"{self._export.path} cannot be told of the chunk before, got overlap={overlap}; export it with --rtc, or "
+                "leave overlap out"
+            )
         timeless = () if self._export is None else self._export.timeless
         self._timeline = ChunkTimeline(replan, overlap=overlap, watcher=watcher)
         self._history = History(self._actor.n_obs_steps, timeless)
         self._clock, self._period, self._log, self._watcher = clock, 1 / rate_hz, log, watcher
+        self._owns_worker = worker is None
         self._worker = worker or ThreadPoolExecutor(1, "blockcache-player")
         self._observed: Any = None
         self._seen = False  # something was observed since a chunk was asked for
@@ -134,7 +140,7 @@ class Player:
         self._encoding: Future[None] | None = None
         self._tick, self._last_call = 0, math.inf
         self._encodes_ahead = bool(self._actor.cameras)
-        self._counts = dict.fromkeys(COUNTED, 0)
+        self._counts, self._judged = dict.fromkeys(COUNTED, 0), self._guard_counts()
         self._stopped = False
         self.error: Exception | None = None
         """What failed last."""
@@ -165,9 +171,12 @@ class Player:
         - clock_back: observations that were taken all the same, since their clock was set back by more than a second
         - unseen: chunks that were asked for though nothing was observed since the one before was
         """
-        watch = self._actor.policy.watch if isinstance(self._actor, ExportActor) else None
-        guard = {} if watch is None else {f"guard_{name}": count for name, count in watch.counts.items()}
+        guard = {f"guard_{name}": count - self._judged[name] for name, count in self._guard_counts().items()}
         return {**asdict(self._timeline.counters), **self._counts, **guard}
+
+    def _guard_counts(self) -> dict[str, int]:
+        watch = None if self._export is None else self._export.watch
+        return {} if watch is None else watch.counts
 
     def observe(self, observation: Any, at: float | None = None) -> None:
         """Show the player what the robot sees now; once for every tick, before `next_action`.
@@ -207,11 +216,17 @@ class Player:
             previous = self._timeline.request(tick)
             self._counts["unseen"] += not self._seen
             self._seen = False
-            self._pending = self._worker.submit(self._chunk, self._observed, previous)
+            episode = None if self._log is None else self._log.episode
+            self._pending = self._worker.submit(self._chunk, self._observed, previous, episode)
             self._collect(tick)
         elif self._pending is None:
             self._encode_ahead(tick)
         action = self._timeline.act(tick).action
+        if action is None and self._timeline.counters.chunks:
+            self.error = EngineError(
+                "every action of the chunks that came was late: the policy is slower than when it was warmed up, or "
+                f"next_action is called more often than {1 / self._period:g} times a second, which was promised as rate_hz"
+            )
         return None if action is None else action.copy()
 
     def _collect(self, tick: int) -> None:
@@ -243,12 +258,12 @@ class Player:
         if any(self._timeline.wants_chunk(tick + ahead) for ahead in range(1, self._actor.n_obs_steps)):
             self._encoding = self._worker.submit(self._actor.encode_frames, self._observed)
 
-    def _chunk(self, observed: Any, previous: Previous | None) -> tuple[Array, dict[str, float]]:
+    def _chunk(self, observed: Any, previous: Previous | None, episode: int | None) -> tuple[Array, dict[str, float]]:
         started = self._clock()
         actions = self._actor.chunk(observed, previous)
         figures = {"latency_ms": (self._clock() - started) * 1e3, **getattr(self._actor, "figures", {})}
         if self._log is not None:
-            self._log.add(observed, actions)
+            self._log.add(observed, actions, episode)
         return actions, figures
 
     def reset(self) -> None:
@@ -257,16 +272,20 @@ class Player:
         self._timeline.reset()
         self._observed, self._observed_at, self._pending, self._encoding = None, -math.inf, None, None
         self._tick, self._last_call = 0, math.inf
-        self._encodes_ahead, self._counts = bool(self._actor.cameras), dict.fromkeys(COUNTED, 0)
+        self._encodes_ahead, self._seen, self.error = bool(self._actor.cameras), False, None
+        self._counts, self._judged = dict.fromkeys(COUNTED, 0), self._guard_counts()
         if self._log is not None:
             self._log.begin_episode()
 
     def stop(self) -> None:
-        """Wait for the generation that is under way, and end the thread."""
+        """Wait for the generation that is under way, and end the player's own thread."""
         if not self._stopped:
             gc.unfreeze()
         self._stopped = True
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        if self._owns_worker:
+            self._worker.shutdown(wait=True, cancel_futures=True)
+        elif self._pending is not None:
+            self._pending.exception()  # which waits for it
 
     def __enter__(self) -> Player:
         return self

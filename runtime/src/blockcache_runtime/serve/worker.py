@@ -19,7 +19,7 @@ from blockcache_runtime.checks import Array
 from blockcache_runtime.errors import BlockcacheError, EngineError, in_one_line
 from blockcache_runtime.guard import Judgement
 from blockcache_runtime.serve.metrics import Metrics
-from blockcache_runtime.serve.policies import ServedPolicy
+from blockcache_runtime.serve.policies import Moment, ServedPolicy
 from blockcache_runtime.serve.protocols import Question
 
 BATCHES = (2, 4, 8)
@@ -111,10 +111,9 @@ class Worker:
         started, questions = time.perf_counter(), [one.question for one in taken]
         observations, generators = [one.observation for one in questions], [one.generator for one in questions]
         drawn = [generator.bit_generator.state for generator in generators]
-        judge = getattr(self._policy, "judge", None)  # of exports, which may have a guard
         try:
-            if judged is None and judge is not None and (judged := judge(observations)) is not None:
-                loop.call_soon_threadsafe(self._count_judged, judged)
+            if judged is None:
+                judged = self._judge(loop, observations)
             chunks = self._policy.predict(observations, generators, *(() if judged is None else (judged,)))
         except Exception as error:
             for generator, state in zip(generators, drawn, strict=True):
@@ -126,9 +125,12 @@ class Worker:
             return
         loop.call_soon_threadsafe(self._deliver, taken, chunks, time.perf_counter() - started)
 
-    def _count_judged(self, judged: Judgement) -> None:
-        for reason, count in judged.counts.items():
-            self._metrics.count("guard_total", count, reason)
+    def _judge(self, loop: asyncio.AbstractEventLoop, observations: list[Moment]) -> Judgement | None:
+        judge = getattr(self._policy, "judge", None)  # of exports, which may have a guard
+        judged: Judgement | None = None if judge is None else judge(observations)
+        for reason, count in {} if judged is None else judged.counts.items():
+            loop.call_soon_threadsafe(self._metrics.count, "guard_total", count, reason)
+        return judged
 
     def _deliver(self, taken: list[_Waiting], chunks: list[Array], seconds: float) -> None:
         self._metrics.count("batches_total")

@@ -154,6 +154,14 @@ def test_observations_of_another_form_are_refused(tmp_path):
         log.add(batch(1))
         with pytest.raises(ObservationError, match="of one form"):
             log.add(batch(1, camera=True))
+        assert log.dropped == 1
+    with ObservationLog(tmp_path / "bytes") as log:
+        log.add(batch(1, camera=True))
+        with pytest.raises(ObservationError, match=r"of one form.*'float'.*'uint8'"):
+            log.add(batch(1) | {"image": np.zeros((1, 2, 3, 4, 5), np.float32)})
+        log.add(
+            {name: value.astype(np.float64) if name == "state" else value for name, value in batch(1, True).items()}
+        )
     with ObservationLog(tmp_path / "log") as log:
         log.add({"state": np.zeros((1, 2, 4))})
     with pytest.raises(FileError, match="different shapes"):

@@ -282,6 +282,16 @@ def test_a_loop_that_is_faster_than_promised_is_told_so():
     assert "called more often than 50 times a second" in str(player.error)
 
 
+def test_what_a_log_refuses_does_not_stop_the_robot(tmp_path):
+    with ObservationLog(tmp_path / "log") as log:
+        log.add(np.zeros((1, 2, 7)))
+        player, clock, _ = made(0.0, log=log)
+        assert play(player, clock, 9)[-1] == 8
+    assert player.counters["failed"] == 0
+    assert "of one form" in str(player.error)
+    assert log.dropped == 3
+
+
 def test_what_was_asked_is_logged(tmp_path):
     with ObservationLog(tmp_path / "log") as log:
         player, clock, _ = made(0.0, log=log)

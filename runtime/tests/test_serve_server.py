@@ -139,6 +139,9 @@ def test_metrics_tell_what_was_recorded_and_what_was_lost(tmp_path):
         server._log.dropped = 3
         assert counted(server, "recorded_total") == 1
         assert counted(server, "dropped_total") == 3
+        server._log._forms = {}  # as if another client's had another form
+        assert unpack(infer(connection, state=state(2)), 9)["actions"][0, 1] == 2
+        assert counted(server, "dropped_total") == 4
 
 
 def test_one_client_s_mistake_is_told_to_that_client_and_the_others_go_on():

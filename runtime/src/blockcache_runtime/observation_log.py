@@ -26,6 +26,7 @@ from blockcache_runtime.arrays import parse_arrays, write_arrays
 from blockcache_runtime.atomic import PathLike, make_directory
 from blockcache_runtime.errors import FileError, ObservationError
 from blockcache_runtime.files import read_bytes
+from blockcache_runtime.history import forms
 
 ALONE, MOMENTS, ANSWERS = "obs", "moments", "answered_actions"
 """Names in a file: of an observation that is one array, of when each was made, of what the policy answered."""
@@ -53,9 +54,9 @@ class ObservationLog:
         self._rows: list[dict[str, npt.NDArray[Any]]] = []
         self._places: dict[int, int] = {}  # by episode, the one that was added to last at the end
         self._number, self._episode = _last(self.directory)
-        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._forms: dict[str, tuple[Any, ...]] | None = None
         self.added = self.dropped = 0
-        """Observations that were taken, and those that were not since the disk was too slow or full."""
+        """Observations that were taken, and those that were lost: the disk was too slow or full, or their form another."""
 
     @property
     def episode(self) -> int:
@@ -78,15 +79,16 @@ class ObservationLog:
         """
         row = _row(observation, actions)
         with self._lock:
-            shapes = {name: array.shape for name, array in row.items()}
-            if self._shapes not in (None, shapes):
-                raise ObservationError(f"a log holds observations of one form, got {shapes} after {self._shapes}")
+            found = forms(row, 2)
+            if self._forms not in (None, found):
+                self.dropped += 1
+                raise ObservationError(f"a log holds observations of one form, got {found} after {self._forms}")
             most = min(FILE_ROWS, max(1, FILE_BYTES // sum(array.nbytes for array in row.values())))
             self._waiting = [one for one in self._waiting if not one.done()]
             if len(self._waiting) >= _MOST_WAITING and len(self._rows) >= most:
                 self.dropped += 1
                 return
-            self._shapes, episode = shapes, self._episode if episode is None else episode
+            self._forms, episode = found, self._episode if episode is None else episode
             row[MOMENTS] = np.array([[episode, self._next_place(episode)]], dtype=np.int64)
             self._rows.append(row)
             self.added += 1

@@ -263,7 +263,10 @@ class Player:
         actions = self._actor.chunk(observed, previous)
         figures = {"latency_ms": (self._clock() - started) * 1e3, **getattr(self._actor, "figures", {})}
         if self._log is not None:
-            self._log.add(observed, actions, episode)
+            try:
+                self._log.add(observed, actions, episode)
+            except ObservationError as error:  # the robot goes on; the log counts it
+                self.error = error
         return actions, figures
 
     def reset(self) -> None:

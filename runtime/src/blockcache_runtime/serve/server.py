@@ -16,7 +16,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from blockcache_runtime.errors import BlockcacheError, EngineError, in_one_line
+from blockcache_runtime.errors import BlockcacheError, EngineError, ObservationError, in_one_line
 from blockcache_runtime.observation_log import ObservationLog
 from blockcache_runtime.serve.metrics import Metrics
 from blockcache_runtime.serve.policies import ServedPolicy
@@ -244,7 +244,8 @@ class Server:
     def _record(self, log: ObservationLog, protocol: Protocol, question: Question, chunk: Any) -> None:
         if protocol.recorded_as[0] != question.episode:
             protocol.recorded_as = (question.episode, log.begin_episode())
-        log.add(question.observation, chunk, protocol.recorded_as[1])
+        with contextlib.suppress(ObservationError):  # of another form than other clients' have; the log counts it
+            log.add(question.observation, chunk, protocol.recorded_as[1])
 
     async def _send(self, socket: Any, message: bytes | str) -> None:
         giving_up = asyncio.get_running_loop().call_later(self.settings.patience, self._give_up, socket)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import blockcache as bc
+import foreign_policy
 from blockcache.errors import FileError, ScheduleError
 from blockcache.models.registry import port_of
 from blockcache_runtime import Player, open_export
@@ -168,7 +169,8 @@ def test_accelerate_falls_back_to_the_policy_itself(make_policy, random_updates,
         alone, mixed = asked(guarded.predict_action, slice(1, 2)), asked(guarded.predict_action)
         assert guarded.watch.counts == {"judged": 4, "outside": 2, "repeated": 1}
         with pytest.raises(bc.errors.EngineError, match="give a generator, not noise"):
-            guarded.predict_action(obs, noise=policy.draw_noise(3))
+            guarded.predict_action(obs[:1], noise=policy.draw_noise(1))  # which is not outside: at the first call
+        guarded.predict_action(obs[:1] + 0.01, noise=None, previous=None)
     torch.testing.assert_close(alone, own, rtol=0, atol=0)
     torch.testing.assert_close(mixed[[0, 2]], plain[[0, 2]], rtol=0, atol=0)
     assert (mixed[1] - plain[1]).abs().max() > 1e-3
@@ -176,3 +178,33 @@ def test_accelerate_falls_back_to_the_policy_itself(make_policy, random_updates,
     with bc.accelerate(policy, schedule, engine, threads=1, guard="count", observations=seen(64)) as counting:
         torch.testing.assert_close(asked(counting.predict_action), plain, rtol=0, atol=0)
         assert counting.watch.counts["outside"] == 1
+
+
+class ForeignPolicy(foreign_policy.Policy):
+    """Takes a number behind its observation."""
+
+    def predict_action(self, obs_dict, factor=1.0):
+        return {name: factor * value for name, value in super().predict_action(obs_dict).items()}
+
+
+def test_a_policy_of_other_code_gets_all_of_its_arguments():
+    usual = np.random.default_rng(0).normal(size=(64, foreign_policy.SEEN, foreign_policy.OBS)).astype(np.float32)
+    odd, policy = {"obs": torch.from_numpy(usual[:1] + FAR)}, ForeignPolicy()
+    answers = []
+    with bc.accelerate(policy, None, "patched", guard="full", observations={"obs": usual}) as guarded:
+        for given in ((odd,), (odd, 2.0)):
+            torch.manual_seed(0)
+            answers.append(policy.predict_action(*given)["action"])
+        assert guarded.watch.counts["outside"] == 2
+        with pytest.raises(bc.errors.EngineError, match="the policy itself takes no previous"):
+            policy.predict_action({"obs": torch.from_numpy(usual[:1])}, previous=Previous(np.ones((3, 3)), 1))
+    torch.testing.assert_close(answers[1], 2 * answers[0])
+
+
+def test_a_guard_that_cannot_fall_back_with_the_chunk_before_is_refused_at_once():
+    usual = np.random.default_rng(0).normal(size=(64, foreign_policy.SEEN, foreign_policy.OBS)).astype(np.float32)
+    policy = foreign_policy.Policy()
+    with pytest.raises(bc.errors.EngineError, match="the policy itself takes no previous"):
+        bc.accelerate(policy, None, "loop", rtc=True, guard="full", observations={"obs": usual})
+    with bc.accelerate(policy, None, "loop", rtc=True, guard="warn", observations={"obs": usual}):
+        pass

@@ -66,7 +66,7 @@ class Server:
         self._worker = Worker(policy, self.metrics)
         self._log: ObservationLog | None = None
         self._stopping = asyncio.Event()
-        self._inboxes: set[asyncio.Queue[Any]] = set()
+        self._open: dict[Any, asyncio.Queue[Any]] = {}  # inboxes by the task that converses
         self.port = 0
 
     async def run(self, say: Callable[[str], None], stop: asyncio.Event | None = None) -> None:
@@ -101,12 +101,15 @@ class Server:
                 self._catch_signals()
                 say(self._words())
                 await self._stopping.wait()
-                for inbox in self._inboxes:
+                for inbox in self._open.values():
                     with contextlib.suppress(asyncio.QueueFull):  # who is in the midst of a request looks by itself
                         inbox.put_nowait(_CLOSED)
                 opened.close(close_connections=False)  # no new ones; those that are open end after their request
-                with contextlib.suppress(asyncio.TimeoutError):
+                try:
                     await asyncio.wait_for(opened.wait_closed(), GRACE_SECONDS)
+                except asyncio.TimeoutError:
+                    for task in self._open:
+                        task.cancel()
         except OSError as error:
             place = f"{self.settings.host}:{self.settings.port}"
             raise EngineError(f"cannot listen at {place}: {error.strerror or error}; take another --port") from error
@@ -139,10 +142,11 @@ class Server:
     def _request(self, connection: Any, request: Any) -> Any:
         """Plain HTTP, and who may open a websocket."""
         if request.path in ("/healthz", "/health"):
-            body, kind = (
-                ("OK\n", "text/plain") if request.path == "/healthz" else ('{"status": "ok"}\n', "application/json")
-            )
-            return _response(connection, HTTPStatus.OK, body, kind)
+            trouble = self._worker.trouble(self.settings.patience)
+            status = HTTPStatus.OK if trouble is None else HTTPStatus.SERVICE_UNAVAILABLE
+            if request.path == "/healthz":
+                return _response(connection, status, f"{trouble or 'OK'}\n")
+            return _response(connection, status, f'{{"status": "{trouble or "ok"}"}}\n', "application/json")
         if self._key is not None and not _has_key(request.headers.get_all("Authorization"), self._key):
             self.metrics.count("refused_total", reason="key")
             hint = "send the header 'Authorization: Api-Key KEY', or ws://any:KEY@host"
@@ -166,7 +170,7 @@ class Server:
         protocol = PROTOCOLS[self.settings.protocol](self.served)
         inbox: asyncio.Queue[Any] = asyncio.Queue(READ_AHEAD)
         reader = asyncio.ensure_future(self._read(socket, protocol, inbox))
-        self._inboxes.add(inbox)
+        self._open[asyncio.current_task()] = inbox
         try:
             if (greeting := protocol.greeting()) is not None:
                 await self._send(socket, greeting)
@@ -177,7 +181,7 @@ class Server:
             _logger.warning("a connection ended with %s", in_one_line(error))
         finally:
             self.metrics.count("connections", -1)
-            self._inboxes.discard(inbox)
+            del self._open[asyncio.current_task()]
             reader.cancel()
             with contextlib.suppress(Exception):
                 await socket.close(1001)

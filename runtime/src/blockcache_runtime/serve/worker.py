@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -47,6 +47,8 @@ class Worker:
         self._policy, self._metrics = policy, metrics
         self._pool = ThreadPoolExecutor(1, "blockcache-policy")
         self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._running: Future[None] | None = None
+        self._since: float | None = None  # when the run began that is under way
         self.batch, self.milliseconds = 1, 0.0
         """How many are answered at once at most, and how long one alone takes."""
 
@@ -94,14 +96,25 @@ class Worker:
 
     def start(self) -> None:
         """Answer until closed, to the loop that runs now."""
-        self._pool.submit(self._run, asyncio.get_running_loop())
+        self._running = self._pool.submit(self._run, asyncio.get_running_loop())
+
+    def trouble(self, patience: float) -> str | None:
+        """Why nobody is answered, if so: the thread has ended, or one run takes longer than `patience` seconds."""
+        since = self._since
+        if self._running is not None and self._running.done():
+            return "the thread of the policy has ended; start the server again"
+        if since is not None and (took := time.perf_counter() - since) > patience:
+            return f"the policy has been busy with one run for {took:.0f} s"
+        return None
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while (first := self._queue.get()) is not None:
             taken: list[_Waiting | None] = [first]
             while len(taken) < self.batch and taken[-1] is not None and not self._queue.empty():
                 taken.append(self._queue.get())  # nobody else takes any
+            self._since = time.perf_counter()
             self._answer(loop, [one for one in taken if one is not None and not one.result.done()])
+            self._since = None
             if taken[-1] is None:
                 return
 

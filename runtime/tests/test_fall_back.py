@@ -126,6 +126,16 @@ def test_a_player_and_a_server_fall_back(opened):
                 assert unpack(connection.recv(timeout=10), 10**6)["actions"].shape[1] == 3
                 assert ran.count(True) == full
         assert server.metrics.values["guard_total", "outside"] == 1
+        with (
+            connect(f"ws://127.0.0.1:{server.port}", compression=None) as one,
+            connect(f"ws://127.0.0.1:{server.port}", compression=None) as other,
+        ):
+            for connection, expected in ((one, 0), (other, 0), (one, 1)):  # two robots that start at the same pose
+                if not expected:
+                    connection.recv(timeout=10)
+                connection.send(pack({"obs": np.full(5, 0.5, np.float32)}, bytes_keys=True))
+                connection.recv(timeout=10)
+                assert server.metrics.values["guard_total", "repeated"] == expected
 
 
 def test_full_precision_is_warmed_up_once_and_not_timed_with_the_chunks(files):

@@ -18,7 +18,7 @@ class GuardedToy(ToyPolicy):
         super().__init__()
         self.judged = 0
 
-    def judge(self, observations):
+    def judge(self, observations, recent):
         self.judged += len(observations)
         return Judgement(np.zeros(len(observations)), np.zeros(len(observations), bool))
 

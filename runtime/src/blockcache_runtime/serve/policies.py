@@ -72,9 +72,9 @@ class ServedExport:
             return [*policy.due_actions(policy.run(observed, noise))]
         return [*policy.due_actions(policy.answer(observed, noise, generators, judged))]
 
-    def judge(self, observations: Sequence[Moment]) -> Judgement | None:
-        """What the export's guard finds, if it has one."""
-        return None if self._policy.watch is None else self._policy.watch.judge(self._batch(observations))
+    def judge(self, observations: Sequence[Moment], recent: Sequence[dict[bytes, None]]) -> Judgement | None:
+        """What the export's guard finds, if it has one; `recent` is what each client showed before."""
+        return None if self._policy.watch is None else self._policy.watch.judge(self._batch(observations), recent)
 
     def _batch(self, observations: Sequence[Moment]) -> dict[str, Array]:
         return self._policy.check_observation(
@@ -97,6 +97,7 @@ class ClientState:
         self._history = History(policy.n_obs_steps, self._timeless)
         self.generator = np.random.default_rng()
         self.episode = 0
+        self.recent: dict[bytes, None] = {}  # what a guard remembers of this client
 
     def begun(self, seed: int | None = None) -> ClientState:
         """The same client at the start of another episode.

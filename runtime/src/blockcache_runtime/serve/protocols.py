@@ -10,7 +10,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class Question:
     generator: np.random.Generator
     episode: int
     sequence: int = 0  # of the message that asked
+    recent: dict[bytes, None] = field(default_factory=dict)  # what a guard remembers of the client
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ class Protocol(ABC):
         return unpack(data, self.served.most_bytes)
 
     def _question(self, observation: Moment) -> Question:
-        return Question(observation, self.state.generator, self.state.episode, self._sequence)
+        state = self.state
+        return Question(observation, state.generator, state.episode, self._sequence, state.recent)
 
 
 class Openpi(Protocol):

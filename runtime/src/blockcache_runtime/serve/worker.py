@@ -19,7 +19,7 @@ from blockcache_runtime.checks import Array
 from blockcache_runtime.errors import BlockcacheError, EngineError, in_one_line
 from blockcache_runtime.guard import Judgement
 from blockcache_runtime.serve.metrics import Metrics
-from blockcache_runtime.serve.policies import Moment, ServedPolicy
+from blockcache_runtime.serve.policies import ServedPolicy
 from blockcache_runtime.serve.protocols import Question
 
 BATCHES = (2, 4, 8)
@@ -126,7 +126,7 @@ class Worker:
         drawn = [generator.bit_generator.state for generator in generators]
         try:
             if judged is None:
-                judged = self._judge(loop, observations)
+                judged = self._judge(loop, questions)
             chunks = self._policy.predict(observations, generators, *(() if judged is None else (judged,)))
         except Exception as error:
             for generator, state in zip(generators, drawn, strict=True):
@@ -138,9 +138,10 @@ class Worker:
             return
         loop.call_soon_threadsafe(self._deliver, taken, chunks, time.perf_counter() - started)
 
-    def _judge(self, loop: asyncio.AbstractEventLoop, observations: list[Moment]) -> Judgement | None:
+    def _judge(self, loop: asyncio.AbstractEventLoop, questions: list[Question]) -> Judgement | None:
         judge = getattr(self._policy, "judge", None)  # of exports, which may have a guard
-        judged: Judgement | None = None if judge is None else judge(observations)
+        given = [one.observation for one in questions], [one.recent for one in questions]
+        judged: Judgement | None = None if judge is None else judge(*given)
         for reason, count in {} if judged is None else judged.counts.items():
             loop.call_soon_threadsafe(self._metrics.count, "guard_total", count, reason)
         return judged

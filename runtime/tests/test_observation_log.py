@@ -7,6 +7,7 @@ import pytest
 
 from blockcache.errors import FileError
 from blockcache.observations import RECORDING, fit_observations, load_observations, split
+from blockcache.results.check import Check
 from blockcache_runtime import History, ObservationLog, observation_log
 from blockcache_runtime.errors import ObservationError
 from blockcache_runtime.observation_log import log_files
@@ -177,22 +178,17 @@ def test_errors_about_missing_observations_name_the_recorder():
         split(np.zeros((1, 2, 3)), {"tuning": 5})
 
 
-def test_check_reads_a_log(tmp_path, blockcache):
+def test_calibrate_and_check_read_a_log(tmp_path, blockcache, policy_directory, exports_stay_here):
     """From what a robot recorded to a verdict."""
-    rng = np.random.default_rng(0)
-    seen = load_observations_of_pusht()
-    with ObservationLog(tmp_path / "log") as log:
-        for _episode in range(4):
-            log.begin_episode()
-            for _place in range(6):
-                log.add(seen[rng.integers(len(seen))][None])
-    out = blockcache("calibrate", "pusht", "--observations", tmp_path / "log", "--generations", 1, "-o", tmp_path / "r")
-    assert "from 1 generations" in out
-
-
-def load_observations_of_pusht():
-    import importlib.resources
-
-    return load_observations(str(importlib.resources.files("blockcache") / "assets/policies/pusht/observations.npz"))[
-        "obs"
-    ]
+    rng, history, log = np.random.default_rng(0), History(2), tmp_path / "log"
+    with ObservationLog(log) as kept:
+        for _episode in range(5):
+            kept.begin_episode()
+            history.reset()
+            for _place in range(8):
+                kept.add(history.push(rng.standard_normal(5)), actions=np.zeros((4, 3)))
+    given = (policy_directory, "--observations", log)
+    assert "from 1 generations" in blockcache("calibrate", *given, "--generations", 1, "-o", tmp_path / "recording")
+    few = ("--count", 8, "--samples", 4, "--generations", 2, "--engine", "loop")
+    blockcache("check", policy_directory, "ddpm-3", *given[1:], *few, "-o", tmp_path / "check.json")
+    assert Check.load(tmp_path / "check.json").setting["observations"] == 8

@@ -48,6 +48,14 @@ def test_without_a_delay_each_chunk_gives_replan_actions():
     assert timeline.counters == Counters(ticks=12, chunks=3, seams=2)
 
 
+def test_a_chunk_is_kept_as_it_arrived():
+    timeline, chunk = ChunkTimeline(4), chunk_of(0)
+    timeline.request(0)
+    timeline.arrive(0, chunk)
+    chunk[:] = -1
+    assert timeline.act(0).action == 0
+
+
 def test_the_old_chunk_goes_on_until_the_new_one_arrives_and_what_is_late_is_skipped():
     timeline = ChunkTimeline(4)
     executed, told = play(timeline, [2], 12)

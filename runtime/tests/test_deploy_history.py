@@ -51,11 +51,23 @@ def test_a_history_of_named_arrays():
     history = History(3)
     first = history.push({"arm": [1, 2], "camera": np.zeros((4, 4, 3), dtype=np.uint8)})
     assert {name: array.shape for name, array in first.items()} == {"arm": (1, 3, 2), "camera": (1, 3, 4, 4, 3)}
-    second = history.push({"camera": np.full((4, 4, 3), 255), "arm": [3, 4]})
+    second = history.push({"camera": np.full((4, 4, 3), 255, dtype=np.uint8), "arm": [3, 4]})
     np.testing.assert_array_equal(second["arm"], [[[1, 2], [1, 2], [3, 4]]])
     np.testing.assert_array_equal(first["arm"], [[[1, 2]] * 3])
-    assert second["camera"].dtype == np.float32
+    assert second["camera"].dtype == np.uint8
     assert second["camera"][0, :, 0, 0, 0].tolist() == [0, 0, 255]
+
+
+def test_a_camera_s_bytes_and_fractions_do_not_mix_and_numbers_do():
+    history = History(2)
+    history.push({"arm": np.zeros(2, np.uint8), "camera": np.zeros((3, 4, 4), np.uint8)})
+    with pytest.raises(ObservationError, match=r"\(3, 4, 4, 'float'\).*expected .*\(3, 4, 4, 'uint8'\)"):
+        history.push({"arm": np.zeros(2), "camera": np.ones((3, 4, 4))})
+    seen = history.push({"arm": np.full(2, 0.5), "camera": np.full((3, 4, 4), 255, np.uint8)})
+    assert seen["arm"][0, :, 0].tolist() == [0, 0.5]
+    history.reset()
+    history.push({"arm": np.zeros(2, np.float32), "camera": np.zeros((3, 4, 4), np.float32)})
+    assert history.push({"arm": np.zeros(2), "camera": np.ones((3, 4, 4))})["camera"][0, 1].max() == 1
 
 
 def test_what_a_history_refuses_leaves_it_as_it_was():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import blockcache as bc
+import foreign_policy
 from blockcache.compare.parity import check_export, save_reference
 from blockcache.engines.build import tuned_port
 from blockcache.errors import EngineError, FileError, ScheduleError
@@ -151,6 +152,9 @@ def test_a_player_and_a_server_fall_back(opened):
         player.observe(np.full(5, FAR, np.float32))
         assert player.next_action() is not None
         assert player.counters["guard_outside"] == 1
+        player.reset()
+        assert player.counters["guard_outside"] == 0
+        assert policy.watch.counts["outside"] == 1
     assert watcher.planned.call_args.args[3]["guard_score"] > 1
     ran, run = [], policy.run_checked
     policy.run_checked = lambda *given, full=False: ran.append(full) or run(*given, full=full)
@@ -165,6 +169,24 @@ def test_a_player_and_a_server_fall_back(opened):
                 assert unpack(connection.recv(timeout=10), 10**6)["actions"].shape[1] == 3
                 assert ran.count(True) == full
         assert server.metrics.values["guard_total", "outside"] == 1
+        with (
+            connect(f"ws://127.0.0.1:{server.port}", compression=None) as one,
+            connect(f"ws://127.0.0.1:{server.port}", compression=None) as other,
+        ):
+            for connection, expected in ((one, 0), (other, 0), (one, 1)):  # two robots that start at the same pose
+                if not expected:
+                    connection.recv(timeout=10)
+                connection.send(pack({"obs": np.full(5, 0.5, np.float32)}, bytes_keys=True))
+                connection.recv(timeout=10)
+                assert server.metrics.values["guard_total", "repeated"] == expected
+
+
+def test_full_precision_is_warmed_up_once_and_not_timed_with_the_chunks(files):
+    policy = open_export(files["both"], threads=1)
+    ran, run = [], policy.run_checked
+    policy.run_checked = lambda *given, full=False: ran.append(full) or run(*given, full=full)
+    with Player(policy, rate_hz=10, replan=1):
+        assert ran == [True, False, False, False]
 
 
 def test_what_is_refused(make_policy, files, tmp_path):
@@ -200,7 +222,8 @@ def test_accelerate_falls_back_to_the_policy_itself(make_policy, random_updates,
         alone, mixed = asked(guarded.predict_action, slice(1, 2)), asked(guarded.predict_action)
         assert guarded.watch.counts == {"judged": 4, "outside": 2, "repeated": 1}
         with pytest.raises(bc.errors.EngineError, match="give a generator, not noise"):
-            guarded.predict_action(obs, noise=policy.draw_noise(3))
+            guarded.predict_action(obs[:1], noise=policy.draw_noise(1))  # which is not outside: at the first call
+        guarded.predict_action(obs[:1] + 0.01, noise=None, previous=None)
     torch.testing.assert_close(alone, own, rtol=0, atol=0)
     torch.testing.assert_close(mixed[[0, 2]], plain[[0, 2]], rtol=0, atol=0)
     assert (mixed[1] - plain[1]).abs().max() > 1e-3
@@ -208,3 +231,33 @@ def test_accelerate_falls_back_to_the_policy_itself(make_policy, random_updates,
     with bc.accelerate(policy, schedule, engine, threads=1, guard="count", observations=seen(64)) as counting:
         torch.testing.assert_close(asked(counting.predict_action), plain, rtol=0, atol=0)
         assert counting.watch.counts["outside"] == 1
+
+
+class ForeignPolicy(foreign_policy.Policy):
+    """Takes a number behind its observation."""
+
+    def predict_action(self, obs_dict, factor=1.0):
+        return {name: factor * value for name, value in super().predict_action(obs_dict).items()}
+
+
+def test_a_policy_of_other_code_gets_all_of_its_arguments():
+    usual = np.random.default_rng(0).normal(size=(64, foreign_policy.SEEN, foreign_policy.OBS)).astype(np.float32)
+    odd, policy = {"obs": torch.from_numpy(usual[:1] + FAR)}, ForeignPolicy()
+    answers = []
+    with bc.accelerate(policy, None, "patched", guard="full", observations={"obs": usual}) as guarded:
+        for given in ((odd,), (odd, 2.0)):
+            torch.manual_seed(0)
+            answers.append(policy.predict_action(*given)["action"])
+        assert guarded.watch.counts["outside"] == 2
+        with pytest.raises(bc.errors.EngineError, match="the policy itself takes no previous"):
+            policy.predict_action({"obs": torch.from_numpy(usual[:1])}, previous=Previous(np.ones((3, 3)), 1))
+    torch.testing.assert_close(answers[1], 2 * answers[0])
+
+
+def test_a_guard_that_cannot_fall_back_with_the_chunk_before_is_refused_at_once():
+    usual = np.random.default_rng(0).normal(size=(64, foreign_policy.SEEN, foreign_policy.OBS)).astype(np.float32)
+    policy = foreign_policy.Policy()
+    with pytest.raises(bc.errors.EngineError, match="the policy itself takes no previous"):
+        bc.accelerate(policy, None, "loop", rtc=True, guard="full", observations={"obs": usual})
+    with bc.accelerate(policy, None, "loop", rtc=True, guard="warn", observations={"obs": usual}):
+        pass

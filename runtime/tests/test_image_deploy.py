@@ -15,7 +15,7 @@ from blockcache.engines.loop import Loop
 from blockcache.errors import FileError, ObservationError
 from blockcache.models.registry import port_of
 from blockcache.schedule import Schedule
-from blockcache_runtime import History, export, open_export
+from blockcache_runtime import History, Player, export, open_export
 from image_policies import ENCODERS, image_policy, observed
 from onnx_files import with_header
 
@@ -152,6 +152,17 @@ def test_who_looks_needs_the_file_that_was_opened(files, tmp_path):
     with pytest.raises(FileError, match="the file does not exist"):
         policy.encode_frames(frames)
     assert policy.predict_action(frames, seed=0)["action"].shape == (1, 4, 3)
+
+
+def test_every_warm_up_encodes_a_new_frame_and_the_first_of_a_player_makes_the_encoder(files, tmp_path, looks):
+    path = tmp_path / "policy.onnx"
+    path.write_bytes((files / "one camera.onnx").read_bytes())
+    policy = open_export(path, threads=1)
+    with Player(policy, rate_hz=1, replan=2) as player:
+        assert looks == [(0, 2), (0, 2), (1, 1), (1, 1)]  # the encoder alone, then one generation after the other
+        path.unlink()
+        policy.encode_frames(arrays(batch=1))
+        assert player.counters["failed"] == 0
 
 
 def test_a_policy_without_cameras_has_nothing_to_look_at(make_policy, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from blockcache.errors import FileError
 from blockcache.observations import RECORDING, fit_observations, load_observations, split
+from blockcache.results.check import Check
 from blockcache_runtime import History, ObservationLog, observation_log
 from blockcache_runtime.errors import ObservationError
 from blockcache_runtime.observation_log import log_files
@@ -74,8 +75,42 @@ def test_a_disk_that_does_not_keep_up_costs_observations_and_no_time(tmp_path, m
     assert log.added == 10
     assert log.dropped == 40
     go_on.set()
+    until_written(log)
+    for value in range(4):  # and once it keeps up again, the log goes on
+        log.add(batch(value))
+        until_written(log)
     log.close()
-    assert len(load_observations(tmp_path / "log")["state"]) == 10
+    assert (log.added, log.dropped) == (14, 40)
+    assert len(load_observations(tmp_path / "log")["state"]) == 14
+
+
+def until_written(log):
+    for one in log._waiting:
+        one.result(20)
+
+
+def test_what_waits_for_the_disk_is_bounded_in_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(observation_log, "FILE_BYTES", 3 * batch(0)["state"].nbytes)
+    go_on = threading.Event()
+    monkeypatch.setattr(observation_log, "write_arrays", lambda *a, **k: go_on.wait(20))
+    with ObservationLog(tmp_path / "log") as log:
+        for value in range(50):
+            log.add(batch(value))
+        assert (log.added, log.dropped) == (15, 35)
+        go_on.set()
+
+
+def test_episodes_that_are_over_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(observation_log, "_MOST_EPISODES", 3)
+    with ObservationLog(tmp_path / "log") as log:
+        for value in range(20):
+            log.begin_episode()
+            log.add(batch(value))
+            log.add(batch(value))
+            log.add(batch(value), episode=0)  # goes on all the while
+        assert len(log._places) == 3
+    moments = load_observations(tmp_path / "log")["moments"]
+    assert sorted(place for episode, place in moments.tolist() if episode == 0) == [*range(22)]
 
 
 def test_a_log_goes_on_after_a_restart(tmp_path):
@@ -120,6 +155,14 @@ def test_observations_of_another_form_are_refused(tmp_path):
         log.add(batch(1))
         with pytest.raises(ObservationError, match="of one form"):
             log.add(batch(1, camera=True))
+        assert log.dropped == 1
+    with ObservationLog(tmp_path / "bytes") as log:
+        log.add(batch(1, camera=True))
+        with pytest.raises(ObservationError, match=r"of one form.*'float'.*'uint8'"):
+            log.add(batch(1) | {"image": np.zeros((1, 2, 3, 4, 5), np.float32)})
+        log.add(
+            {name: value.astype(np.float64) if name == "state" else value for name, value in batch(1, True).items()}
+        )
     with ObservationLog(tmp_path / "log") as log:
         log.add({"state": np.zeros((1, 2, 4))})
     with pytest.raises(FileError, match="different shapes"):
@@ -135,22 +178,17 @@ def test_errors_about_missing_observations_name_the_recorder():
         split(np.zeros((1, 2, 3)), {"tuning": 5})
 
 
-def test_check_reads_a_log(tmp_path, blockcache):
+def test_calibrate_and_check_read_a_log(tmp_path, blockcache, policy_directory, exports_stay_here):
     """From what a robot recorded to a verdict."""
-    rng = np.random.default_rng(0)
-    seen = load_observations_of_pusht()
-    with ObservationLog(tmp_path / "log") as log:
-        for _episode in range(4):
-            log.begin_episode()
-            for _place in range(6):
-                log.add(seen[rng.integers(len(seen))][None])
-    out = blockcache("calibrate", "pusht", "--observations", tmp_path / "log", "--generations", 1, "-o", tmp_path / "r")
-    assert "from 1 generations" in out
-
-
-def load_observations_of_pusht():
-    import importlib.resources
-
-    return load_observations(str(importlib.resources.files("blockcache") / "assets/policies/pusht/observations.npz"))[
-        "obs"
-    ]
+    rng, history, log = np.random.default_rng(0), History(2), tmp_path / "log"
+    with ObservationLog(log) as kept:
+        for _episode in range(5):
+            kept.begin_episode()
+            history.reset()
+            for _place in range(8):
+                kept.add(history.push(rng.standard_normal(5)), actions=np.zeros((4, 3)))
+    given = (policy_directory, "--observations", log)
+    assert "from 1 generations" in blockcache("calibrate", *given, "--generations", 1, "-o", tmp_path / "recording")
+    few = ("--count", 8, "--samples", 4, "--generations", 2, "--engine", "loop")
+    blockcache("check", policy_directory, "ddpm-3", *given[1:], *few, "-o", tmp_path / "check.json")
+    assert Check.load(tmp_path / "check.json").setting["observations"] == 8

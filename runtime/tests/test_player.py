@@ -89,6 +89,23 @@ def test_a_chunk_that_fails_is_counted_and_asked_for_again():
     assert play(player, clock, 10, first=28)[-1] == 37
 
 
+def test_who_changes_an_action_changes_no_chunk():
+    def executed(factor):
+        late = iter([0.0] * 3 + [0.02] * 3 + [0.5] + [0.02] * 100)
+        actor, found = Ramp(), []
+        player, clock, _ = made(lambda: next(late), actor)
+        for tick in range(60):
+            player.observe(np.array([tick], np.float32))
+            if (action := player.next_action()) is not None:
+                found.append(float(action[0]))
+                action *= factor
+            clock.now += 1 / RATE
+        assert player.counters["held"] > 5
+        return found, [told.actions.tolist() for told in actor.previous if told is not None]
+
+    assert executed(2) == executed(1)
+
+
 def test_observations_out_of_order_or_twice_are_counted_and_left_out():
     actor = Ramp()
     player, _clock, _ = made(0.0, actor)
@@ -97,6 +114,31 @@ def test_observations_out_of_order_or_twice_are_counted_and_left_out():
     player.next_action()
     assert actor.seen == [[1, 2]]
     assert player.counters["ignored"] == 2
+
+
+def test_stamps_whose_clock_is_set_back_do_not_stop_the_player():
+    actor = Ramp()
+    player, _clock, _ = made(0.0, actor)
+    for tick, at in ((0, 1000.0), (1, 1000.1), (2, 5.0), (3, 5.1), (4, 4.5)):
+        player.observe(np.array([tick], np.float32), at=at)
+    player.next_action()
+    assert actor.seen == [[2, 3]]
+    assert (player.counters["ignored"], player.counters["clock_back"]) == (1, 1)
+
+
+def test_stamps_that_are_no_times_and_those_of_refused_observations_change_nothing():
+    actor = Ramp()
+    player, _clock, _ = made(0.0, actor)
+    player.observe(np.array([1.0]), at=1.0)
+    for at in (float("inf"), float("nan"), -float("inf")):
+        with pytest.raises(ObservationError, match="at a finite time"):
+            player.observe(np.array([2.0]), at=at)
+    with pytest.raises(ObservationError):
+        player.observe(np.array([np.nan]), at=9.0)
+    player.observe(np.array([3.0]), at=1.5)
+    player.next_action()
+    assert actor.seen == [[1, 3]]
+    assert player.counters["ignored"] == 0
 
 
 def test_an_observation_that_is_refused_changes_nothing():
@@ -108,6 +150,18 @@ def test_an_observation_that_is_refused_changes_nothing():
             player.observe(odd)
     player.next_action()
     assert actor.seen == [[1, 1]]
+
+
+def test_chunks_without_a_new_observation_are_counted():
+    player, clock, _ = made(0.0)
+    play(player, clock, 8)
+    assert player.counters["unseen"] == 0
+    for _ in range(12):  # the sensor is silent: the second and the third chunk see what the first has seen
+        player.next_action()
+        clock.now += 1 / RATE
+    assert player.counters["unseen"] == 2
+    play(player, clock, 8, first=20)
+    assert player.counters["unseen"] == 2
 
 
 def test_a_clock_set_back_is_survived():
@@ -143,6 +197,23 @@ def test_frames_are_encoded_by_the_worker_while_it_has_nothing_to_do():
     assert actor.seen == [[0, 0], "frames", [3, 4], "frames", [7, 8], "frames"]
 
 
+def test_frames_that_cannot_be_encoded_ahead_are_counted_once_and_left_to_the_chunks():
+    class Blind(Ramp):
+        cameras = ("image",)
+
+        def encode_frames(self, observed):
+            raise ObservationError("no file")
+
+    player, clock, worker = made(0.01, Blind())
+    assert play(player, clock, 12)[-1] == 11
+    assert worker.submitted.count("encode_frames") == 1
+    assert player.counters["failed"] == 1
+    assert str(player.error) == "no file"
+    player.reset()
+    play(player, clock, 12)
+    assert worker.submitted.count("encode_frames") == 2
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -165,9 +236,60 @@ def test_a_player_that_was_stopped_says_so():
     player, clock, worker = made(0.0)
     with player:
         play(player, clock, 3)
-    assert worker.stopped
+    assert not worker.stopped, "it is the caller's"
     with pytest.raises(EngineError, match="was stopped"):
         player.next_action()
+
+
+def test_a_chunk_that_is_under_way_is_logged_in_the_episode_that_it_was_asked_in(tmp_path):
+    class Slow(Ramp):
+        def chunk(self, observed, previous):
+            begun.set()
+            assert go_on.wait(20)
+            return super().chunk(observed, previous)
+
+    begun, go_on = threading.Event(), threading.Event()
+    with ObservationLog(tmp_path / "log") as log:
+        first = log.begin_episode()
+        with Player(Slow(), RATE, 4, log=log) as player:
+            player.observe(np.zeros(1))
+            player.next_action()
+            assert begun.wait(20)
+            player.reset()
+            go_on.set()
+        assert log._rows[0]["moments"].tolist() == [[first, 0]]
+
+
+def test_an_error_is_of_its_own_episode():
+    actor = Ramp()
+    player, clock, _ = made(0.01, actor)
+    actor.failing = True
+    play(player, clock, 4)
+    assert player.error is not None
+    player.reset()
+    assert player.error is None
+
+
+def test_a_loop_that_is_faster_than_promised_is_told_so():
+    took = iter([0.0] * 3 + [0.3] * 10)
+    player, clock, _ = made(lambda: next(took))
+    found = []
+    for tick in range(200):
+        player.observe(np.array([tick], np.float32))
+        found.append(player.next_action())
+        clock.now += 0.1 / RATE
+    assert found[-1] is None
+    assert "called more often than 50 times a second" in str(player.error)
+
+
+def test_what_a_log_refuses_does_not_stop_the_robot(tmp_path):
+    with ObservationLog(tmp_path / "log") as log:
+        log.add(np.zeros((1, 2, 7)))
+        player, clock, _ = made(0.0, log=log)
+        assert play(player, clock, 9)[-1] == 8
+    assert player.counters["failed"] == 0
+    assert "of one form" in str(player.error)
+    assert log.dropped == 3
 
 
 def test_what_was_asked_is_logged(tmp_path):
@@ -217,6 +339,20 @@ def test_an_export_is_played(robot_file):
             time.sleep(0.02)
     assert found[-1].shape == (policy.action_dim,)
     assert all(np.isfinite(one).all() for one in found if one is not None)
+
+
+def test_an_overlap_that_an_export_cannot_follow_is_refused(robot_file):
+    with pytest.raises(EngineError, match="export it with --rtc, or leave overlap out"):
+        Player(open_export(robot_file, threads=1), rate_hz=1, replan=2, overlap=3)
+
+
+def test_a_first_observation_of_another_shape_is_refused_and_poisons_nothing(robot_file):
+    with Player(open_export(robot_file, threads=1), rate_hz=1, replan=2) as player:
+        for odd in (np.zeros(4), np.zeros((2, 5)), {"obs": np.zeros(4)}, {"other": np.zeros(5)}, [[1], [2, 3]]):
+            with pytest.raises(ObservationError, match=r"has shape .*expected \(5,\)|no key 'obs'|not an array"):
+                player.observe(odd)
+        player.observe(np.zeros(5))
+        assert player.counters["ignored"] == 0
 
 
 FORGOTTEN = """

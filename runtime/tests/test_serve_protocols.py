@@ -132,6 +132,17 @@ def test_frames_are_taken_with_channels_last_or_first_and_by_the_client_s_names(
         openpi(protocol, state=state(1), image=frames(), images={"top": frames()})
 
 
+def test_what_is_made_outside_of_the_policy_has_no_moments():
+    policy = ToyPolicy()
+    policy.inputs["words"], policy.outside = (2, 7), {"words": "made by a text encoder"}  # two tokens, not two moments
+    protocol = connection("openpi", policy)
+    assert unpack(protocol.greeting(), 100)["inputs"] == {"state": [2], "words": [2, 7]}
+    for value in (1, 2):
+        question = openpi(protocol, state=state(value), words=np.ones((2, 7)))
+        assert question.observation["words"].shape == (1, 2, 7)
+    assert states(question) == [1, 2]
+
+
 def test_what_a_server_cannot_be_started_with():
     for settings, said in (
         ({"renamed": {"a": "nothing"}}, "expected one of the policy's inputs: state"),
@@ -192,6 +203,24 @@ def test_a_live_client_is_answered_with_the_action_of_its_newest_observation():
     assert vla(protocol, "observation", {"state": state(3)}, 4, newest=False) is None
     reply = unpack(vla(protocol, "observation", {"state": state(4)}, 5), 9)
     assert np.array_equal(reply["payload"]["actions"], expected[2])  # what is late is skipped, not played late
+
+
+def test_what_a_live_client_shows_while_a_chunk_is_made_is_seen_and_the_chunk_s_late_actions_are_skipped():
+    protocol = connection("vla-eval")
+    vla(protocol, "episode_start", {"mode": "live"}, 1)
+    question = vla(protocol, "observation", {"state": state(1)}, 2)
+    for seq in (3, 4):
+        assert vla(protocol, "observation", {"state": state(seq)}, seq, newest=False) is None
+    assert protocol.return_to(question)
+    expected = chunk(question)
+    reply = unpack(protocol.answer(expected, 1.0), 9)
+    assert reply["seq"] == 2
+    assert np.array_equal(reply["payload"]["actions"], expected[0])
+    reply = unpack(vla(protocol, "observation", {"state": state(5)}, 5), 9)
+    assert np.array_equal(reply["payload"]["actions"], expected[3])
+    assert states(vla(protocol, "observation", {"state": state(6)}, 6)) == [5, 6]
+    vla(protocol, "episode_start", {"mode": "live"}, 7)
+    assert not protocol.return_to(question), "its episode is over"
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,18 @@ def test_health_and_metrics():
             assert line in text.splitlines(), text
 
 
+def test_metrics_tell_what_was_recorded_and_what_was_lost(tmp_path):
+    with served(record=str(tmp_path / "log")) as server, connected(server) as connection:
+        connection.recv(timeout=10)
+        infer(connection, state=state(1))
+        server._log.dropped = 3
+        assert counted(server, "recorded_total") == 1
+        assert counted(server, "dropped_total") == 3
+        server._log._forms = {}  # as if another client's had another form
+        assert unpack(infer(connection, state=state(2)), 9)["actions"][0, 1] == 2
+        assert counted(server, "dropped_total") == 4
+
+
 def test_one_client_s_mistake_is_told_to_that_client_and_the_others_go_on():
     with served() as server, connected(server) as one, connected(server) as other:
         one.recv(timeout=10), other.recv(timeout=10)
@@ -378,6 +390,42 @@ def test_stopping_finishes_the_request_that_is_under_way():
             with pytest.raises(ConnectionClosed) as closed:
                 one.recv(timeout=10)
             assert closed.value.rcvd.code == 1001
+
+
+def test_stopping_does_not_wait_for_ever_for_what_is_under_way(monkeypatch):
+    monkeypatch.setattr("blockcache_runtime.serve.server.GRACE_SECONDS", 0.2)
+    policy = ToyPolicy()
+    with served(policy) as server, connected(server) as connection:
+        connection.recv(timeout=10)
+        policy.seconds, warm = 2.0, len(policy.seen)
+        connection.send(pack({"state": state(7)}, bytes_keys=True))
+        until(lambda: len(policy.seen) > warm)
+        server.loop.call_soon_threadsafe(server.stop.set)
+        started = time.monotonic()
+        with pytest.raises(ConnectionClosed):
+            connection.recv(timeout=10)
+        assert time.monotonic() - started < 1.5
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/health"])
+def test_health_is_that_of_the_policy(path):
+    def said():
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(server, path)
+        assert refused.value.code == 503
+        return refused.value.read().decode()
+
+    policy = ToyPolicy()
+    with served(policy, patience=0.2) as server, connected(server) as connection:
+        connection.recv(timeout=10)
+        policy.seconds = 1.0
+        assert "no action within 0.2 s" in infer(connection, state=state(1))
+        assert "busy with one run" in said()
+        until(lambda: server._worker.trouble(0.2) is None)
+        assert "ok" in get(server, path).lower()
+        server._worker._queue.put(None)
+        until(lambda: server._worker._running.done())
+        assert "thread of the policy has ended" in said()
 
 
 def test_a_server_that_is_started_again_at_the_same_port_goes_on():

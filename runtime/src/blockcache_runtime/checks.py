@@ -7,7 +7,7 @@ or a square that overflows, into a number that looks like an action. Knows nothi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -89,6 +89,67 @@ def read_frames(value: Any, what: str, expected: tuple[int, ...]) -> Array:
     check_frames(what, array.shape, str(array.dtype), expected, lambda: (float(array.min()), float(array.max())))
     frames = np.asarray(array, dtype=np.float32, order="C")
     return frames / np.float32(BYTE) if array.dtype == np.uint8 else frames
+
+
+def read_observation(
+    obs: Any, inputs: Mapping[str, tuple[int, ...]], cameras: Collection[str], outside: Mapping[str, str]
+) -> dict[str, Array]:
+    """A batch of observations by name, or a sentence saying what is wrong with it.
+
+    Args:
+        obs: Arrays by name, or the only one.
+        inputs: What a policy takes: shapes by name, without the batch.
+        cameras: Which of them are frames.
+        outside: By name, how to come by inputs that are made outside of the policy.
+    """
+    given, observed = _by_name(obs, inputs, outside), {}
+    for name, inner in inputs.items():
+        what = _called(name, inputs)
+        if name in cameras:
+            observed[name] = read_frames(given[name], what, inner)
+            continue
+        observed[name] = array = read_array(given[name], what)
+        if array.ndim < 1 or len(array) < 1 or array.shape[1:] != inner:
+            raise ObservationError(f"{what} has shape {array.shape}, expected {shape_text(inner)}")
+    found = {name: len(array) for name, array in observed.items()}
+    if len({*found.values()}) > 1:
+        raise ObservationError(f"the observation needs one batch size for all its keys, got {found}")
+    return observed
+
+
+def check_moment(
+    obs: Any, inputs: Mapping[str, tuple[int, ...]], timeless: Collection[str], outside: Mapping[str, str]
+) -> None:
+    """Refuse one moment that does not have the names and shapes of a policy's inputs.
+
+    Args:
+        obs: Arrays by name, or the only one.
+        inputs: See `read_observation`; the first size counts moments.
+        timeless: Which of them have no moments.
+        outside: See `read_observation`.
+    """
+    given = _by_name(obs, inputs, outside)
+    for name, shape in inputs.items():
+        what, expected = _called(name, inputs), shape if name in timeless else shape[1:]
+        if (got := _numbers(given[name], what).shape) != expected:
+            raise ObservationError(f"{what} has shape {got}, expected {expected} for one moment")
+
+
+def _called(name: str, inputs: Collection[str]) -> str:
+    return "the observation" if len(inputs) == 1 else f"the observation {name!r}"
+
+
+def _by_name(obs: Any, inputs: Collection[str], outside: Mapping[str, str]) -> Mapping[str, Any]:
+    if not isinstance(obs, Mapping):
+        if len(inputs) != 1:
+            names, got = ", ".join(inputs), type(obs).__name__
+            raise ObservationError(f"the observation must be a mapping with the keys {names}, got {got}")
+        return dict.fromkeys(inputs, obs)
+    for name in inputs:
+        if name not in obs:
+            hint = f" ({outside[name]})" if name in outside else ""
+            raise ObservationError(f"the observation has no key {name!r}{hint}, got {sorted(map(str, obs))}")
+    return obs
 
 
 def _numbers(value: Any, what: str) -> npt.NDArray[Any]:

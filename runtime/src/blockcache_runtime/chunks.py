@@ -206,7 +206,7 @@ class ChunkTimeline:
         """
         if self._requested is None:
             raise EngineError("a chunk arrived that nobody asked for; call request first")
-        taken, chunk = tick - self._requested, np.asarray(actions)
+        taken, chunk = tick - self._requested, np.array(actions)  # a copy: whose actions these are may change them
         if self._first_delay is None:
             self._first_delay = taken
         else:

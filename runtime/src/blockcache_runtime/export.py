@@ -17,16 +17,16 @@ from blockcache_runtime.atomic import PathLike
 from blockcache_runtime.checks import (
     Array,
     check_generation,
+    check_moment,
     largest,
     read_array,
-    read_frames,
     read_generator,
-    shape_text,
+    read_observation,
 )
 from blockcache_runtime.chunks import PREVIOUS_CHUNK, TOLD, Previous
 from blockcache_runtime.errors import ObservationError
 from blockcache_runtime.guard import GuardWatch, Judgement
-from blockcache_runtime.history import FeatureMemory
+from blockcache_runtime.history import FeatureMemory, timeless_inputs
 from blockcache_runtime.parity import TOLERANCE, Parity, check_at_start
 from blockcache_runtime.providers import Provider
 from blockcache_runtime.session import EARLIER_FEATURES, FORMAT, IN_FULL, RATE_HZ, load_export, load_output, run_session
@@ -103,8 +103,7 @@ class ExportedPolicy:
         self.n_obs_steps: int = self.sizes[self._observed[0]][1]  # observations that it looks at; see `History`
         self.outside: Mapping[str, str] = loaded.header.get("outside", {})
         """By name, inputs that a part of the policy makes which is not in the file, and how to come by them."""
-        moving = [name for name in self._observed if self.sizes[name][1] == self.n_obs_steps]
-        self.timeless = frozenset(self._observed).difference(moving).union(self.outside)
+        self.timeless = timeless_inputs(self.inputs, self.n_obs_steps, self.outside)
         """Inputs that have no moments: `History` takes these names."""
         self._fixed: dict[str, Array] = {}
         _, self.n_action_steps, self.action_dim = self._outputs["action"]
@@ -179,11 +178,20 @@ class ExportedPolicy:
             found[name][places] = rows
         return found or full
 
-    def warm_up(self) -> dict[str, Array]:
-        """One generation of zeros, in full precision first where it can fall back to that."""
-        zeros = {name: np.zeros((1, *shape), dtype=np.float32) for name, shape in self.inputs.items()}
-        observed = self.check_observation(zeros)  # which adds what was fixed
-        if self.falls_back:
+    def warm_up(self, encoder: bool = True, full: bool = True) -> dict[str, Array]:
+        """One generation of made-up numbers; its newest frames are others each time, so that they are encoded.
+
+        Args:
+            encoder: Also run the encoder alone, which `encode_frames` needs.
+            full: Also run full precision, where it can fall back to that.
+        """
+        made_up = {name: np.zeros((1, *shape), dtype=np.float32) for name, shape in self.inputs.items()}
+        for name in self.cameras:
+            made_up[name][:, -1] = np.random.default_rng().random()
+        observed = self.check_observation(made_up)  # which adds what was fixed
+        if encoder and self._encoder is not None:
+            self.features(observed)
+        if full and self.falls_back:
             self.run(observed, self.draw_noise(1, full=True), full=True)
         return self.run(observed, self.draw_noise(1))
 
@@ -222,35 +230,13 @@ class ExportedPolicy:
 
     def check_observation(self, obs: Any) -> dict[str, Array]:
         """The observation as `run` takes it, or a sentence saying what is wrong with it."""
-        alone = len(self._observed) == 1
-        if not isinstance(obs, Mapping):
-            if not alone:
-                names, got = ", ".join(self._observed), type(obs).__name__
-                raise ObservationError(f"the observation must be a mapping with the keys {names}, got {got}")
-            obs = {self._observed[0]: obs}
-        self.check_names(obs)
-        observed = {}
-        for name in self._observed:
-            what = "the observation" if alone else f"the observation {name!r}"
-            inner = tuple(self.sizes[name][1:])
-            if name in self.cameras:
-                observed[name] = read_frames(obs[name], what, inner)
-                continue
-            observed[name] = array = read_array(obs[name], what)
-            if array.ndim < 1 or len(array) < 1 or array.shape[1:] != inner:
-                raise ObservationError(f"{what} has shape {array.shape}, expected {shape_text(inner)}")
-        found = {name: len(array) for name, array in observed.items()}
-        if len({*found.values()}) > 1:
-            raise ObservationError(f"the observation needs one batch size for all its keys, got {found}")
+        observed = read_observation(obs, self.inputs, self.cameras, self.outside)
         batch = _batch(observed)
         return {**observed, **{name: np.repeat(value, batch, axis=0) for name, value in self._fixed.items()}}
 
-    def check_names(self, obs: Mapping[str, Any]) -> None:
-        """Refuse an observation that lacks an input, and say how to come by one that is made outside of the file."""
-        for name in self._observed:
-            if name not in obs:
-                hint = f" ({self.outside[name]})" if name in self.outside else ""
-                raise ObservationError(f"the observation has no key {name!r}{hint}, got {sorted(map(str, obs))}")
+    def check_moment(self, obs: Any) -> None:
+        """Refuse one moment, as `History.push` takes it, that does not have the names and shapes of the inputs."""
+        check_moment(obs, self.inputs, self.timeless, self.outside)
 
     def fix(self, inputs: Mapping[str, Any]) -> None:
         """Give inputs without moments to every generation from the next one on: observations need not bring them.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import prod
@@ -27,7 +27,7 @@ ACTIONS = COUNT, WARN, FULL = "count", "warn", "full"
 """What is done about an observation that is outside: it is counted; a line is logged, too; it is answered in full precision,
 too."""
 SIDE = 8  # of the small pictures that frames are looked at as
-RECENT = 64  # newest moments that are remembered: one of each client of a server
+RECENT = 64  # newest moments that are remembered of whoever asks
 _logger = logging.getLogger("blockcache.guard")
 Positive = Annotated[float, Limit(1e-12, 1e12)]
 
@@ -204,6 +204,10 @@ class Judgement:
         """Observations that were judged, those that were outside, and those that were repeated."""
         return {"judged": len(self.scores), "outside": int(self.outside.sum()), "repeated": int(self.repeated.sum())}
 
+    def of(self, place: int) -> Judgement:
+        """Of one of the batch."""
+        return Judgement(self.scores[place : place + 1], self.repeated[place : place + 1])
+
     def arrays(self) -> dict[str, Array]:
         """For the answer of a policy."""
         kept = {"guard_score": self.scores, "guard_repeated": self.repeated}
@@ -230,21 +234,25 @@ class GuardWatch:
         with self._lock:
             return dict(self._counts)
 
-    def judge(self, observed: Mapping[str, npt.NDArray[Any]]) -> Judgement:
+    def judge(
+        self, observed: Mapping[str, npt.NDArray[Any]], recent: Sequence[dict[bytes, None]] | None = None
+    ) -> Judgement:
         """Judge a batch, and count.
 
         Args:
             observed: As `look` takes it.
+            recent: For each of the batch, what its robot showed before, to be kept here; without it all are one robot's.
         """
         seen = look(observed, self.guard.inputs, self.guard.cameras)
         scores = self.guard.scores(seen)
         keys = [tuple(row.tobytes() for row in rows) for rows in zip(*seen.parts, strict=True)]
         with self._lock:
-            repeated = np.array([any(part in self._recent for part in row) for row in keys])
-            for row in keys:
-                self._recent.update(dict.fromkeys(row))
-            while len(self._recent) > RECENT * len(seen.parts) + len(keys):
-                del self._recent[next(iter(self._recent))]
+            known = [self._recent] * len(keys) if recent is None else recent
+            repeated = np.array([any(part in one for part in row) for row, one in zip(keys, known, strict=True)])
+            for row, one in zip(keys, known, strict=True):
+                one.update(dict.fromkeys(row))
+                while len(one) > RECENT * len(seen.parts) + len(keys):
+                    del one[next(iter(one))]
             judgement = Judgement(scores, repeated)
             before = self._counts["outside"] + self._counts["repeated"]
             self._counts.update(judgement.counts)

@@ -14,6 +14,19 @@ from blockcache_runtime.checks import Array, read_array
 from blockcache_runtime.errors import ObservationError
 
 
+def timeless_inputs(
+    inputs: Mapping[str, tuple[int, ...]], n_obs_steps: int, outside: Collection[str]
+) -> frozenset[str]:
+    """Names of a policy's inputs that have no moments: their first size is another, or they are made outside of it.
+
+    Args:
+        inputs: Shapes by name, without the batch.
+        n_obs_steps: How many observations the policy looks at.
+        outside: Names of what is made outside of the policy.
+    """
+    return frozenset(name for name, shape in inputs.items() if shape[0] != n_obs_steps or name in outside)
+
+
 class History:
     """Push each observation as it comes. The first of an episode is repeated as often as needed, as in rollouts."""
 
@@ -33,7 +46,8 @@ class History:
     def push(self, observation: Any) -> Any:
         """Keep a copy of this moment, and return the last `n_obs_steps` moments as float32, or a camera's bytes as bytes.
 
-        One that is refused (not finite, another shape or other names than before) leaves the history as it was.
+        One that is refused (not finite, another shape or other names than before, a camera's bytes among fractions) leaves
+        the history as it was.
 
         Args:
             observation: An array (...), or arrays by name. Returned in the same form, each as (1, n_obs_steps, ...); what
@@ -42,9 +56,9 @@ class History:
         bare = not isinstance(observation, Mapping)
         given: Mapping[str, Any] = {"obs": observation} if bare else observation
         now = {name: _copied(value, f"the observation {name!r}") for name, value in given.items()}
-        if self._kept and (expected := _shapes(self._kept[-1])) != _shapes(now):
+        if self._kept and (expected := forms(self._kept[-1])) != forms(now):
             raise ObservationError(
-                f"the observation has the shapes {_shapes(now)}, expected {expected} as before; call reset() where "
+                f"the observation has the shapes {forms(now)}, expected {expected} as before; call reset() where "
                 "another episode begins"
             )
         self._kept.extend([now] * (1 if self._kept else self.n_obs_steps))
@@ -100,5 +114,15 @@ def _copied(value: Any, what: str) -> npt.NDArray[Any]:
     return np.array(value) if getattr(value, "dtype", None) == np.uint8 else array.copy()
 
 
-def _shapes(moment: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in moment.items()}
+def forms(arrays: Mapping[str, npt.NDArray[Any]], before: int = 0) -> dict[str, tuple[Any, ...]]:
+    """Shapes by name, and of what may be frames also whether they are bytes or fractions, whose scales differ.
+
+    Args:
+        arrays: By name.
+        before: Axes before those of one moment, of which frames have three.
+    """
+
+    def kind(array: npt.NDArray[Any]) -> tuple[str, ...]:
+        return () if array.ndim < before + 3 else ("uint8" if array.dtype == np.uint8 else "float",)
+
+    return {name: (*array.shape, *kind(array)) for name, array in arrays.items()}

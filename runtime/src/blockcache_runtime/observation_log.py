@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -27,12 +26,13 @@ from blockcache_runtime.arrays import parse_arrays, write_arrays
 from blockcache_runtime.atomic import PathLike, make_directory
 from blockcache_runtime.errors import FileError, ObservationError
 from blockcache_runtime.files import read_bytes
+from blockcache_runtime.history import forms
 
 ALONE, MOMENTS, ANSWERS = "obs", "moments", "answered_actions"
 """Names in a file: of an observation that is one array, of when each was made, of what the policy answered."""
 FILE_BYTES, FILE_ROWS = 32 * 2**20, 256
 """A file is written as soon as it would hold so much."""
-_MOST_WAITING = 4
+_MOST_WAITING, _MOST_EPISODES = 4, 4096  # files that wait for the disk; episodes that are under way at once
 _FILE = re.compile(r"observations-(\d{6,9})\.npz")
 _logger = logging.getLogger("blockcache")
 
@@ -52,11 +52,16 @@ class ObservationLog:
         self._lock, self._writer = threading.Lock(), ThreadPoolExecutor(1, "blockcache-log")
         self._waiting: list[Future[None]] = []
         self._rows: list[dict[str, npt.NDArray[Any]]] = []
-        self._places: Counter[int] = Counter()
+        self._places: dict[int, int] = {}  # by episode, the one that was added to last at the end
         self._number, self._episode = _last(self.directory)
-        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._forms: dict[str, tuple[Any, ...]] | None = None
         self.added = self.dropped = 0
-        """Observations that were taken, and those that were not since the disk was too slow or full."""
+        """Observations that were taken, and those that were lost: the disk was too slow or full, or their form another."""
+
+    @property
+    def episode(self) -> int:
+        """The number of the one that was begun last."""
+        return self._episode
 
     def begin_episode(self) -> int:
         """Another episode begins; returns its number."""
@@ -74,24 +79,26 @@ class ObservationLog:
         """
         row = _row(observation, actions)
         with self._lock:
-            shapes = {name: array.shape for name, array in row.items()}
-            if self._shapes not in (None, shapes):
-                raise ObservationError(f"a log holds observations of one form, got {shapes} after {self._shapes}")
-            if len(self._waiting) >= _MOST_WAITING and len(self._rows) >= FILE_ROWS:
+            found = forms(row, 2)
+            if self._forms not in (None, found):
+                self.dropped += 1
+                raise ObservationError(f"a log holds observations of one form, got {found} after {self._forms}")
+            most = min(FILE_ROWS, max(1, FILE_BYTES // sum(array.nbytes for array in row.values())))
+            self._waiting = [one for one in self._waiting if not one.done()]
+            if len(self._waiting) >= _MOST_WAITING and len(self._rows) >= most:
                 self.dropped += 1
                 return
-            self._shapes, episode = shapes, self._episode if episode is None else episode
-            row[MOMENTS] = np.array([[episode, self._places[episode]]], dtype=np.int64)
-            self._places[episode] += 1
+            self._forms, episode = found, self._episode if episode is None else episode
+            row[MOMENTS] = np.array([[episode, self._next_place(episode)]], dtype=np.int64)
             self._rows.append(row)
             self.added += 1
-            if len(self._rows) >= min(FILE_ROWS, max(1, FILE_BYTES // sum(array.nbytes for array in row.values()))):
+            if len(self._rows) >= most and len(self._waiting) < _MOST_WAITING:
                 self._hand_over()
 
     def close(self) -> None:
         """Write what is left, and wait for it. A log that is closed takes nothing more."""
         with self._lock:
-            self._hand_over(always=True)
+            self._hand_over()
         self._writer.shutdown()
 
     def __enter__(self) -> ObservationLog:
@@ -100,9 +107,15 @@ class ObservationLog:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _hand_over(self, always: bool = False) -> None:
-        self._waiting = [one for one in self._waiting if not one.done()]
-        if self._rows and (always or len(self._waiting) < _MOST_WAITING):
+    def _next_place(self, episode: int) -> int:
+        place = self._places.pop(episode, 0)
+        self._places[episode] = place + 1
+        if len(self._places) > _MOST_EPISODES:
+            del self._places[next(iter(self._places))]
+        return place
+
+    def _hand_over(self) -> None:
+        if self._rows:
             rows, self._rows = self._rows, []
             self._number += 1
             self._waiting.append(self._writer.submit(self._write, self._number, rows))
@@ -117,7 +130,8 @@ class ObservationLog:
                     del sizes[path]
                     path.unlink()
         except (FileError, OSError) as error:
-            self.dropped += len(rows)
+            with self._lock:
+                self.dropped += len(rows)
             _logger.warning("%d observations are not recorded: %s", len(rows), error)
 
 

@@ -133,7 +133,7 @@ def accelerate(
                 answer_for(inner, port, prepared.patches)
             watch = None
             if guard is not None:
-                watch = watch_entry(inner, port, fit_guard(port, guard, observations), prepared.patches)
+                watch = watch_entry(inner, port, fit_guard(port, guard, observations), prepared.patches, rtc)
             handle = Acceleration(inner, port, engine, prepared, counts, (*notes, *passed_over), watch)
             prepared.patches.apply()
             prepared.settle()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ def fit_guard(port: Port, action: str, observations: Any, names: Container[str] 
     return fit(seen, inputs, port.cameras, action)
 
 
-def watch_entry(policy: Any, port: Port, guard: Guard, patches: Patches) -> GuardWatch:
+def watch_entry(policy: Any, port: Port, guard: Guard, patches: Patches, rtc: bool = False) -> GuardWatch:
     """Have a guard judge whatever the policy is asked, from when the patches are applied on.
 
     With the action "full", what is outside is answered by the policy's own code and sampler, sample by sample.
@@ -45,23 +45,43 @@ def watch_entry(policy: Any, port: Port, guard: Guard, patches: Patches) -> Guar
         port: Reads its observations.
         guard: What to judge by.
         patches: They replace the entry already.
+        rtc: Whether the engine takes `previous`, which the policy has to take too then if it is to answer.
     """
     watch, like = GuardWatch(guard), next(port.adapter.denoiser.parameters())
 
     def make(fast: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-        name, *taken = inspect.signature(own).parameters
+        name, *taken = (parameters := inspect.signature(own).parameters)
+        any_name = inspect.Parameter.VAR_KEYWORD in {one.kind for one in parameters.values()}
+        falls_back = guard.action == FULL
+
+        def check(names: Iterable[str]) -> None:
+            """At every call, not only where something is outside."""
+            if "noise" in names:
+                raise EngineError(
+                    "a guard that falls back draws the noise of full precision itself; give a generator, not noise"
+                )
+            if odd := [] if any_name else [key for key in names if key not in taken]:
+                raise EngineError(
+                    f"the policy itself takes no {odd[0]}, so that a guard cannot fall back to it; leave it out"
+                )
+
+        if falls_back and rtc:
+            check(["previous"])
 
         def predict_action(*given: Any, **named: Any) -> Any:
-            obs = given[0] if given else named[name]
+            obs, rest = (given[0], given[1:]) if given else (named[name], ())
+            more = {key: value for key, value in named.items() if key != name}
+            if falls_back:
+                check([key for key, value in [*zip(taken, rest, strict=False), *more.items()] if value is not None])
             read = port.read_observation(obs, like)
             judged = watch.judge({key: np.asarray(value.detach().cpu()) for key, value in read.items()})
-            places = np.flatnonzero(judged.outside) if guard.action == FULL else ()
+            places = np.flatnonzero(judged.outside) if falls_back else ()
             if not len(places):
                 return fast(*given, **named)
-            batch, more = len(judged.scores), {key: value for key, value in named.items() if key != name}
-            more = _chosen(more, places, taken, batch)
+            batch = len(judged.scores)
             found = fast(*given, **named) if len(places) < batch else None  # first: it draws as if nothing was outside
-            full = own(pick(obs, places), **more)
+            chosen = {key: _chosen(value, places, batch) for key, value in more.items() if key in taken or any_name}
+            full = own(pick(obs, places), *(_chosen(value, places, batch) for value in rest), **chosen)
             return full if found is None else _merged(found, full, places)
 
         return predict_action
@@ -70,20 +90,13 @@ def watch_entry(policy: Any, port: Port, guard: Guard, patches: Patches) -> Guar
     return watch
 
 
-def _chosen(named: Mapping[str, Any], places: Any, taken: list[str], batch: int) -> dict[str, Any]:
-    """Arguments beside the observation, for some of the batch."""
-    if "noise" in named:
-        raise EngineError(
-            "a guard that falls back draws the noise of full precision itself; give a generator, not noise"
-        )
-    if odd := [name for name in named if name not in taken]:
-        raise EngineError(f"the policy itself takes no {odd[0]}, so that a guard cannot fall back to it; leave it out")
-    found = dict(named)
-    if isinstance(told := found.get("previous"), Previous):
-        actions = np.asarray(told.actions)
-        rows = [np.broadcast_to(value, (batch,))[places] for value in (told.delay, told.overlap)]
-        found["previous"] = Previous(actions[places] if actions.ndim == 3 else actions, *rows)
-    return found
+def _chosen(value: Any, places: Any, batch: int) -> Any:
+    """An argument beside the observation, for some of the batch."""
+    if not isinstance(value, Previous):
+        return value
+    actions = np.asarray(value.actions)
+    rows = [np.broadcast_to(each, (batch,))[places] for each in (value.delay, value.overlap)]
+    return Previous(actions[places] if actions.ndim == 3 else actions, *rows)
 
 
 def _merged(fast: Any, full: Any, places: Any) -> Any:

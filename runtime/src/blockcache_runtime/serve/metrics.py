@@ -15,7 +15,8 @@ HELP = {
     "refused_total": "Messages and connections that were refused, by reason.",
     "batches_total": "Runs of the policy; several clients may share one.",
     "guard_total": "Observations that the export's guard judged, found outside of the calibration, or repeated.",
-    "recorded_total": "Observations that were recorded.",
+    "recorded_total": "Observations that the log has taken.",
+    "dropped_total": "Observations that the log has lost, since the disk was too slow or full, or their form another.",
     "policy_seconds": "Time that the policy took for one run.",
     "request_seconds": "Time from a whole request to its reply.",
 }

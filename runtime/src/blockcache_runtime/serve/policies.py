@@ -12,7 +12,7 @@ from blockcache_runtime.checks import Array, check_frames, read_array
 from blockcache_runtime.errors import ObservationError, shortened
 from blockcache_runtime.export import ExportedPolicy
 from blockcache_runtime.guard import Judgement
-from blockcache_runtime.history import History
+from blockcache_runtime.history import History, timeless_inputs
 
 Moment = Mapping[str, npt.NDArray[Any]]
 
@@ -57,7 +57,7 @@ class ServedExport:
         self.inputs, self.outside = policy.inputs, policy.outside
         self.n_obs_steps, self.action_dim = policy.n_obs_steps, policy.action_dim
         self.n_action_steps = policy.n_action_steps
-        policy.warm_up()
+        policy.warm_up(encoder=False)  # no frame is encoded ahead
 
     def predict(
         self,
@@ -72,9 +72,9 @@ class ServedExport:
             return [*policy.due_actions(policy.run(observed, noise))]
         return [*policy.due_actions(policy.answer(observed, noise, generators, judged))]
 
-    def judge(self, observations: Sequence[Moment]) -> Judgement | None:
-        """What the export's guard finds, if it has one."""
-        return None if self._policy.watch is None else self._policy.watch.judge(self._batch(observations))
+    def judge(self, observations: Sequence[Moment], recent: Sequence[dict[bytes, None]]) -> Judgement | None:
+        """What the export's guard finds, if it has one; `recent` is what each client showed before."""
+        return None if self._policy.watch is None else self._policy.watch.judge(self._batch(observations), recent)
 
     def _batch(self, observations: Sequence[Moment]) -> dict[str, Array]:
         return self._policy.check_observation(
@@ -93,10 +93,11 @@ class ClientState:
             renamed: Names of the policy's inputs by the names that the client has for them.
         """
         self._policy, self._renamed = policy, renamed
-        self._timeless = {name for name, shape in policy.inputs.items() if shape[0] != policy.n_obs_steps}
+        self._timeless = timeless_inputs(policy.inputs, policy.n_obs_steps, policy.outside)
         self._history = History(policy.n_obs_steps, self._timeless)
         self.generator = np.random.default_rng()
         self.episode = 0
+        self.recent: dict[bytes, None] = {}  # what a guard remembers of this client
 
     def begun(self, seed: int | None = None) -> ClientState:
         """The same client at the start of another episode.

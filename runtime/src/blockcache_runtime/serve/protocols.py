@@ -10,7 +10,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from blockcache_runtime._version import __version__
 from blockcache_runtime.checks import Array
 from blockcache_runtime.errors import ContentError, EngineError, ObservationError, short
+from blockcache_runtime.history import timeless_inputs
 from blockcache_runtime.serve.policies import ClientState, Moment, ServedPolicy
 from blockcache_runtime.serve.wire import pack, unpack
 
@@ -32,6 +33,8 @@ class Question:
     observation: Moment
     generator: np.random.Generator
     episode: int
+    sequence: int = 0  # of the message that asked
+    recent: dict[bytes, None] = field(default_factory=dict)  # what a guard remembers of the client
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,12 @@ class Served:
 
     def metadata(self) -> dict[str, Any]:
         """What a client should know."""
-        policy = self.policy
-        steps = policy.n_obs_steps
+        policy, steps = self.policy, self.policy.n_obs_steps
+        timeless = timeless_inputs(policy.inputs, steps, policy.outside)
         return {
             "server": f"blockcache {__version__}",
             "policy": policy.name,
-            "inputs": {name: list(shape[1:] if shape[0] == steps else shape) for name, shape in policy.inputs.items()},
+            "inputs": {name: [*(shape if name in timeless else shape[1:])] for name, shape in policy.inputs.items()},
             "cameras": list(policy.cameras),
             "n_obs_steps": steps,
             "n_action_steps": policy.n_action_steps,
@@ -91,6 +94,8 @@ class Protocol(ABC):
         self.served, self.state = served, ClientState(served.policy, served.renamed)
         self.live = False
         """Whether the client does not wait for answers, so that only its newest observation needs one."""
+        self.refused = 0  # messages in a row
+        self._sequence = 0  # of the message that is spoken of
         self.recorded_as = (-1, -1)  # the client's episode that was recorded last, and its number in the log
 
     def greeting(self) -> bytes | None:
@@ -105,6 +110,11 @@ class Protocol(ABC):
             data: The message.
             newest: Whether no other message of this client is waiting.
         """
+
+    def return_to(self, question: Question) -> bool:
+        """What is said next is about this question, whatever was received since; returns whether its episode goes on."""
+        self._sequence = question.sequence
+        return question.episode == self.state.episode
 
     @abstractmethod
     def answer(self, chunk: Array, policy_ms: float) -> bytes:
@@ -124,7 +134,8 @@ class Protocol(ABC):
         return unpack(data, self.served.most_bytes)
 
     def _question(self, observation: Moment) -> Question:
-        return Question(observation, self.state.generator, self.state.episode)
+        state = self.state
+        return Question(observation, state.generator, state.episode, self._sequence, state.recent)
 
 
 class Openpi(Protocol):
@@ -184,7 +195,7 @@ class VlaEval(Protocol):
         """See `Protocol`."""
         super().__init__(served)
         self._chunk: list[Array] = []
-        self._sequence, self._observed = 0, -1
+        self._observed, self._late = -1, 0  # the last sequence; observations since the chunk was asked for
 
     def receive(self, data: bytes | str, newest: bool = True) -> bytes | Question | None:
         """See `Protocol`."""
@@ -231,11 +242,16 @@ class VlaEval(Protocol):
         if self._chunk:  # what an observation is answered with belongs to its own step, however late it is
             action = self._chunk.pop(0)
             return None if self.live and not newest else self._action(action)
-        return None if self.live and not newest else self._question(observation)
+        if self.live and not newest:
+            self._late += 1
+            return None
+        self._late = 0
+        return self._question(observation)
 
     def answer(self, chunk: Array, policy_ms: float) -> bytes:
         """See `Protocol`."""
-        first, *self._chunk = chunk[: self.served.replan]
+        first, *rest = chunk[: self.served.replan]
+        self._chunk = rest[self._late :]
         return self._action(first)
 
     def _action(self, action: Array) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from blockcache_runtime.errors import BlockcacheError, EngineError, in_one_line
+from blockcache_runtime.errors import BlockcacheError, EngineError, ObservationError, in_one_line
 from blockcache_runtime.observation_log import ObservationLog
 from blockcache_runtime.serve.metrics import Metrics
 from blockcache_runtime.serve.policies import ServedPolicy
@@ -26,7 +26,7 @@ from blockcache_runtime.serve.worker import Worker
 
 OPEN_SECONDS, PING_SECONDS, GRACE_SECONDS = 10.0, 20.0, 10.0
 """For a handshake; between pings and for their answers; for what is under way when the server stops."""
-READ_AHEAD = 4  # messages of one client that are read while it waits for an answer; more stay in the network
+READ_AHEAD = 4  # messages of one client that are kept while it waits for an answer; more stay in the network
 MOST_REFUSALS = 20  # in a row, then the connection is closed
 _CLOSED = object()
 _logger = logging.getLogger("blockcache.serve")
@@ -66,7 +66,7 @@ class Server:
         self._worker = Worker(policy, self.metrics)
         self._log: ObservationLog | None = None
         self._stopping = asyncio.Event()
-        self._inboxes: set[asyncio.Queue[Any]] = set()
+        self._open: dict[Any, asyncio.Queue[Any]] = {}  # inboxes by the task that converses
         self.port = 0
 
     async def run(self, say: Callable[[str], None], stop: asyncio.Event | None = None) -> None:
@@ -101,12 +101,15 @@ class Server:
                 self._catch_signals()
                 say(self._words())
                 await self._stopping.wait()
-                for inbox in self._inboxes:
+                for inbox in self._open.values():
                     with contextlib.suppress(asyncio.QueueFull):  # who is in the midst of a request looks by itself
                         inbox.put_nowait(_CLOSED)
                 opened.close(close_connections=False)  # no new ones; those that are open end after their request
-                with contextlib.suppress(asyncio.TimeoutError):
+                try:
                     await asyncio.wait_for(opened.wait_closed(), GRACE_SECONDS)
+                except asyncio.TimeoutError:
+                    for task in self._open:
+                        task.cancel()
         except OSError as error:
             place = f"{self.settings.host}:{self.settings.port}"
             raise EngineError(f"cannot listen at {place}: {error.strerror or error}; take another --port") from error
@@ -139,15 +142,19 @@ class Server:
     def _request(self, connection: Any, request: Any) -> Any:
         """Plain HTTP, and who may open a websocket."""
         if request.path in ("/healthz", "/health"):
-            body, kind = (
-                ("OK\n", "text/plain") if request.path == "/healthz" else ('{"status": "ok"}\n', "application/json")
-            )
-            return _response(connection, HTTPStatus.OK, body, kind)
+            trouble = self._worker.trouble(self.settings.patience)
+            status = HTTPStatus.OK if trouble is None else HTTPStatus.SERVICE_UNAVAILABLE
+            if request.path == "/healthz":
+                return _response(connection, status, f"{trouble or 'OK'}\n")
+            return _response(connection, status, f'{{"status": "{trouble or "ok"}"}}\n', "application/json")
         if self._key is not None and not _has_key(request.headers.get_all("Authorization"), self._key):
             self.metrics.count("refused_total", reason="key")
             hint = "send the header 'Authorization: Api-Key KEY', or ws://any:KEY@host"
             return _response(connection, HTTPStatus.UNAUTHORIZED, f"a key is needed: {hint}\n")
         if request.path == "/metrics":
+            if self._log is not None:
+                for name, count in (("recorded_total", self._log.added), ("dropped_total", self._log.dropped)):
+                    self.metrics.values[name, ""] = count
             return _response(connection, HTTPStatus.OK, self.metrics.text(), "text/plain; version=0.0.4")
         if self.metrics.values["connections", ""] >= self.settings.connections:
             self.metrics.count("refused_total", reason="connections")
@@ -162,8 +169,8 @@ class Server:
         self.metrics.count("connections_total")
         protocol = PROTOCOLS[self.settings.protocol](self.served)
         inbox: asyncio.Queue[Any] = asyncio.Queue(READ_AHEAD)
-        reader = asyncio.ensure_future(_read(socket, inbox))
-        self._inboxes.add(inbox)
+        reader = asyncio.ensure_future(self._read(socket, protocol, inbox))
+        self._open[asyncio.current_task()] = inbox
         try:
             if (greeting := protocol.greeting()) is not None:
                 await self._send(socket, greeting)
@@ -174,37 +181,63 @@ class Server:
             _logger.warning("a connection ended with %s", in_one_line(error))
         finally:
             self.metrics.count("connections", -1)
-            self._inboxes.discard(inbox)
+            del self._open[asyncio.current_task()]
             reader.cancel()
             with contextlib.suppress(Exception):
                 await socket.close(1001)
 
+    async def _read(self, socket: Any, protocol: Protocol, inbox: asyncio.Queue[Any]) -> None:
+        """Messages into the inbox, until the connection ends.
+
+        What does not fit stays in the network. But a live client goes on whether or not it is answered: its oldest message
+        is taken in, unanswered, and the inbox holds the newest.
+        """
+        allowed, period = 0.0, 1 / self.settings.rate
+        try:
+            async for data in socket:
+                now = time.perf_counter()
+                if allowed > now:
+                    await asyncio.sleep(allowed - now)
+                allowed = max(allowed, now - 0.1) + period  # a tenth of a second may be made up for
+                while protocol.live and inbox.full():
+                    if (oldest := inbox.get_nowait()) is not _CLOSED:
+                        await self._take(socket, protocol, oldest, newest=False)
+                await inbox.put(data)
+        except Exception:  # however it ended: the client is gone
+            _logger.debug("a connection ended", exc_info=True)
+        await inbox.put(_CLOSED)
+
     async def _converse(self, socket: Any, protocol: Protocol, inbox: asyncio.Queue[Any]) -> None:
-        refused, allowed, period = 0, 0.0, 1 / self.settings.rate
-        while not self._stopping.is_set() and refused < MOST_REFUSALS:
+        while not self._stopping.is_set() and protocol.refused < MOST_REFUSALS:
             if (data := await inbox.get()) is _CLOSED:
                 return
-            started = time.perf_counter()
-            if (early := allowed - started) > 0:
-                await asyncio.sleep(early)
-            allowed = max(allowed, started - 0.1) + period  # a tenth of a second may be made up for
-            reply: bytes | str | None
-            try:
-                reply = await self._reply(protocol, data, inbox.empty())
-                refused = 0
-            except BlockcacheError as error:
-                self.metrics.count("refused_total", reason=type(error).__name__)
-                reply, refused = protocol.refusal(str(error)), refused + 1
-            if reply is not None:
-                await self._send(socket, reply)
-                protocol.finished((time.perf_counter() - started) * 1e3)
+            await self._take(socket, protocol, data, inbox.empty())
+
+    async def _take(self, socket: Any, protocol: Protocol, data: bytes | str, newest: bool) -> None:
+        """One message, and the answer to it."""
+        started = time.perf_counter()
+        reply: bytes | str | None
+        try:
+            reply = await self._reply(protocol, data, newest)
+            protocol.refused = 0
+        except BlockcacheError as error:
+            self.metrics.count("refused_total", reason=type(error).__name__)
+            reply, protocol.refused = protocol.refusal(str(error)), protocol.refused + 1
+        if reply is not None:
+            await self._send(socket, reply)
+            protocol.finished((time.perf_counter() - started) * 1e3)
 
     async def _reply(self, protocol: Protocol, data: bytes | str, newest: bool) -> bytes | None:
         started = time.perf_counter()
         found = protocol.receive(data, newest)
         if not isinstance(found, Question):
             return found
-        chunk, seconds = await self._worker.ask(found, self.settings.patience)
+        try:
+            chunk, seconds = await self._worker.ask(found, self.settings.patience)
+        finally:
+            goes_on = protocol.return_to(found)
+        if not goes_on:
+            return None
         reply = protocol.answer(chunk, seconds * 1e3)
         self.metrics.count("requests_total")
         self.metrics.histograms["request_seconds"].add(time.perf_counter() - started)
@@ -215,8 +248,8 @@ class Server:
     def _record(self, log: ObservationLog, protocol: Protocol, question: Question, chunk: Any) -> None:
         if protocol.recorded_as[0] != question.episode:
             protocol.recorded_as = (question.episode, log.begin_episode())
-        log.add(question.observation, chunk, protocol.recorded_as[1])
-        self.metrics.count("recorded_total")
+        with contextlib.suppress(ObservationError):  # of another form than other clients' have; the log counts it
+            log.add(question.observation, chunk, protocol.recorded_as[1])
 
     async def _send(self, socket: Any, message: bytes | str) -> None:
         giving_up = asyncio.get_running_loop().call_later(self.settings.patience, self._give_up, socket)
@@ -229,16 +262,6 @@ class Server:
         """On a client that does not read what it asked for: sending to it ends as if it was gone."""
         self.metrics.count("refused_total", reason="unread")
         socket.transport.abort()
-
-
-async def _read(socket: Any, inbox: asyncio.Queue[Any]) -> None:
-    """Messages into the inbox, until the connection ends; what does not fit stays in the network."""
-    try:
-        async for data in socket:
-            await inbox.put(data)
-    except Exception:  # however it ended: the client is gone
-        _logger.debug("a connection ended", exc_info=True)
-    await inbox.put(_CLOSED)
 
 
 def _has_key(sent: list[str], key: str) -> bool:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from blockcache_runtime.checks import Array
 from blockcache_runtime.errors import BlockcacheError, EngineError, in_one_line
+from blockcache_runtime.guard import Judgement
 from blockcache_runtime.serve.metrics import Metrics
 from blockcache_runtime.serve.policies import ServedPolicy
 from blockcache_runtime.serve.protocols import Question
@@ -47,6 +47,8 @@ class Worker:
         self._policy, self._metrics = policy, metrics
         self._pool = ThreadPoolExecutor(1, "blockcache-policy")
         self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._running: Future[None] | None = None
+        self._since: float | None = None  # when the run began that is under way
         self.batch, self.milliseconds = 1, 0.0
         """How many are answered at once at most, and how long one alone takes."""
 
@@ -63,10 +65,11 @@ class Worker:
                 self.batch, best = size, each
 
     def _seconds(self, size: int) -> float:
-        """The best of three runs behind one that does not count."""
-        observation = {name: np.zeros((1, *shape), dtype=np.float32) for name, shape in self._policy.inputs.items()}
+        """The best of three runs behind one that does not count; the frames of each are new, and are encoded."""
         took = []
-        for _ in range(4):
+        for run in range(4):
+            inputs = self._policy.inputs.items()
+            observation = {name: np.full((1, *shape), run / 4, dtype=np.float32) for name, shape in inputs}
             started = time.perf_counter()
             self._pool.submit(
                 self._policy.predict, [observation] * size, [np.random.default_rng(0) for _ in range(size)]
@@ -93,30 +96,55 @@ class Worker:
 
     def start(self) -> None:
         """Answer until closed, to the loop that runs now."""
-        self._pool.submit(self._run, asyncio.get_running_loop())
+        self._running = self._pool.submit(self._run, asyncio.get_running_loop())
+
+    def trouble(self, patience: float) -> str | None:
+        """Why nobody is answered, if so: the thread has ended, or one run takes longer than `patience` seconds."""
+        since = self._since
+        if self._running is not None and self._running.done():
+            return "the thread of the policy has ended; start the server again"
+        if since is not None and (took := time.perf_counter() - since) > patience:
+            return f"the policy has been busy with one run for {took:.0f} s"
+        return None
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while (first := self._queue.get()) is not None:
             taken: list[_Waiting | None] = [first]
             while len(taken) < self.batch and taken[-1] is not None and not self._queue.empty():
                 taken.append(self._queue.get())  # nobody else takes any
+            self._since = time.perf_counter()
             self._answer(loop, [one for one in taken if one is not None and not one.result.done()])
+            self._since = None
             if taken[-1] is None:
                 return
 
-    def _answer(self, loop: asyncio.AbstractEventLoop, taken: list[_Waiting]) -> None:
+    def _answer(self, loop: asyncio.AbstractEventLoop, taken: list[_Waiting], judged: Judgement | None = None) -> None:
         if not taken:
             return
+        started, questions = time.perf_counter(), [one.question for one in taken]
+        observations, generators = [one.observation for one in questions], [one.generator for one in questions]
+        drawn = [generator.bit_generator.state for generator in generators]
         try:
-            chunks, seconds = self._predict([one.question for one in taken])
+            if judged is None:
+                judged = self._judge(loop, questions)
+            chunks = self._policy.predict(observations, generators, *(() if judged is None else (judged,)))
         except Exception as error:
-            if len(taken) > 1:  # one of them is to blame: each by itself
-                for one in taken:
-                    self._answer(loop, [one])
-            else:
+            for generator, state in zip(generators, drawn, strict=True):
+                generator.bit_generator.state = state
+            if len(taken) == 1:
                 loop.call_soon_threadsafe(_refuse, taken[0], _own(error))
+            for place, one in enumerate(taken if len(taken) > 1 else ()):  # one of them is to blame: each by itself
+                self._answer(loop, [one], None if judged is None else judged.of(place))
             return
-        loop.call_soon_threadsafe(self._deliver, taken, chunks, seconds)
+        loop.call_soon_threadsafe(self._deliver, taken, chunks, time.perf_counter() - started)
+
+    def _judge(self, loop: asyncio.AbstractEventLoop, questions: list[Question]) -> Judgement | None:
+        judge = getattr(self._policy, "judge", None)  # of exports, which may have a guard
+        given = [one.observation for one in questions], [one.recent for one in questions]
+        judged: Judgement | None = None if judge is None else judge(*given)
+        for reason, count in {} if judged is None else judged.counts.items():
+            loop.call_soon_threadsafe(self._metrics.count, "guard_total", count, reason)
+        return judged
 
     def _deliver(self, taken: list[_Waiting], chunks: list[Array], seconds: float) -> None:
         self._metrics.count("batches_total")
@@ -124,18 +152,6 @@ class Worker:
         for one, chunk in zip(taken, chunks, strict=True):
             if not one.result.done():  # somebody still waits for it
                 one.result.set_result((chunk, seconds))
-
-    def _predict(self, questions: Sequence[Question]) -> tuple[list[Array], float]:
-        started = time.perf_counter()
-        observations = [one.observation for one in questions]
-        judge = getattr(self._policy, "judge", None)  # of exports, which may have a guard
-        judged = None if judge is None else judge(observations)
-        more = () if judged is None else (judged,)
-        for reason, count in {} if judged is None else judged.counts.items():
-            self._metrics.count("guard_total", count, reason)
-        return self._policy.predict(
-            observations, [one.generator for one in questions], *more
-        ), time.perf_counter() - started
 
     def close(self) -> None:
         """Wait for what was asked."""

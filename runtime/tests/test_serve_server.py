@@ -10,12 +10,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import msgpack
 import numpy as np
 import pytest
 
 from blockcache_runtime.errors import EngineError
+from blockcache_runtime.serve import worker
 from blockcache_runtime.serve.server import MOST_REFUSALS
 from blockcache_runtime.serve.settings import KEY_VARIABLE, Settings
 from blockcache_runtime.serve.wire import pack, unpack
@@ -192,21 +194,20 @@ def test_the_policy_s_own_failure_is_one_sentence_and_spares_the_others():
                     assert unpack(reply, 9)["actions"][0, 1] == value
 
 
-def test_batches_are_used_where_they_are_faster():
-    class Slow(ToyPolicy):
-        """Takes as long for eight as for one."""
+@pytest.mark.parametrize(("once", "each", "batch"), [(0.004, 0.0, 8), (0.0, 0.02, 1)])
+def test_batches_are_used_where_they_are_faster(monkeypatch, once, each, batch):
+    """By the test's clock: seconds of a run, and more for each that is answered."""
+    clock = {"now": 0.0}
 
-    with served(Slow(seconds=0.004)) as server:
-        assert server._worker.batch == 8
-        assert "8 clients in one run" in server.said
-
-    class Each(ToyPolicy):
+    class Timed(ToyPolicy):
         def predict(self, observations, generators):
-            time.sleep(0.02 * len(observations))
+            clock["now"] += once + each * len(observations)
             return super().predict(observations, generators)
 
-    with served(Each()) as server:
-        assert server._worker.batch == 1
+    monkeypatch.setattr(worker, "time", SimpleNamespace(**{**vars(time), "perf_counter": lambda: clock["now"]}))
+    with served(Timed()) as server:
+        assert server._worker.batch == batch
+        assert ("8 clients in one run" in server.said) == (batch == 8)
 
 
 @pytest.mark.parametrize("kind", ["Api-Key", "Bearer", "Basic"])

@@ -619,7 +619,8 @@ def test_the_file_comes_back_as_it_was(policy, run, tmp_path):
 def test_the_directory_is_a_policy_that_export_takes(policy, run, tmp_path, blockcache):
     found = run(policy)
     points = {one.method: one for one in found.tuning.points}
-    sampler, schedule = DDPM4, bc.Schedule(4, dict.fromkeys(BLOCKS, (0, 2)), bc.Fingerprint())
+    sampler = DDPM4
+    schedule = bc.Schedule(4, dict.fromkeys(BLOCKS, (0, 2)), port_of(policy.with_sampler(sampler)).fingerprint)
     chosen = ChosenSampler(sampler, port_of(policy).fingerprint, {"after": 0.5})
     written = tuner.save_tuned(policy, tuner.Tuned(found.tuning, chosen, schedule), tmp_path / "tuned")
     assert written is True

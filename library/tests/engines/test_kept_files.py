@@ -16,12 +16,13 @@ from blockcache.results.timings import Timings
 from blockcache.results.tuning import Tuning
 from blockcache.samplers import ChosenSampler
 from blockcache.schedule import Schedule
-from blockcache_lab.pages import performance, rdt_size
+from blockcache_lab.pages import guard, performance, rdt_size
 from repository import ROOT
 
 PLACES = (ROOT / "docs", *(Path(str(resources.files(name) / "assets")) for name in ("blockcache", "blockcache_lab")))
 LOADERS = {
     "blockcache.frontier-distances": FrontierDistances.load,
+    "blockcache.guard": guard.FORMAT.load,
     "blockcache.losses": LossData.load,
     "blockcache.performance": performance.FORMAT.load,
     "blockcache.policy": lambda path: load_policy(path.parent),

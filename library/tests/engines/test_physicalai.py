@@ -44,7 +44,8 @@ def test_the_package_acts_as_the_export_does(make_policy, tmp_path, cameras):
     drawn = []
     for _ in range(2):
         action, noise = session.run(["action", "noise"], feed)
-        np.testing.assert_allclose(action, opened.predict_action(obs, noise=noise)["action"], atol=1e-5)
+        # noise that nobody seeds, robot units, random weights: rounding up to 2.5e-5, where another graph differs by 1
+        np.testing.assert_allclose(action, opened.predict_action(obs, noise=noise)["action"], atol=2e-4)
         drawn.append(noise)
     assert np.abs(drawn[0] - drawn[1]).max() > 0.1  # drawn anew
     assert 0.7 < np.std(drawn) < 1.3

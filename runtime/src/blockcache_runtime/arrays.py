@@ -38,7 +38,11 @@ def parse_arrays(data: bytes, what: str, path: PathLike) -> dict[str, npt.NDArra
 def write_arrays(path: PathLike, **arrays: npt.NDArray[Any]) -> None:
     """An .npz file of plain arrays by name."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    # Not by np.savez_compressed: before numpy 2 it cannot forbid pickles, and takes `allow_pickle` for one more array.
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
     write_bytes(path, buffer.getvalue())
 
 

@@ -53,6 +53,14 @@ def test_the_experts_own_actions_are_kept(tmp_path, by_name):
     assert 0.1 < np.abs(executed - demos.action).mean() < 0.3  # the noise was executed
 
 
+def test_noise_in_one_of_some_steps_leaves_the_others_as_they_are(tmp_path, by_name):
+    demonstrate("toy", tmp_path / "demos.npz", 20, noise=0.2, every=4, progress=False)
+    demos = read_demonstrations(by_name, tmp_path / "demos.npz")
+    disturbed = np.abs(np.array(MADE[0].executed) - demos.action).max(axis=1) > 1e-6
+    assert 0.15 < disturbed.mean() < 0.35  # a quarter of them
+    assert len(set(np.diff(np.flatnonzero(disturbed)))) > 2  # drawn, not counted off
+
+
 def test_without_noise_what_is_kept_is_what_was_executed(tmp_path, by_name):
     assert demonstrate("toy", tmp_path / "demos.npz", 3, progress=False) == 0
     demos = read_demonstrations(by_name, tmp_path / "demos.npz")

@@ -112,10 +112,12 @@ def test_test_seeds_are_never_shown(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("episodes", "noise"), [(1, 0.0), (3, -0.1), (3, 1.0), (3, float("nan"))])
-def test_useless_demands_are_refused(tmp_path, episodes, noise):
+@pytest.mark.parametrize(
+    ("episodes", "noise", "every"), [(1, 0.0, 1), (3, -0.1, 1), (3, 1.0, 1), (3, float("nan"), 1), (3, 0.1, 0)]
+)
+def test_useless_demands_are_refused(tmp_path, episodes, noise, every):
     with pytest.raises(BlockcacheError, match="at least 2 episodes and noise from 0 to below 1"):
-        demonstrate("toy", tmp_path / "demos.npz", episodes, noise=noise, progress=False)
+        demonstrate("toy", tmp_path / "demos.npz", episodes, noise=noise, every=every, progress=False)
 
 
 def test_a_task_without_an_expert_says_so():

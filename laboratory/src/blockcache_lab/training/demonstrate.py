@@ -37,7 +37,7 @@ def demonstrate(
     """
     if episodes < 2 or not 0 <= noise < 1 or every < 1:
         raise TrainingError(
-            "demonstrations need at least 2 episodes, noise from 0 to below 1, in one of at least 1 steps; got "
+            "demonstrations need at least 2 episodes and noise from 0 to below 1, in one of 1 or more steps; got "
             f"{episodes=}, {noise=} and {every=}"
         )
     first_test = task_spec(task).first_test_seed

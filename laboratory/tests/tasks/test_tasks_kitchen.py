@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from blockcache.errors import TaskError
 from blockcache.tasks import expert_factory, make_task
+from blockcache_lab.tasks import mujoco_scenes
 from blockcache_lab.tasks.kitchen_expert import things
 
 NAME = "kitchen"
@@ -50,6 +52,19 @@ def test_same_seed_same_episode_whatever_was_before(task: Any) -> None:
     assert first.shape == (13, 30)
     assert first.dtype == np.float32
     assert 1e-5 < np.abs(first[0] - other[0]).max() < 0.01  # the sensors' noise
+
+
+def test_a_task_goes_on_with_the_simulator_of_one_that_was_closed(task: Any) -> None:
+    """What was opened or moved leaves no trace: a later episode is that of a simulator that nobody used."""
+    first = moved(task, 5, steps=80)
+    other = make_task(NAME)
+    moved(other, 6, steps=80)
+    simulator = other.env
+    other.close()
+    again = make_task(NAME)
+    assert again.env is simulator is not task.env
+    np.testing.assert_array_equal(moved(again, 5, steps=80), first)
+    again.close()
 
 
 def test_the_observation_is_where_joints_and_things_are(task: Any) -> None:
@@ -108,6 +123,7 @@ def test_a_mujoco_that_is_too_new_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_missing_simulator_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mujoco_scenes, "_IDLE", defaultdict(list))  # none that was built before
     for name in ("gymnasium_robotics", "gymnasium_robotics.envs.franka_kitchen.kitchen_env"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "mujoco", SimpleNamespace(__version__="3.3.0"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from blockcache.errors import TaskError
 from blockcache.tasks import expert_factory, make_task, task_names
+from blockcache_lab.tasks import mujoco_scenes
 
 NAMES = tuple(name for name in task_names() if name.startswith("robosuite-"))
 
@@ -31,11 +33,11 @@ def make() -> Iterator[Callable[[str], Any]]:
         task.close()
 
 
-def moved(task: Any, seed: int) -> np.ndarray:
+def moved(task: Any, seed: int, steps: int = 12) -> np.ndarray:
     """What is seen while the expert begins."""
     seen = [task.reset(seed)]
     act = expert_factory(task.spec.name)(task)
-    for _ in range(12):
+    for _ in range(steps):
         task.step(act(seen[-1]))
         seen.append(task.observe())
     return np.stack(seen)
@@ -54,6 +56,21 @@ def test_same_seed_same_episode_whatever_was_before(name: str, numbers: int, mak
     assert first.shape == (13, numbers)
     assert first.dtype == np.float32
     assert np.abs(first[0] - other[0]).max() > 1e-3
+
+
+def test_a_task_goes_on_with_the_simulator_of_one_that_was_closed(make: Callable[[str], Any]) -> None:
+    """Its contacts, grasps among them, leave no trace: whole episodes are those of a new simulator."""
+    new = make("robosuite-lift-ph")
+    first = moved(new, 7, steps=60)
+    assert new.success  # it was grasped
+    used, simulator = make("robosuite-lift-ph"), new.env
+    moved(used, 8, steps=60)
+    given_back = used.env
+    used.close()
+    used.close()  # twice is once
+    again = make("robosuite-lift-ph")
+    assert again.env is given_back is not simulator
+    np.testing.assert_array_equal(moved(again, 7, steps=60), first)
 
 
 def test_the_observation_is_in_robomimics_order(make: Callable[[str], Any]) -> None:
@@ -104,6 +121,7 @@ def test_a_mujoco_that_is_too_new_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_missing_simulator_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mujoco_scenes, "_IDLE", defaultdict(list))  # none that was built before
     monkeypatch.setitem(sys.modules, "robosuite", None)
     monkeypatch.setitem(sys.modules, "mujoco", SimpleNamespace(__version__="3.3.0"))
     with pytest.raises(TaskError, match=r'"blockcache-lab\[robosuite\]"'):

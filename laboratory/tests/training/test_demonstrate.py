@@ -53,6 +53,14 @@ def test_the_experts_own_actions_are_kept(tmp_path, by_name):
     assert 0.1 < np.abs(executed - demos.action).mean() < 0.3  # the noise was executed
 
 
+def test_noise_in_one_of_some_steps_leaves_the_others_as_they_are(tmp_path, by_name):
+    demonstrate("toy", tmp_path / "demos.npz", 20, noise=0.2, every=4, progress=False)
+    demos = read_demonstrations(by_name, tmp_path / "demos.npz")
+    disturbed = np.abs(np.array(MADE[0].executed) - demos.action).max(axis=1) > 1e-6
+    assert 0.15 < disturbed.mean() < 0.35  # a quarter of them
+    assert len(set(np.diff(np.flatnonzero(disturbed)))) > 2  # drawn, not counted off
+
+
 def test_without_noise_what_is_kept_is_what_was_executed(tmp_path, by_name):
     assert demonstrate("toy", tmp_path / "demos.npz", 3, progress=False) == 0
     demos = read_demonstrations(by_name, tmp_path / "demos.npz")
@@ -104,10 +112,12 @@ def test_test_seeds_are_never_shown(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("episodes", "noise"), [(1, 0.0), (3, -0.1), (3, 1.0), (3, float("nan"))])
-def test_useless_demands_are_refused(tmp_path, episodes, noise):
+@pytest.mark.parametrize(
+    ("episodes", "noise", "every"), [(1, 0.0, 1), (3, -0.1, 1), (3, 1.0, 1), (3, float("nan"), 1), (3, 0.1, 0)]
+)
+def test_useless_demands_are_refused(tmp_path, episodes, noise, every):
     with pytest.raises(BlockcacheError, match="at least 2 episodes and noise from 0 to below 1"):
-        demonstrate("toy", tmp_path / "demos.npz", episodes, noise=noise, progress=False)
+        demonstrate("toy", tmp_path / "demos.npz", episodes, noise=noise, every=every, progress=False)
 
 
 def test_a_task_without_an_expert_says_so():

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from blockcache.tasks.base import Array, TaskSpec
 from blockcache_lab.tasks.flagged import Flagged
-from blockcache_lab.tasks.mujoco_scenes import check_mujoco, choose_graphics, drawn, quiet
+from blockcache_lab.tasks.mujoco_scenes import borrow, check_mujoco, choose_graphics, drawn, give_back, quiet
 
 WANTED = 4  # of the seven
 _SEEN = np.r_[0:9, 18:39]  # of what the simulator shows: positions, without speeds
@@ -30,10 +30,7 @@ class Kitchen(Flagged):
         super().__init__(spec)
         choose_graphics()
         check_mujoco("gymnasium-robotics 1.4", spec.extra)
-        with quiet():
-            from gymnasium_robotics.envs.franka_kitchen.kitchen_env import OBS_ELEMENT_GOALS, KitchenEnv
-
-            self.env: Any = KitchenEnv(list(OBS_ELEMENT_GOALS), render_mode="rgb_array", width=480, height=480)
+        self.env: Any = borrow(self.simulator, _built)
         self.seed = 0
         self.finished: list[str] = []  # in the order in which they were
         self._seen = np.zeros(spec.obs_dim, dtype=np.float32)
@@ -63,7 +60,16 @@ class Kitchen(Flagged):
         return drawn(self.env.render)
 
     def close(self) -> None:
-        self.env.close()
+        if self.env is not None:
+            give_back(self.simulator, self.env)
+            self.env = None
 
     def _look(self, seen: dict[str, Any]) -> None:
         self._seen = seen["observation"][_SEEN].astype(np.float32)
+
+
+def _built() -> Any:
+    with quiet():
+        from gymnasium_robotics.envs.franka_kitchen.kitchen_env import OBS_ELEMENT_GOALS, KitchenEnv
+
+        return KitchenEnv(list(OBS_ELEMENT_GOALS), render_mode="rgb_array", width=480, height=480)

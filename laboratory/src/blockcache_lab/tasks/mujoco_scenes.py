@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from ctypes.util import find_library
@@ -18,6 +19,19 @@ from blockcache.errors import TaskError
 from blockcache.extras import how_to_install
 
 _TOO_NEW = (4, 0)
+_IDLE: defaultdict[str, list[Any]] = defaultdict(list)
+"""Simulators that no task uses now, by name. Building one takes as long as an episode in it, and a seed gives the same
+episode to the last bit in one that was used before (tests of the tasks show it)."""
+
+
+def borrow(name: str, build: Callable[[], Any]) -> Any:
+    """A simulator of that name that nobody uses, or a new one."""
+    return _IDLE[name].pop() if _IDLE[name] else build()
+
+
+def give_back(name: str, simulator: Any) -> None:
+    """Keep a simulator for the next task that borrows one of that name."""
+    _IDLE[name].append(simulator)
 
 
 def choose_graphics() -> None:

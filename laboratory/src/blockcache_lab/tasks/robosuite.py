@@ -15,7 +15,7 @@ import numpy.typing as npt
 from blockcache.errors import TaskError
 from blockcache.tasks.base import Array, TaskSpec
 from blockcache_lab.tasks.flagged import Flagged
-from blockcache_lab.tasks.mujoco_scenes import check_mujoco, choose_graphics, quiet
+from blockcache_lab.tasks.mujoco_scenes import borrow, check_mujoco, choose_graphics, give_back, quiet
 
 # Our name -> robosuite's, and the parts of "object" in Robomimic's order.
 SCENES = {
@@ -40,25 +40,8 @@ class Robosuite(Flagged):
         super().__init__(spec)
         choose_graphics()
         check_mujoco("robosuite 1.5", spec.extra)
-        name, self._parts = SCENES[scene_of(spec.name)]
-        with quiet():
-            import robosuite
-            from robosuite.controllers import load_composite_controller_config
-
-            control = load_composite_controller_config(controller="BASIC", robot="Panda")
-            control["body_parts"] = {"right": control["body_parts"]["right"]}  # of the arms it could have
-            self.env: Any = robosuite.make(
-                name,
-                robots="Panda",
-                controller_configs=control,
-                control_freq=_RATE,
-                has_renderer=False,
-                has_offscreen_renderer=False,
-                use_camera_obs=False,
-                ignore_done=True,
-                hard_reset=False,
-                seed=0,
-            )
+        self._name, self._parts = SCENES[scene_of(spec.name)]
+        self.env: Any = borrow(self._name, lambda: _built(self._name))
         self.seed = 0
         self._seen = np.zeros(spec.obs_dim, dtype=np.float32)
 
@@ -87,11 +70,35 @@ class Robosuite(Flagged):
         )
 
     def close(self) -> None:
-        self.env.close()
+        if self.env is not None:
+            give_back(self._name, self.env)
+            self.env = None
 
     def _look(self) -> None:
         seen = self.env._get_observations(force_update=True)
         self._seen = np.concatenate([seen[name] for name in (*self._parts, *HAND)]).astype(np.float32)
+
+
+def _built(name: str) -> Any:
+    """A simulator of robosuite's task of that name."""
+    with quiet():
+        import robosuite
+        from robosuite.controllers import load_composite_controller_config
+
+        control = load_composite_controller_config(controller="BASIC", robot="Panda")
+        control["body_parts"] = {"right": control["body_parts"]["right"]}  # of the arms it could have
+        return robosuite.make(
+            name,
+            robots="Panda",
+            controller_configs=control,
+            control_freq=_RATE,
+            has_renderer=False,
+            has_offscreen_renderer=False,
+            use_camera_obs=False,
+            ignore_done=True,
+            hard_reset=False,
+            seed=0,
+        )
 
 
 def scene_of(task: str) -> str:

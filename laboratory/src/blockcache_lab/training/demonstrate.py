@@ -19,16 +19,26 @@ PATIENCE = 50  # failures in a row
 
 
 def demonstrate(
-    task: str, out: PathLike, episodes: int, *, noise: float = 0.0, first_seed: int = 0, progress: bool = True
+    task: str,
+    out: PathLike,
+    episodes: int,
+    *,
+    noise: float = 0.0,
+    every: int = 1,
+    first_seed: int = 0,
+    progress: bool = True,
 ) -> int:
     """Write `episodes` successful demonstrations to `out`; return how many episodes failed and were left out.
 
     With `noise`, the standard deviation of what is added to the actions that are executed, the expert is seen on its way
-    back from mistakes too; the actions that are kept are always its own.
+    back from mistakes too; the actions that are kept are always its own. Noise in every step shows up in the next actions of
+    the expert, who corrects it, and a policy learns these corrections as if they were part of the way; with noise in one of
+    `every` steps, drawn at random, what follows is a clean way back.
     """
-    if episodes < 2 or not 0 <= noise < 1:
+    if episodes < 2 or not 0 <= noise < 1 or every < 1:
         raise TrainingError(
-            f"demonstrations need at least 2 episodes and noise from 0 to below 1, got {episodes=} and {noise=}"
+            "demonstrations need at least 2 episodes and noise from 0 to below 1, in one of 1 or more steps; got "
+            f"{episodes=}, {noise=} and {every=}"
         )
     first_test = task_spec(task).first_test_seed
     kept: list[tuple[Any, Array]] = []
@@ -42,7 +52,7 @@ def demonstrate(
                     raise TrainingError(
                         f"demonstrations begin at seed 0 and end before the test seeds, got seed {seed}"
                     )
-                found = _episode(simulator, task, seed, noise)
+                found = _episode(simulator, task, seed, noise, every)
                 seed += 1
                 in_vain = 0 if found is not None else in_vain + 1
                 if in_vain == PATIENCE:
@@ -68,13 +78,14 @@ def demonstrate(
     return seed - first_seed - episodes
 
 
-def _episode(simulator: Task, task: str, seed: int, noise: float) -> tuple[Any, Array] | None:
+def _episode(simulator: Task, task: str, seed: int, noise: float, every: int) -> tuple[Any, Array] | None:
     """What was seen, (steps, O) or such arrays by name, and what the expert wanted, (steps, A); None if it failed."""
     seen, wanted, random = [simulator.reset(seed)], list[Array](), np.random.default_rng(seed)
     act, left = expert_factory(task)(simulator), LINGER
     while left and len(wanted) < simulator.spec.max_steps:
         wanted.append(act(seen[-1]))
-        simulator.step(wanted[-1] + noise * random.standard_normal(wanted[-1].shape))
+        disturbed = every == 1 or random.random() < 1 / every
+        simulator.step(wanted[-1] + disturbed * noise * random.standard_normal(wanted[-1].shape))
         seen.append(simulator.observe())
         left -= simulator.success
     if not simulator.success:

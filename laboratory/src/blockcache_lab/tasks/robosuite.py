@@ -1,8 +1,8 @@
-"""Lift, Can and Square of robosuite with a Panda arm: low-dimensional observations in Robomimic's order, seven actions.
+"""Lift, Can, Square, ToolHang and Transport of robosuite with Panda arms: low-dimensional observations in Robomimic's order.
 
-An observation is the object (its pose, and where it is seen from the hand), the hand's position and quaternion, and both
-fingers. An action moves the hand (three numbers, 1 is 5 cm), turns it (three, 1 is half a radian) and closes the gripper.
-The seed draws where the arm and the object begin; the score of an episode is its success.
+An observation is the objects (their poses, and where they are seen from the hand), then of each arm the hand's position and
+quaternion, and both fingers. An action has seven numbers for each arm: they move the hand (three, 1 is 5 cm), turn it (three,
+1 is half a radian) and close the gripper. The seed draws where arms and objects begin; the score of an episode is its success.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from blockcache.tasks.base import Array, TaskSpec
 from blockcache_lab.tasks.flagged import Flagged
 from blockcache_lab.tasks.mujoco_scenes import check_mujoco, choose_graphics, quiet
 
+_SEEN_FROM_THE_HAND = ("pos", "quat", "to_robot0_eef_pos", "to_robot0_eef_quat")
+
 # Our name -> robosuite's, and the parts of "object" in Robomimic's order.
 SCENES = {
     "robosuite-lift": ("Lift", ("cube_pos", "cube_quat", "gripper_to_cube_pos")),
@@ -25,8 +27,23 @@ SCENES = {
         "NutAssemblySquare",
         ("SquareNut_pos", "SquareNut_quat", "SquareNut_to_robot0_eef_pos", "SquareNut_to_robot0_eef_quat"),
     ),
+    "robosuite-tool-hang": (
+        "ToolHang",
+        (
+            *(f"{thing}_{part}" for thing in ("base", "frame", "tool") for part in _SEEN_FROM_THE_HAND),
+            *("frame_is_assembled", "tool_on_frame"),
+        ),
+    ),
+    "robosuite-transport": (
+        "TwoArmTransport",
+        (
+            *(f"{thing}_{part}" for thing in ("payload", "trash", "lid_handle") for part in ("pos", "quat")),
+            *("target_bin_pos", "trash_bin_pos", "payload_in_target_bin", "trash_in_trash_bin"),
+            *("gripper0_to_payload", "gripper0_to_lid_handle", "gripper1_to_payload", "gripper1_to_trash"),
+        ),
+    ),
 }
-HAND = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+ARM = 7  # actions of one
 STYLES = ("-ph", "-mh")  # behind a scene's name: who showed it, one clean expert or six of them
 _RATE = 20  # actions a second
 
@@ -40,17 +57,26 @@ class Robosuite(Flagged):
         super().__init__(spec)
         choose_graphics()
         check_mujoco("robosuite 1.5", spec.extra)
-        name, self._parts = SCENES[scene_of(spec.name)]
+        name, objects = SCENES[scene_of(spec.name)]
+        arms = spec.action_dim // ARM
+        self._parts = [
+            *objects,
+            *(f"robot{arm}_{part}" for arm in range(arms) for part in ("eef_pos", "eef_quat", "gripper_qpos")),
+        ]
         with quiet():
             import robosuite
             from robosuite.controllers import load_composite_controller_config
 
             control = load_composite_controller_config(controller="BASIC", robot="Panda")
             control["body_parts"] = {"right": control["body_parts"]["right"]}  # of the arms it could have
+            if arms > 1:
+                control["body_parts"]["right"]["input_ref_frame"] = (
+                    "world"  # as Robomimic's; one arm alone looks along x
+                )
             self.env: Any = robosuite.make(
                 name,
-                robots="Panda",
-                controller_configs=control,
+                robots=["Panda"] * arms,
+                controller_configs=[control] * arms,
                 control_freq=_RATE,
                 has_renderer=False,
                 has_offscreen_renderer=False,
@@ -91,7 +117,7 @@ class Robosuite(Flagged):
 
     def _look(self) -> None:
         seen = self.env._get_observations(force_update=True)
-        self._seen = np.concatenate([seen[name] for name in (*self._parts, *HAND)]).astype(np.float32)
+        self._seen = np.concatenate([np.ravel(seen[name]) for name in self._parts]).astype(np.float32)
 
 
 def scene_of(task: str) -> str:

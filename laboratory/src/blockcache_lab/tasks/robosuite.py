@@ -1,8 +1,9 @@
 """Lift, Can, Square, ToolHang and Transport of robosuite with Panda arms: low-dimensional observations in Robomimic's order.
 
-An observation is the objects (their poses, and where they are seen from the hand), then of each arm the hand's position and
-quaternion, and both fingers. An action has seven numbers for each arm: they move the hand (three, 1 is 5 cm), turn it (three,
-1 is half a radian) and close the gripper. The seed draws where arms and objects begin; the score of an episode is its success.
+An observation is the objects (their poses, and where they are seen from the hand), then of each arm the hand's position
+and quaternion, and both fingers. An action has seven numbers for each arm, along the world's axes: they move the hand
+(three, 1 is 5 cm), turn it (three, 1 is half a radian) and close the gripper. The seed draws where arms and objects begin;
+the score of an episode is its success.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Scripted experts for Lift, Can and Square: a list of motions each, and six styles in which they are done.
 
-A motion says where the hand shall be, how it is turned, and whether the gripper is closed; it is over when the hand is there,
-after a number of steps, or when something is seen. An expert knows the observation and where the scene's fixed parts are.
+A motion says where the hand shall be, how it is turned, and whether the gripper is closed; it is over when the hand is
+there, after a number of steps, or when something is seen. An expert knows the observation and where the scene's fixed parts
+are.
 """
 
 from __future__ import annotations
@@ -225,11 +226,11 @@ def _approach(
     yield from grasp(above, down)
 
 
-def grasp(above: Goal, down: Goal) -> Iterator[Motion]:
-    """Open over the object, down, and close."""
+def grasp(above: Goal, down: Goal, closing: int = 8) -> Iterator[Motion]:
+    """Open over the object, down, and close in so many steps."""
     yield Motion(above, OPEN, careful=True)
     yield Motion(down, OPEN, within=0.008, careful=True)
-    yield Motion(down, CLOSED, steps=8, careful=True)
+    yield Motion(down, CLOSED, steps=closing, careful=True)
 
 
 def held(place: Array, turn: float | Array) -> Goal:

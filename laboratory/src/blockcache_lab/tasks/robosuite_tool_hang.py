@@ -23,6 +23,7 @@ from blockcache_lab.tasks.robosuite_experts import (
     Motion,
     Scene,
     grasp,
+    held,
     up,
 )
 
@@ -63,8 +64,12 @@ def _plan(first: Scene) -> Iterator[Motion]:
     yield Motion(_ring_over_hook(0.1), CLOSED, within=0.02)
     yield Motion(_ring_over_hook(0.04), CLOSED, steps=30, careful=True)
     yield Motion(_ring_over_hook(0.009), CLOSED, steps=12, careful=True)
-    yield Motion(_back(0.0), OPEN, steps=10)
-    yield Motion(_back(0.05), OPEN)
+    yield Motion(_back(0.0), OPEN, steps=8)
+    for _ in range(3):  # the ring may be stuck aslant: push the tool down
+        yield Motion(_over_tool(0.07), CLOSED, steps=10)
+        yield Motion(_over_tool(-0.03), CLOSED, steps=14, careful=True)
+        yield Motion(_over_tool(0.15), CLOSED, steps=15)
+    yield Motion(held(hole + np.array([0.1, 0.0, 0.3]), math.pi), CLOSED)
 
 
 def _pose(scene: Scene, at: int) -> tuple[Array, Array]:
@@ -121,3 +126,8 @@ def _ring_over_hook(height: float) -> Goal:
         return scene.hand + corner + _HOOK + up(height) + np.array([_RING, 0.0, 0.0]) - middle, axes.T @ scene.axes
 
     return goal
+
+
+def _over_tool(height: float) -> Goal:
+    """Over the tool's middle, the fingers across it, once the tool is at the hook."""
+    return lambda scene: (_pose(scene, _TOOL)[0] + up(height), math.pi)

@@ -1,7 +1,7 @@
 """A scripted expert for Transport: two arms, each with its own list of motions; they meet to hand the hammer over.
 
 The first arm takes the lid off, lays it aside, takes the hammer out and holds it between both. The second throws the trash
-into its bin, takes the hammer and lays it into the bin that was cleared. They wait for what they see, not for each other's steps.
+into its bin, takes the hammer and lays it into the bin that was cleared. Each waits for what it sees of the other.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def _giver(first: Scene) -> Iterator[Motion]:
     yield Motion(held(aside - up(0.13), facing), OPEN, steps=6)
     yield Motion(held(aside + up(0.15), facing), OPEN, within=0.05)
     yield Motion(held(lid + up(0.15), facing), OPEN, within=0.05)
-    yield from grasp(_hammer(0, 0.15, -0.3), _hammer(0, 0.0, -0.3))
+    yield from grasp(_hammer(0, 0.15, -0.3), _hammer(0, 0.0, -0.3), closing=12)
+    yield Motion(lambda scene: (scene.hand + up(0.1), scene.axes), CLOSED, steps=10, careful=True)
     yield Motion(held(lid + up(0.2), facing), CLOSED, within=0.03)
     there = held(_MEETING + ahead(facing, _GRASPS[0]), _leaning(facing, 0.25))
     yield Motion(there, CLOSED, within=0.02)

@@ -1,7 +1,8 @@
 """A scripted expert for ToolHang: the frame into its stand, then the tool's ring over the frame's hook.
 
-The frame lies on the table and has to stand: the hand takes it leaning along its rod, so that it leans no more to the other
-side once the rod is upright. The tool is lowered flat, its ring around the hook's tip, and swings down when it is let go.
+The frame lies on the table and has to stand, so the hand turns by a right angle with it: it takes the frame leaning along
+the rod, and leans the other way by the rest of that angle once the rod is upright. The tool is lowered flat, its ring around
+the hook's tip, let go, and pushed down until it hangs.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def expert(task: Robosuite) -> Expert:
 
 
 def _plan(first: Scene) -> Iterator[Motion]:
-    """Take the frame, up, upright over the stand, down, open, away; take the tool, up, over the hook, down, open."""
+    """Take the frame, up, upright over the stand, down, open, away; take the tool, up, over the hook, down,
+    open; push the tool down, away."""
     hole = first.object + _HOLE
     yield Motion(_frame_grip(0.1), OPEN, within=0.02)
     yield from grasp(_frame_grip(0.06), _frame_grip(0.0))

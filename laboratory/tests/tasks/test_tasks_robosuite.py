@@ -43,11 +43,15 @@ def moved(task: Any, seed: int, steps: int = 12) -> np.ndarray:
     return np.stack(seen)
 
 
-def test_three_scenes_are_shown_by_one_expert_or_by_six() -> None:
-    assert set(NAMES) == {f"robosuite-{scene}-{who}" for scene in ("lift", "can", "square") for who in ("ph", "mh")}
+def test_three_scenes_are_shown_by_one_expert_or_by_six_and_two_by_one() -> None:
+    scenes = {f"robosuite-{scene}-{who}" for scene in ("lift", "can", "square") for who in ("ph", "mh")}
+    assert set(NAMES) == {*scenes, "robosuite-tool-hang-ph", "robosuite-transport-ph"}
 
 
-@pytest.mark.parametrize(("name", "numbers"), [("lift-ph", 19), ("can-ph", 23), ("square-mh", 23)])
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [("lift-ph", 19), ("can-ph", 23), ("square-mh", 23), ("tool-hang-ph", 53), ("transport-ph", 59)],
+)
 def test_same_seed_same_episode_whatever_was_before(name: str, numbers: int, make: Callable[[str], Any]) -> None:
     task = make(f"robosuite-{name}")
     first = moved(task, 100_000)
@@ -82,6 +86,64 @@ def test_the_observation_is_in_robomimics_order(make: Callable[[str], Any]) -> N
     np.testing.assert_allclose(np.abs(seen[7:10]), np.abs(seen[10:13] - seen[:3]), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(seen[13:17]), 1, atol=1e-5)
     assert seen[17] > 0 > seen[18]  # both fingers, which are open
+
+
+def test_the_observation_of_two_arms_is_in_robomimics_order(make: Callable[[str], Any]) -> None:
+    task = make("robosuite-transport-ph")
+    seen, group = task.reset(4), task.env.transport
+    places = [group.payload_pos, group.trash_pos, group.lid_handle_pos, group.target_bin_pos, group.trash_bin_pos]
+    np.testing.assert_allclose(seen[[[at, at + 1, at + 2] for at in (0, 7, 14, 21, 24)]], places, atol=1e-6)
+    hands = [task.env.sim.data.site_xpos[robot.eef_site_id["right"]] for robot in task.env.robots]
+    np.testing.assert_allclose(seen[[[41, 42, 43], [50, 51, 52]]], hands, atol=1e-6)
+    assert not seen[27:29].any()  # nothing is in its bin
+
+
+def test_the_observation_of_frame_and_tool_is_in_robomimics_order(make: Callable[[str], Any]) -> None:
+    task = make("robosuite-tool-hang-ph")
+    seen, data = task.reset(4), task.env.sim.data
+    sites, geoms, bodies = task.env.obj_site_id, task.env.obj_geom_id, task.env.obj_body_id
+    np.testing.assert_allclose(seen[:3], data.geom_xpos[geoms["stand_base"]], atol=1e-6)
+    np.testing.assert_allclose(seen[14:17], data.site_xpos[sites["frame_intersection_site"]], atol=1e-6)
+    np.testing.assert_allclose(seen[28:31], data.body_xpos[bodies["tool"]], atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(seen[7:10]), np.linalg.norm(seen[44:47] - seen[:3]), atol=1e-5)
+    assert not seen[42:44].any()  # neither assembled nor hung
+
+
+def test_actions_of_two_arms_are_along_the_worlds_axes(make: Callable[[str], Any]) -> None:
+    task = make("robosuite-transport-ph")
+    first, along_x = task.reset(0), np.zeros(14)
+    along_x[[0, 7]] = 0.5, -0.5
+    for _ in range(5):
+        task.step(along_x)
+    moved_by = (task.observe() - first)[[[41, 42, 43], [50, 51, 52]]]
+    assert moved_by[0, 0] > 0.02 > -0.02 > moved_by[1, 0]
+    assert np.abs(moved_by[:, 1:]).max() < 0.01
+    with pytest.raises(TaskError, match="14 finite numbers"):
+        task.step(np.zeros(7))
+
+
+def test_both_arms_begin_with_what_is_theirs(make: Callable[[str], Any]) -> None:
+    """The first goes over the lid and holds its handle, the second over the trash."""
+    task = make("robosuite-transport-ph")
+    task.reset(0)
+    act = expert_factory("robosuite-transport-ph")(task)
+    for _ in range(64):
+        task.step(act(task.observe()))
+    seen = task.observe()
+    assert seen[16] > 0.98  # the lid's handle is lifted from 0.976
+    assert np.linalg.norm(seen[50:53] - seen[7:10]) < 0.03
+    assert max(seen[48], seen[57]) < 0.022  # both grippers hold something
+
+
+def test_the_frame_is_taken_first(make: Callable[[str], Any]) -> None:
+    task = make("robosuite-tool-hang-ph")
+    before = task.reset(0)
+    act = expert_factory("robosuite-tool-hang-ph")(task)
+    for _ in range(85):
+        task.step(act(task.observe()))
+    seen = task.observe()
+    assert seen[16] > before[16] + 0.05  # the frame is lifted; the tool and the stand are where they were
+    assert np.linalg.norm(seen[28:30] - before[28:30]) < 0.005
 
 
 @pytest.mark.parametrize("seed", range(6))  # of each style one
@@ -120,9 +182,10 @@ def test_a_mujoco_that_is_too_new_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         make_task("robosuite-can-ph")
 
 
-def test_a_missing_simulator_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["lift", "tool-hang", "transport"])
+def test_a_missing_simulator_names_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mujoco_scenes, "_IDLE", defaultdict(list))  # none that was built before
     monkeypatch.setitem(sys.modules, "robosuite", None)
     monkeypatch.setitem(sys.modules, "mujoco", SimpleNamespace(__version__="3.3.0"))
     with pytest.raises(TaskError, match=r'"blockcache-lab\[robosuite\]"'):
-        make_task("robosuite-lift-ph")
+        make_task(f"robosuite-{name}-ph")

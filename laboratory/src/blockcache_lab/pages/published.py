@@ -27,6 +27,8 @@ class Place:
 PLACES: dict[str, tuple[Place, ...]] = {
     "pusht": (Place("ph", "pusht"),),
     **{f"robosuite-{scene}-{who}": (Place(who, scene),) for scene in ("lift", "can", "square") for who in ("ph", "mh")},
+    "robosuite-tool-hang-ph": (Place("ph", "tool_hang"),),
+    "robosuite-transport-ph": (Place("ph", "transport"),),
     "block-pushing": (Place("multi_stage", "block_pushing_p1", 0.49), Place("multi_stage", "block_pushing_p2", 1.0)),
     "kitchen": tuple(Place("multi_stage", f"kitchen_p{done}", done / 4) for done in range(1, 5)),
 }

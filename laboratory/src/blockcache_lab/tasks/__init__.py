@@ -35,13 +35,20 @@ def _maniskill(name: str, max_steps: int) -> TaskEntry:
     return TaskEntry(spec, f"{module}:ManiSkill", f"{module}:expert", LABORATORY)
 
 
-def _robosuite(name: str, obs_dim: int) -> TaskEntry:
+def _robosuite(
+    name: str, obs_dim: int, action_dim: int = 7, max_steps: int = 400, expert: str = "experts"
+) -> TaskEntry:
     """The name ends with who demonstrates it: "ph", one clean expert, or "mh", six of them from fast to clumsy."""
     spec = TaskSpec(
-        name, obs_dim=obs_dim, action_dim=7, max_steps=400, success="the simulator's flag", extra="robosuite"
+        name,
+        obs_dim=obs_dim,
+        action_dim=action_dim,
+        max_steps=max_steps,
+        success="the simulator's flag",
+        extra="robosuite",
     )
     module = "blockcache_lab.tasks.robosuite"
-    return TaskEntry(spec, f"{module}:Robosuite", f"{module}_experts:expert", LABORATORY)
+    return TaskEntry(spec, f"{module}:Robosuite", f"{module}_{expert}:expert", LABORATORY)
 
 
 BLOCK_PUSHING = TaskEntry(
@@ -89,3 +96,5 @@ CAN_PH = _robosuite("robosuite-can-ph", obs_dim=23)
 CAN_MH = _robosuite("robosuite-can-mh", obs_dim=23)
 SQUARE_PH = _robosuite("robosuite-square-ph", obs_dim=23)
 SQUARE_MH = _robosuite("robosuite-square-mh", obs_dim=23)
+TOOL_HANG_PH = _robosuite("robosuite-tool-hang-ph", obs_dim=53, max_steps=700, expert="tool_hang")
+TRANSPORT_PH = _robosuite("robosuite-transport-ph", obs_dim=59, action_dim=14, max_steps=700, expert="transport")

@@ -1,8 +1,9 @@
-"""Lift, Can and Square of robosuite with a Panda arm: low-dimensional observations in Robomimic's order, seven actions.
+"""Lift, Can, Square, ToolHang and Transport of robosuite with Panda arms: low-dimensional observations in Robomimic's order.
 
-An observation is the object (its pose, and where it is seen from the hand), the hand's position and quaternion, and both
-fingers. An action moves the hand (three numbers, 1 is 5 cm), turns it (three, 1 is half a radian) and closes the gripper.
-The seed draws where the arm and the object begin; the score of an episode is its success.
+An observation is the objects (their poses, and where they are seen from the hand), then of each arm the hand's position
+and quaternion, and both fingers. An action has seven numbers for each arm, along the world's axes: they move the hand
+(three, 1 is 5 cm), turn it (three, 1 is half a radian) and close the gripper. The seed draws where arms and objects begin;
+the score of an episode is its success.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from blockcache.tasks.base import Array, TaskSpec
 from blockcache_lab.tasks.flagged import Flagged
 from blockcache_lab.tasks.mujoco_scenes import borrow, check_mujoco, choose_graphics, give_back, quiet
 
+_SEEN_FROM_THE_HAND = ("pos", "quat", "to_robot0_eef_pos", "to_robot0_eef_quat")
+
 # Our name -> robosuite's, and the parts of "object" in Robomimic's order.
 SCENES = {
     "robosuite-lift": ("Lift", ("cube_pos", "cube_quat", "gripper_to_cube_pos")),
@@ -25,8 +28,23 @@ SCENES = {
         "NutAssemblySquare",
         ("SquareNut_pos", "SquareNut_quat", "SquareNut_to_robot0_eef_pos", "SquareNut_to_robot0_eef_quat"),
     ),
+    "robosuite-tool-hang": (
+        "ToolHang",
+        (
+            *(f"{thing}_{part}" for thing in ("base", "frame", "tool") for part in _SEEN_FROM_THE_HAND),
+            *("frame_is_assembled", "tool_on_frame"),
+        ),
+    ),
+    "robosuite-transport": (
+        "TwoArmTransport",
+        (
+            *(f"{thing}_{part}" for thing in ("payload", "trash", "lid_handle") for part in ("pos", "quat")),
+            *("target_bin_pos", "trash_bin_pos", "payload_in_target_bin", "trash_in_trash_bin"),
+            *("gripper0_to_payload", "gripper0_to_lid_handle", "gripper1_to_payload", "gripper1_to_trash"),
+        ),
+    ),
 }
-HAND = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+ARM = 7  # actions of one
 STYLES = ("-ph", "-mh")  # behind a scene's name: who showed it, one clean expert or six of them
 _RATE = 20  # actions a second
 
@@ -40,8 +58,13 @@ class Robosuite(Flagged):
         super().__init__(spec)
         choose_graphics()
         check_mujoco("robosuite 1.5", spec.extra)
-        self._name, self._parts = SCENES[scene_of(spec.name)]
-        self.env: Any = borrow(self._name, lambda: _built(self._name))
+        self._name, objects = SCENES[scene_of(spec.name)]
+        arms = spec.action_dim // ARM
+        self._parts = [
+            *objects,
+            *(f"robot{arm}_{part}" for arm in range(arms) for part in ("eef_pos", "eef_quat", "gripper_qpos")),
+        ]
+        self.env: Any = borrow(self._name, lambda: _built(self._name, arms))
         self.seed = 0
         self._seen = np.zeros(spec.obs_dim, dtype=np.float32)
 
@@ -76,10 +99,10 @@ class Robosuite(Flagged):
 
     def _look(self) -> None:
         seen = self.env._get_observations(force_update=True)
-        self._seen = np.concatenate([seen[name] for name in (*self._parts, *HAND)]).astype(np.float32)
+        self._seen = np.concatenate([np.ravel(seen[name]) for name in self._parts]).astype(np.float32)
 
 
-def _built(name: str) -> Any:
+def _built(name: str, arms: int) -> Any:
     """A simulator of robosuite's task of that name."""
     with quiet():
         import robosuite
@@ -87,10 +110,12 @@ def _built(name: str) -> Any:
 
         control = load_composite_controller_config(controller="BASIC", robot="Panda")
         control["body_parts"] = {"right": control["body_parts"]["right"]}  # of the arms it could have
+        if arms > 1:
+            control["body_parts"]["right"]["input_ref_frame"] = "world"  # as Robomimic's; one arm alone looks along x
         return robosuite.make(
             name,
-            robots="Panda",
-            controller_configs=control,
+            robots=["Panda"] * arms,
+            controller_configs=[control] * arms,
             control_freq=_RATE,
             has_renderer=False,
             has_offscreen_renderer=False,

@@ -1,7 +1,8 @@
 """Scripted experts for Lift, Can and Square: a list of motions each, and six styles in which they are done.
 
-A motion says where the hand shall be, how it is turned about the vertical, and whether the gripper is closed; it is over
-when the hand is there, or after a number of steps. An expert knows the observation and where the scene's fixed parts are.
+A motion says where the hand shall be, how it is turned, and whether the gripper is closed; it is over when the hand is
+there, after a number of steps, or when something is seen. An expert knows the observation and where the scene's fixed parts
+are.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from blockcache.tasks.base import Array, Expert
 from blockcache_lab.tasks.robosuite import Robosuite, scene_of
 
 _STEP, _TURN = 0.05, 0.5  # metres and radians of an action of 1
-_DOWN = np.diag([1.0, -1.0, -1.0])  # the hand's axes where its fingers open along y
-_OPEN, _CLOSED = -1.0, 1.0
+DOWN = np.diag([1.0, -1.0, -1.0])  # the hand's axes where its fingers open along y
+OPEN, CLOSED = -1.0, 1.0
 _PATIENCE = 60  # steps that a motion may take at full speed
 _WRIST = (-1.8, 3.0)  # turns of the hand that the last joint can bear
 _GAIN = 4.0  # beyond what would bring the hand there: the arm falls short of small steps
@@ -54,21 +55,26 @@ MIXED = (
 
 @dataclass(frozen=True)
 class Scene:
-    """What is seen: the object's place and turn about the vertical, and the hand's place and axes."""
+    """What is seen: the first object's place and turn about the vertical, the hand's place and axes, and all of it."""
 
     object: Array
     turn: float
     hand: Array
     axes: Array
+    row: Array
 
     @classmethod
-    def of(cls, seen: Array, fields: int) -> Scene:
-        """From an observation in which `fields` numbers are the object's."""
+    def of(cls, seen: Array, fields: int, arm: int = 0) -> Scene:
+        """As `arm` has it, from an observation in which `fields` numbers are the objects'."""
         row = np.asarray(seen, dtype=np.float64)
         turn = Rotation.from_quat(row[3:7]).as_matrix()
-        hand = row[fields:]
+        hand = row[fields + 9 * arm :]
         axes = Rotation.from_quat(hand[3:7]).as_matrix()
-        return cls(row[:3], math.atan2(turn[1, 0], turn[0, 0]), hand[:3], axes)
+        return cls(row[:3], math.atan2(turn[1, 0], turn[0, 0]), hand[:3], axes, row)
+
+
+Goal = Callable[[Scene], tuple[Array, float | Array]]
+"""Where the hand shall be, and its turn about the vertical with the fingers down, or its axes."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +82,15 @@ class Motion:
     """One motion; `goal` says of the scene where the hand shall be and its turn.
 
     steps: how many it takes; None: until the hand is within `within` metres, or patience ends.
+    until: where given, the motion is over only once this is seen.
     """
 
-    goal: Callable[[Scene], tuple[Array, float]]
+    goal: Goal
     grip: float
     within: float = 0.01
     steps: int | None = None
     careful: bool = False  # without sway, and no faster than half
+    until: Callable[[Scene], bool] | None = None
 
 
 def expert(task: Robosuite) -> Expert:
@@ -92,11 +100,11 @@ def expert(task: Robosuite) -> Expert:
     fields = task.spec.obs_dim - 9
     random = np.random.default_rng((task.seed, 1))
     motions = plan(task, Scene.of(task.observe(), fields), style, random)
-    driver = _Driver(motions, style, random)
+    driver = Driver(motions, style, random)
     return lambda seen: driver.action(Scene.of(seen, fields))
 
 
-class _Driver:
+class Driver:
     """Goes through the motions and turns each into actions; the last is held."""
 
     def __init__(self, motions: Iterator[Motion], style: Style, random: np.random.Generator) -> None:
@@ -107,7 +115,7 @@ class _Driver:
 
     def action(self, scene: Scene) -> Array:
         place, turn = self._motion.goal(scene)
-        if self._over(place - scene.hand):
+        if self._over(scene, place - scene.hand):
             self._motion, self._steps = next(self._motions, self._motion), 0
             place, turn = self._motion.goal(scene)
         self._steps += 1
@@ -115,12 +123,14 @@ class _Driver:
         careful = self._motion.careful
         speed = self._style.speed * (0.5 if careful else 1.0)
         shift = np.clip(_GAIN * (place - scene.hand) / _STEP, -speed, speed) + (0.0 if careful else 1.0) * self._sway
-        wanted = Rotation.from_euler("z", turn).as_matrix() @ _DOWN
+        wanted = turn if isinstance(turn, np.ndarray) else Rotation.from_euler("z", turn).as_matrix() @ DOWN
         spin = Rotation.from_matrix(wanted @ scene.axes.T).as_rotvec() / _TURN
         action = np.array([*shift, *np.clip(spin, -speed, speed), self._motion.grip])
         return action.clip(-1.0, 1.0)
 
-    def _over(self, left: Array) -> bool:
+    def _over(self, scene: Scene, left: Array) -> bool:
+        if self._motion.until is not None:
+            return self._motion.until(scene)
         if self._motion.steps is not None:
             return self._steps >= self._motion.steps
         return bool(np.linalg.norm(left) < self._motion.within) or self._steps >= _PATIENCE / self._style.speed
@@ -128,14 +138,14 @@ class _Driver:
 
 def _lift(task: Robosuite, first: Scene, style: Style, random: np.random.Generator) -> Iterator[Motion]:
     """Over the cube, down to it, close, up."""
-    turn = _nearest(first.turn, math.pi / 2)
+    turn = nearest(first.turn, math.pi / 2)
 
-    def at(height: float) -> Callable[[Scene], tuple[Array, float]]:
-        return lambda scene: (scene.object + _up(height), turn)
+    def at(height: float) -> Goal:
+        return lambda scene: (scene.object + up(height), turn)
 
     yield from _approach(at(0.08), at(0.0), style, random)
-    top = first.object + _up(0.12)
-    yield Motion(lambda scene: (top, turn), _CLOSED)
+    top = first.object + up(0.12)
+    yield Motion(lambda scene: (top, turn), CLOSED)
 
 
 def _can(task: Robosuite, first: Scene, style: Style, random: np.random.Generator) -> Iterator[Motion]:
@@ -146,86 +156,96 @@ def _can(task: Robosuite, first: Scene, style: Style, random: np.random.Generato
         0,
     )  # its near corner: arms are short
 
-    def at(height: float) -> Callable[[Scene], tuple[Array, float]]:
-        return lambda scene: (scene.object + _up(height), 0.0)
+    def at(height: float) -> Goal:
+        return lambda scene: (scene.object + up(height), 0.0)
 
-    def carried(x: float, y: float, z: float) -> Callable[[Scene], tuple[Array, float]]:
+    def carried(x: float, y: float, z: float) -> Goal:
         return lambda scene: (np.array([x, y, z]), 0.0)
 
     yield from _approach(at(0.12), at(0.01), style, random)
     high, low = floor + 0.2, floor + 0.1
-    yield Motion(carried(first.object[0], first.object[1], high), _CLOSED, within=0.03)
-    yield Motion(carried(x, y, high), _CLOSED, within=0.02)
-    yield Motion(carried(x, y, low), _CLOSED, within=0.02)
-    yield Motion(carried(x, y, low), _OPEN, steps=6)
-    yield Motion(carried(x, y, high), _OPEN)
+    yield Motion(carried(first.object[0], first.object[1], high), CLOSED, within=0.03)
+    yield Motion(carried(x, y, high), CLOSED, within=0.02)
+    yield Motion(carried(x, y, low), CLOSED, within=0.02)
+    yield Motion(carried(x, y, low), OPEN, steps=6)
+    yield Motion(carried(x, y, high), OPEN)
 
 
 def _square(task: Robosuite, first: Scene, style: Style, random: np.random.Generator) -> Iterator[Motion]:
     """Over the nut's handle, down, close, up, over the peg with the nut's sides along the peg's, down, open, up."""
     peg = np.array(task.env.sim.data.body_xpos[task.env.peg1_body_id])
-    grasp = _nearest(first.turn, math.pi)
+    grasp = nearest(first.turn, math.pi)
     final = min((quarter * math.pi / 2 for quarter in range(-1, 3)), key=lambda turn: _effort(turn, first.turn, grasp))
-    turn = grasp + _nearest(final - first.turn, 2 * math.pi)  # of the hand, once the nut lies along the peg's sides
+    turn = grasp + nearest(final - first.turn, 2 * math.pi)  # of the hand, once the nut lies along the peg's sides
 
-    def handle(height: float) -> Callable[[Scene], tuple[Array, float]]:
-        return lambda scene: (scene.object + _ahead(scene.turn, 0.06) + _up(height), grasp)
+    def handle(height: float) -> Goal:
+        return lambda scene: (scene.object + ahead(scene.turn, 0.06) + up(height), grasp)
 
-    def nut_at(height: float) -> Callable[[Scene], tuple[Array, float]]:
+    def nut_at(height: float) -> Goal:
         """The hand goes where the nut is at its place, and turns as it must, whatever the grasp was like."""
 
         def goal(scene: Scene) -> tuple[Array, float]:
             now = math.atan2(scene.axes[1, 0], scene.axes[0, 0])
-            return scene.hand + peg + _up(height) - scene.object, now + _nearest(final - scene.turn, 2 * math.pi)
+            return scene.hand + peg + up(height) - scene.object, now + nearest(final - scene.turn, 2 * math.pi)
 
         return goal
 
     yield from _approach(handle(0.1), handle(0.0), style, random)
-    yield Motion(lambda scene: (np.array([*scene.hand[:2], peg[2] + 0.15]), grasp), _CLOSED, within=0.03)
-    yield Motion(lambda scene: (peg + _up(0.15) + scene.hand - scene.object, turn), _CLOSED, within=0.03)
-    yield Motion(nut_at(0.13), _CLOSED, within=0.005, careful=True)
-    yield Motion(nut_at(0.13), _CLOSED, steps=4, careful=True)
-    yield Motion(nut_at(0.0), _CLOSED, within=0.02, careful=True)
-    yield Motion(lambda scene: (scene.hand, turn), _OPEN, steps=6)
-    yield Motion(lambda scene: (scene.hand + _up(0.05), turn), _OPEN)
+    yield Motion(lambda scene: (np.array([*scene.hand[:2], peg[2] + 0.15]), grasp), CLOSED, within=0.03)
+    yield Motion(lambda scene: (peg + up(0.15) + scene.hand - scene.object, turn), CLOSED, within=0.03)
+    yield Motion(nut_at(0.13), CLOSED, within=0.005, careful=True)
+    yield Motion(nut_at(0.13), CLOSED, steps=4, careful=True)
+    yield Motion(nut_at(0.0), CLOSED, within=0.02, careful=True)
+    yield Motion(lambda scene: (scene.hand, turn), OPEN, steps=6)
+    yield Motion(lambda scene: (scene.hand + up(0.05), turn), OPEN)
 
 
 def _effort(final: float, first: float, grasp: float) -> float:
     """How far the nut is turned; more where its handle points away from the arm, which is at its reach there, and most where
     the wrist is at its end."""
-    turned = _nearest(final - first, 2 * math.pi)
+    turned = nearest(final - first, 2 * math.pi)
     beyond = not _WRIST[0] < grasp + turned < _WRIST[1]
     return abs(turned) + 2 * math.cos(final) + 10 * beyond
 
 
 def _approach(
-    above: Callable[[Scene], tuple[Array, float]],
-    down: Callable[[Scene], tuple[Array, float]],
+    above: Goal,
+    down: Goal,
     style: Style,
     random: np.random.Generator,
 ) -> Iterator[Motion]:
     """Open over the object, from aside if the style says so, down, and close."""
     if style.detour:
         angle = random.uniform(0, 2 * math.pi)
-        aside = _ahead(angle, style.detour)
-        yield Motion(lambda scene: (above(scene)[0] + aside, above(scene)[1]), _OPEN, within=0.03)
-    yield Motion(above, _OPEN, within=0.02)
+        aside = ahead(angle, style.detour)
+        yield Motion(lambda scene: (above(scene)[0] + aside, above(scene)[1]), OPEN, within=0.03)
+    yield Motion(above, OPEN, within=0.02)
     for _ in range(style.regrasps):
-        yield Motion(above, _CLOSED, steps=6)
-        yield Motion(above, _OPEN, steps=6)
-    yield Motion(above, _OPEN, careful=True)
-    yield Motion(down, _OPEN, within=0.008, careful=True)
-    yield Motion(down, _CLOSED, steps=8, careful=True)
+        yield Motion(above, CLOSED, steps=6)
+        yield Motion(above, OPEN, steps=6)
+    yield from grasp(above, down)
 
 
-def _nearest(angle: float, symmetry: float) -> float:
+def grasp(above: Goal, down: Goal, closing: int = 8) -> Iterator[Motion]:
+    """Open over the object, down, and close in so many steps."""
+    yield Motion(above, OPEN, careful=True)
+    yield Motion(down, OPEN, within=0.008, careful=True)
+    yield Motion(down, CLOSED, steps=closing, careful=True)
+
+
+def held(place: Array, turn: float | Array) -> Goal:
+    """The same place and turn, whatever is seen."""
+    return lambda scene: (place, turn)
+
+
+def nearest(angle: float, symmetry: float) -> float:
     """The same turn of something that looks alike after `symmetry`, the nearest to none."""
     return angle - symmetry * round(angle / symmetry)
 
 
-def _ahead(angle: float, length: float) -> Array:
+def ahead(angle: float, length: float) -> Array:
     return np.array([length * math.cos(angle), length * math.sin(angle), 0.0])
 
 
-def _up(height: float) -> Array:
+def up(height: float) -> Array:
     return np.array([0.0, 0.0, height])

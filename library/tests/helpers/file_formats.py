@@ -35,7 +35,6 @@ from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
 from blockcache.models.rdt.runner import read_weights
 from blockcache.models.registry import port_of
 from blockcache.results import bench
-from blockcache.results.analysis import Analysis
 from blockcache.results.check import Check, Roughness
 from blockcache.results.distances import FrontierDistances, MethodDistances, Modes
 from blockcache.results.losses import LossData, LossDataError, LossRow, judge
@@ -49,6 +48,7 @@ from blockcache.samplers import table as sampler_table
 from blockcache.solvers.recording import METRICS
 from blockcache.tasks import task_spec
 from blockcache_lab.analysis.claims import claims
+from blockcache_lab.analysis.file import Analysis
 from blockcache_lab.pages import guard, performance, rdt_size
 from blockcache_lab.studies.suites import Cell, Suite, suite_of
 from blockcache_lab.training.data import read_demonstrations

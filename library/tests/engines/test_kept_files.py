@@ -16,7 +16,7 @@ from blockcache.results.timings import Timings
 from blockcache.results.tuning import Tuning
 from blockcache.samplers import ChosenSampler
 from blockcache.schedule import Schedule
-from blockcache_lab.pages import guard, performance, rdt_size
+from blockcache_lab.pages import guard, performance
 from repository import ROOT
 
 PLACES = (ROOT / "docs", *(Path(str(resources.files(name) / "assets")) for name in ("blockcache", "blockcache_lab")))
@@ -26,7 +26,6 @@ LOADERS = {
     "blockcache.losses": LossData.load,
     "blockcache.performance": performance.FORMAT.load,
     "blockcache.policy": lambda path: load_policy(path.parent),
-    "blockcache.rdt-size": rdt_size.FORMAT.load,
     "blockcache.results": Results.load,
     "blockcache.sampler": ChosenSampler.load,
     "blockcache.schedule": Schedule.load,

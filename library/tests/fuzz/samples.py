@@ -320,7 +320,6 @@ SAMPLES = {
             "benchmark",
             "performance",
             "guard",
-            "rdt size",
             "rdt state dict",
         )
     },

@@ -49,7 +49,7 @@ from blockcache.solvers.recording import METRICS
 from blockcache.tasks import task_spec
 from blockcache_lab.analysis.claims import claims
 from blockcache_lab.analysis.file import Analysis
-from blockcache_lab.pages import guard, performance, rdt_size
+from blockcache_lab.pages import guard, performance
 from blockcache_lab.studies.suites import Cell, Suite, suite_of
 from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.state import Progress, read_state, write_state
@@ -330,7 +330,6 @@ def write_bench(directory: Path) -> Path:
 
 def write_performance(directory: Path) -> Path:
     times = {"patched": 4.0, "loop": 3.0, "onnx_1": 2.0, "onnx_n": 1.0}
-    points = [{"x": x, "computed": 10 * x, "ms": float(x)} for x in (2, 5)]
     foot = dict.fromkeys(
         (
             "weights_mb",
@@ -347,18 +346,7 @@ def write_performance(directory: Path) -> Path:
     )
     content = {
         "bench": RUN,
-        "limits": [
-            {
-                "threads": 1,
-                "peak_gflops": 90.0,
-                "kinds": [
-                    {"kind": "everything", "nodes": 12, "ms": 9.0, "gflops": None},
-                    {"kind": "products", "nodes": 5, "ms": 6.0, "gflops": 60.0},
-                ],
-            }
-        ],
         "shapes": [{"name": "wide", "ms": times, "difference": times}],
-        "growth": {"steps": points, "updates": points},
         "footprint": {"8 x 256": {**foot, "calls": 3, "generations": 4}},
         "calibration": {
             **dict.fromkeys(("observations", "blocks", "steps"), 4),
@@ -394,20 +382,6 @@ def write_guard(directory: Path) -> Path:
 def load_guard(path: Path) -> Any:
     with guard.FORMAT.reading(path):
         return guard.page([guard.FORMAT.load(path)])
-
-
-def write_rdt_size(directory: Path) -> Path:
-    figures = dict.fromkeys(("seconds", "speedup", "gflop", "max_difference", "largest_action"), 1.5)
-    content = {
-        "sizes": {"depth": 28},
-        "machine": MACHINE,
-        "threads": 2,
-        "weights_mb": 4900.0,
-        "peak_mb": 7000.0,
-        "rows": [{"steps": 5, "engine": "loop", "repeats": 1, "command": "blockcache paper rdt-size", **figures}],
-    }
-    rdt_size.FORMAT.save(directory / "rdt-size.json", content)
-    return directory / "rdt-size.json"
 
 
 def rdt() -> RDTPolicy:
@@ -516,7 +490,6 @@ EXAMPLES = [
     Example("guard", write_guard, load_guard, ("blockcache.guard",)),
     Example("policy config", functools.partial(write_policy, "config.json"), load_named_policy, ("blockcache.policy",)),
     Example("policy weights", functools.partial(write_policy, "model.safetensors"), load_named_policy),
-    Example("rdt size", write_rdt_size, functools.partial(load_page, rdt_size), ("blockcache.rdt-size",)),
     Example("rdt config", functools.partial(write_rdt, "config.json"), load_beside, ("blockcache.policy",)),
     Example("rdt weights", functools.partial(write_rdt, "model.safetensors"), load_beside),
     Example("rdt state dict", write_rdt_weights, read_weights),

@@ -158,8 +158,7 @@ def _exact(found: RdtSuite) -> list[Block]:
     about = (
         "No block is skipped and nothing is approximated. The conditions do not change within a generation, so the engine projects "
         f"them to keys and values once: that leaves {found.exact.flops[BASELINE] / full.method.flops:.0%} of the FLOPs here. The "
-        "rest of its speed is the engine's own: it runs no Python. At RDT-1B's size, where most of the work is in these "
-        "projections: [rdt-size.md](rdt-size.md)."
+        "rest of its speed is the engine's own: it runs no Python."
     )
     columns = ["every block at every step", "GFLOP", "ms", "over plain", "largest difference of an action"]
     return [Section("The engine alone", (Paragraph(about), table(columns, rows)))]

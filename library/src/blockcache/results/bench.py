@@ -77,9 +77,7 @@ FORMAT = Format(
     "blockcache.bench", "benchmark", {**_RUN, **_ENCODER, "command": str}, optional=("made_by", "encoder", "command")
 )
 
-_KIND = Fields({"kind": str, "nodes": Count, "ms": _Time, "gflops": float | None})
 _ENGINES = Fields(dict.fromkeys(("patched", "loop", "onnx_1", "onnx_n"), float))
-_POINTS = list_of(Fields({"x": Count, "computed": Count, "ms": float}))
 _SIZES = ("weights_mb", "file_mb", "export_s", "load_s", "peak_over_weights", "peak_mb", "growth_mb")
 _TOTALS = ("plain_s", "costs_s", "plain_mb", "costs_mb", "solve_s")
 PERFORMANCE = Format(
@@ -87,9 +85,9 @@ PERFORMANCE = Format(
     "performance file",
     {
         "bench": Fields({name: _RUN[name] for name in _RUN if name != "encoder"}, _ENCODER, others=True),
-        "limits": list_of(Fields({"threads": Count, "peak_gflops": _Time, "kinds": list_of(_KIND)})),
+        "limits": list,  # this and growth are in older files, and are not shown any more
         "shapes": list_of(Fields({"name": str, "ms": _ENGINES, "difference": _ENGINES})),
-        "growth": Fields({"steps": _POINTS, "updates": _POINTS}),
+        "growth": dict,
         "footprint": dict_of(
             Fields(
                 {**dict.fromkeys(_SIZES, float), "p50_ms": _Time, "p99_ms": _Time, "calls": Count, "generations": Count}
@@ -99,5 +97,5 @@ PERFORMANCE = Format(
             {**dict.fromkeys(("observations", "blocks", "steps"), Count), **dict.fromkeys(_TOTALS, float)}
         ),
     },
-    optional=("made_by", "limits", "calibration"),
+    optional=("made_by", "limits", "growth", "calibration"),
 )

@@ -8,7 +8,6 @@ import pytest
 
 from blockcache import load_policy
 from blockcache.files import read_json
-from blockcache.results.distances import FrontierDistances
 from blockcache.results.losses import LossData
 from blockcache.results.rollouts import Results
 from blockcache.results.stored import Stored
@@ -17,6 +16,7 @@ from blockcache.results.tuning import Tuning
 from blockcache.samplers import ChosenSampler
 from blockcache.schedule import Schedule
 from blockcache_lab.pages import guard, performance
+from blockcache_lab.studies.distances import FrontierDistances
 from repository import ROOT
 
 PLACES = (ROOT / "docs", *(Path(str(resources.files(name) / "assets")) for name in ("blockcache", "blockcache_lab")))

@@ -36,7 +36,6 @@ from blockcache.models.rdt.runner import read_weights
 from blockcache.models.registry import port_of
 from blockcache.results import bench
 from blockcache.results.check import Check, Roughness
-from blockcache.results.distances import FrontierDistances, MethodDistances, Modes
 from blockcache.results.losses import LossData, LossDataError, LossRow, judge
 from blockcache.results.rollouts import ActionError, MethodRun, Record, Results
 from blockcache.results.stored import Stored, StoredMethod
@@ -50,6 +49,7 @@ from blockcache.tasks import task_spec
 from blockcache_lab.analysis.claims import claims
 from blockcache_lab.analysis.file import Analysis
 from blockcache_lab.pages import guard, performance
+from blockcache_lab.studies.distances import FrontierDistances, MethodDistances, Modes
 from blockcache_lab.studies.suites import Cell, Suite, suite_of
 from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.state import Progress, read_state, write_state

@@ -21,11 +21,12 @@ from blockcache.report.chart import Axis, Panel
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.drawing import draw_panels, save_figure
 from blockcache.report.methods import DIFFERENCE, SCORE
+from blockcache.report.overview.sources import Brought
 from blockcache.results.check import predicted_loss
-from blockcache.results.distances import FrontierDistances, MethodDistances
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.pictures import LOSS, MILLISECONDS, RULES, Mark, by_kind, full_precision, loss_mark, series_of
 from blockcache_lab.pages.suite_parts import PolicySuite, made_from, suite_tables, who_wins
+from blockcache_lab.studies.distances import FrontierDistances, MethodDistances
 from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER
 
@@ -39,6 +40,13 @@ _MEASURES: dict[str, Callable[[MethodDistances], float]] = {
     "energy distance": lambda found: found.distances.energy.mean,
     "energy beyond spread": lambda found: found.distances.beyond_spread.mean,
 }
+
+
+def read_distances(path: str) -> Brought:
+    """The file of distances, for the report's page."""
+    found = FrontierDistances.load(path)
+    shifts = {name: one.distances.beyond_spread.mean for name, one in found.methods.items()}
+    return Brought("distances", "", found.policy, "blockcache paper distances POLICY", found, shifts=shifts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -139,11 +139,9 @@ def _grouped(
     return tuple(made)
 
 
-def _shifts(sources: Sources) -> dict[str, float]:
+def _shifts(sources: Sources) -> Mapping[str, float]:
     """Energy beyond spread by method: what tells best of what is lost, without a rollout."""
-    if not sources.distances:
-        return {}
-    return {name: found.distances.beyond_spread.mean for name, found in sources.distances[0].value.methods.items()}
+    return next((one.value.shifts for one in sources.brought if one.value.shifts), {})
 
 
 def latency_section(sources: Sources) -> Section:

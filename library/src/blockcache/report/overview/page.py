@@ -73,7 +73,6 @@ def _origins(sources: Sources) -> Section:
     made: list[tuple[str, tuple[Source[Any], ...], Callable[[Source[Any]], str]]] = [
         ("results", results, _evaluation),
         ("timings", sources.timings, lambda one: timed.get(one.path, f"blockcache paper timing {policy}")),
-        ("distances", sources.distances, lambda one: f"blockcache paper distances {policy}"),
         ("tuning", sources.tunings, lambda one: _tuning(one.value, policy)),
         ("check", sources.checks, lambda one: _typed(one.value.setting) or _check(one.value)),
         (
@@ -90,7 +89,9 @@ def _origins(sources: Sources) -> Section:
     ]
     rows = [["this page", "", code(sources.command)]]
     rows += [[what, code(one.path), code(command(one))] for what, found, command in made for one in found]
-    rows += [[one.value.kind, code(one.path), code(one.value.command)] for one in sources.brought]
+    rows += [
+        [one.value.kind, code(one.path), code(one.value.command.replace("POLICY", policy))] for one in sources.brought
+    ]
     return Section("The commands that made it", (table(["what", "file", "made by"], rows, left=3),))
 
 

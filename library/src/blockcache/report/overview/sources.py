@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import EntryPoint, entry_points
 from itertools import combinations
@@ -24,7 +24,6 @@ from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.results.bench import FORMAT as BENCH
 from blockcache.results.bench import PERFORMANCE
 from blockcache.results.check import Check
-from blockcache.results.distances import FrontierDistances
 from blockcache.results.rollouts import Results
 from blockcache.results.summary import MethodSummary, most_rollouts, summarise
 from blockcache.results.timings import Timings
@@ -74,9 +73,10 @@ class Brought:
         kind: What it is called, such as "analysis".
         policy: The policy as the file names it, or "".
         fingerprint: What the file is bound to.
-        command: What made it.
-        value: What the package's own sections make of it.
+        command: What made it; POLICY in it stands for the policy's name.
+        value: What the package's own sections are made of.
         schedules: Those that it knows the errors of, the one to show first at the front.
+        shifts: By method, how far its actions are from the policy's own: their energy beyond its spread.
     """
 
     kind: str
@@ -85,6 +85,7 @@ class Brought:
     command: str
     value: Any
     schedules: tuple[Shown, ...] = ()
+    shifts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,6 @@ class Sources:
     results: tuple[Source[Results], ...] = ()
     clocked: tuple[Source[Results], ...] = ()  # results of rollouts on the clock, which others are not compared with
     timings: tuple[Source[Timings], ...] = ()
-    distances: tuple[Source[FrontierDistances], ...] = ()
     tunings: tuple[Source[Tuning], ...] = ()
     checks: tuple[Source[Check], ...] = ()
     brought: tuple[Source[Brought], ...] = ()  # by readers of other packages, such as analyses
@@ -121,8 +121,9 @@ class Sources:
     def fingerprints(self) -> list[tuple[str, Fingerprint]]:
         """What each file is bound to; benchmarks and configs say nothing of weights."""
         bound = (*self.runs, *self.recordings, *self.schedules, *self.brought)
-        timed: tuple[Source[Any], ...] = (*self.timings, *self.distances)
-        return [(one.path, one.value.fingerprint) for one in bound] + [(one.path, one.value.policy) for one in timed]
+        return [(one.path, one.value.fingerprint) for one in bound] + [
+            (one.path, one.value.policy) for one in self.timings
+        ]
 
     @cached_property
     def rows(self) -> dict[str, MethodSummary]:
@@ -165,7 +166,6 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     SCHEDULE.name: ("schedules", Schedule.load),
     Results.FORMAT.name: ("results", Results.load),
     Timings.FORMAT.name: ("timings", Timings.load),
-    FrontierDistances.FORMAT.name: ("distances", FrontierDistances.load),
     Tuning.FORMAT.name: ("tunings", Tuning.load),
     Check.FORMAT.name: ("checks", Check.load),
     BENCH.name: ("benches", BENCH.load),
@@ -175,7 +175,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 _SUFFIXES = (".json", ".json.gz", ".safetensors")
 _EXPECTED = (
     "a policy's directory, a recording, schedule, results, timings, tuning, check, benchmark, or, where blockcache-lab is "
-    "installed, an analysis"
+    "installed, an analysis or distances"
 )
 
 

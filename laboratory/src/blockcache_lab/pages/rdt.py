@@ -13,10 +13,10 @@ import numpy as np
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import difference_interval
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
-from blockcache.report.methods import DIFFERENCE, SUCCESS, estimate, shown_ms
+from blockcache.report.methods import DIFFERENCE, SUCCESS, estimate
 from blockcache.results.rollouts import BASELINE, PLAIN, Record
 from blockcache_lab.pages.rdt_findings import RdtSuite, is_success, shared, summary
-from blockcache_lab.pages.suite_parts import QUICK, made_from, rivals, suite_tables, who_wins
+from blockcache_lab.pages.suite_parts import QUICK, made_from, rivals, shown_ms, suite_tables, who_wins
 
 TRIALS, EPISODES = 3, 25
 """As the paper has them."""

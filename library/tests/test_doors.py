@@ -194,7 +194,7 @@ def test_without_the_laboratory_an_analysis_says_who_reads_it(tmp_path):
     code, _, err = run(tmp_path, "report", path, "-o", "out.html", before=WITHOUT_THE_LABORATORY)
     assert code == 2
     assert "its format is 'blockcache.analysis', expected" in err
-    assert "where blockcache-lab is installed, an analysis or distances" in err
+    assert "where blockcache-lab is installed, an analysis, distances or performance" in err
 
 
 @pytest.mark.parametrize("verb", ["paper", "analyse", "policy train", "policy demonstrate"])

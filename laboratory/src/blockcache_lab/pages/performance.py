@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from blockcache.files import Count, Fields, Format, Limit, dict_of, list_of
 from blockcache.report.bench import BENCH_COLUMNS, bench_table, not_available
 from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table, table_of
-from blockcache.results.bench import PERFORMANCE
+from blockcache.report.overview.sources import Brought
+from blockcache.results.bench import ENCODER, RUN
 
-FORMAT = PERFORMANCE
+_Time = Annotated[float, Limit(1e-9)]
+_ENGINES = Fields(dict.fromkeys(("patched", "loop", "onnx_1", "onnx_n"), float))
+_SIZES = ("weights_mb", "file_mb", "export_s", "load_s", "peak_over_weights", "peak_mb", "growth_mb")
+_TOTALS = ("plain_s", "costs_s", "plain_mb", "costs_mb", "solve_s")
+FORMAT = Format(
+    "blockcache.performance",
+    "performance file",
+    {
+        "bench": Fields({name: RUN[name] for name in RUN if name != "encoder"}, ENCODER, others=True),
+        "limits": list,  # this and growth are in older files, and are not shown any more
+        "shapes": list_of(Fields({"name": str, "ms": _ENGINES, "difference": _ENGINES})),
+        "growth": dict,
+        "footprint": dict_of(
+            Fields(
+                {**dict.fromkeys(_SIZES, float), "p50_ms": _Time, "p99_ms": _Time, "calls": Count, "generations": Count}
+            )
+        ),
+        "calibration": Fields(
+            {**dict.fromkeys(("observations", "blocks", "steps"), Count), **dict.fromkeys(_TOTALS, float)}
+        ),
+    },
+    optional=("made_by", "limits", "growth", "calibration"),
+)
 BENCH_PICTURE = "performance-bench.png"
 _SAVINGS = {
     "saving": ("saving", "{}"),
@@ -32,6 +56,12 @@ _LARGE_PAGES = (
     "\nWith *large pages* the process was started with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, which has Linux keep the weights\n"
     "in pages of 2 MB."
 )
+
+
+def read_performance(path: str) -> Brought:
+    """The file, for the report's page, which shows its benchmark."""
+    found = FORMAT.load(path)
+    return Brought("performance", "", None, "blockcache paper performance", found, bench=found["bench"])
 
 
 def page(results: Mapping[str, Any]) -> Document:

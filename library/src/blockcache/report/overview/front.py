@@ -148,9 +148,9 @@ def latency_section(sources: Sources) -> Section:
     blocks: list[Block] = [_timings(number, one) for number, one in enumerate(sources.timings, 1)]
     blocks += [
         bench_chart(one.value, f"bench-{number}", f"From {code(one.path)}.")
-        for number, one in enumerate(sources.benches, 1)
+        for number, one in enumerate(sources.benchmarks, 1)
     ]
-    if not sources.benches:
+    if not sources.benchmarks:
         blocks.append(missing("engines beside plain torch", f"blockcache bench {sources.typed} --json bench.json"))
     return Section("Milliseconds", tuple(blocks))
 

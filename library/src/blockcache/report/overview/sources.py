@@ -22,7 +22,6 @@ from blockcache.errors import BlockcacheError, FileError, entry_failure, short
 from blockcache.files import PathLike, parse_json, read_json, read_metadata
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.results.bench import FORMAT as BENCH
-from blockcache.results.bench import PERFORMANCE
 from blockcache.results.check import Check
 from blockcache.results.rollouts import Results
 from blockcache.results.summary import MethodSummary, most_rollouts, summarise
@@ -72,20 +71,22 @@ class Brought:
     Args:
         kind: What it is called, such as "analysis".
         policy: The policy as the file names it, or "".
-        fingerprint: What the file is bound to.
+        fingerprint: What the file is bound to; None binds nothing.
         command: What made it; POLICY in it stands for the policy's name.
         value: What the package's own sections are made of.
         schedules: Those that it knows the errors of, the one to show first at the front.
         shifts: By method, how far its actions are from the policy's own: their energy beyond its spread.
+        bench: A benchmark in it, as the file of one holds it.
     """
 
     kind: str
     policy: str
-    fingerprint: Fingerprint
+    fingerprint: Fingerprint | None
     command: str
     value: Any
     schedules: tuple[Shown, ...] = ()
     shifts: Mapping[str, float] = field(default_factory=dict)
+    bench: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,9 +122,16 @@ class Sources:
     def fingerprints(self) -> list[tuple[str, Fingerprint]]:
         """What each file is bound to; benchmarks and configs say nothing of weights."""
         bound = (*self.runs, *self.recordings, *self.schedules, *self.brought)
-        return [(one.path, one.value.fingerprint) for one in bound] + [
+        found = [(one.path, one.value.fingerprint) for one in bound] + [
             (one.path, one.value.policy) for one in self.timings
         ]
+        return [(path, fingerprint) for path, fingerprint in found if fingerprint is not None]
+
+    @property
+    def benchmarks(self) -> list[Source[Mapping[str, Any]]]:
+        """Those of their own files, then those that others hold."""
+        held = [Source(one.path, one.value.bench) for one in self.brought if one.value.bench is not None]
+        return [*self.benches, *held]
 
     @cached_property
     def rows(self) -> dict[str, MethodSummary]:
@@ -169,13 +177,12 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     Tuning.FORMAT.name: ("tunings", Tuning.load),
     Check.FORMAT.name: ("checks", Check.load),
     BENCH.name: ("benches", BENCH.load),
-    PERFORMANCE.name: ("benches", lambda path: PERFORMANCE.load(path)["bench"]),
     POLICY: ("policies", _policy),
 }
 _SUFFIXES = (".json", ".json.gz", ".safetensors")
 _EXPECTED = (
     "a policy's directory, a recording, schedule, results, timings, tuning, check, benchmark, or, where blockcache-lab is "
-    "installed, an analysis or distances"
+    "installed, an analysis, distances or performance"
 )
 
 

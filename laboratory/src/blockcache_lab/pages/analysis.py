@@ -87,11 +87,6 @@ def brought(analysis: Analysis) -> Brought:
     )
 
 
-def read_analysis(path: str) -> Brought:
-    """The file of an analysis, for the report's page."""
-    return brought(Analysis.load(path))
-
-
 def _analysed_schedules(analysis: Analysis) -> Iterator[Shown]:
     """Its schedules with their caching errors: the paper's first, as it is repaired by the union."""
     caching = analysis.get(Caching)

@@ -21,7 +21,6 @@ from blockcache.report.chart import Axis, Panel
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
 from blockcache.report.drawing import draw_panels, save_figure
 from blockcache.report.methods import DIFFERENCE, SCORE
-from blockcache.report.overview.sources import Brought
 from blockcache.results.check import predicted_loss
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.pictures import LOSS, MILLISECONDS, RULES, Mark, by_kind, full_precision, loss_mark, series_of
@@ -40,13 +39,6 @@ _MEASURES: dict[str, Callable[[MethodDistances], float]] = {
     "energy distance": lambda found: found.distances.energy.mean,
     "energy beyond spread": lambda found: found.distances.beyond_spread.mean,
 }
-
-
-def read_distances(path: str) -> Brought:
-    """The file of distances, for the report's page."""
-    found = FrontierDistances.load(path)
-    shifts = {name: one.distances.beyond_spread.mean for name, one in found.methods.items()}
-    return Brought("distances", "", found.policy, "blockcache paper distances POLICY", found, shifts=shifts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from blockcache.files import Count, Fields, Format, Limit, dict_of, list_of
 from blockcache.report.bench import BENCH_COLUMNS, bench_table, not_available
 from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table, table_of
-from blockcache.report.overview.sources import Brought
 from blockcache.results.bench import ENCODER, RUN
 
 _Time = Annotated[float, Limit(1e-9)]
@@ -56,12 +55,6 @@ _LARGE_PAGES = (
     "\nWith *large pages* the process was started with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, which has Linux keep the weights\n"
     "in pages of 2 MB."
 )
-
-
-def read_performance(path: str) -> Brought:
-    """The file, for the report's page, which shows its benchmark."""
-    found = FORMAT.load(path)
-    return Brought("performance", "", None, "blockcache paper performance", found, bench=found["bench"])
 
 
 def page(results: Mapping[str, Any]) -> Document:

@@ -315,6 +315,7 @@ SAMPLES = {
             "reference",
             "parity",
             "losses",
+            "loss model",
             "distances",
             "stored result",
             "benchmark",

@@ -36,7 +36,7 @@ from blockcache.models.rdt.runner import read_weights
 from blockcache.models.registry import port_of
 from blockcache.results import bench
 from blockcache.results.check import Check, Roughness
-from blockcache.results.losses import LossData, LossDataError, LossRow, judge
+from blockcache.results.losses import LossModel
 from blockcache.results.rollouts import ActionError, MethodRun, Record, Results
 from blockcache.results.stored import Stored, StoredMethod
 from blockcache.results.summary import summarise
@@ -50,6 +50,7 @@ from blockcache_lab.analysis.claims import claims
 from blockcache_lab.analysis.file import Analysis
 from blockcache_lab.pages import guard, performance
 from blockcache_lab.studies.distances import FrontierDistances, MethodDistances, Modes
+from blockcache_lab.studies.loss_data import LossData, LossDataError, LossRow, judge
 from blockcache_lab.studies.suites import Cell, Suite, suite_of
 from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.state import Progress, read_state, write_state
@@ -263,6 +264,21 @@ def load_losses(path: Path) -> Any:
         return found.model.predict(FEATURES, "dp-t", 8), judge(found)
     except LossDataError:  # too few tasks
         return found
+
+
+def write_loss_model(directory: Path) -> Path:
+    ranges = {
+        "executed actions of a chunk": (8, 8),
+        "its actions' spread": (0.1, 0.2),
+        "its actions' roughness": (0, 1),
+    }
+    weights = {"energy beyond spread": 0.5, "root of added roughness": 0.4}
+    LossModel("three tasks", 36, ("dp-t",), ranges, weights, 1.5).save(directory / "loss-model.json")
+    return directory / "loss-model.json"
+
+
+def load_loss_model(path: Path) -> Any:
+    return LossModel.load(path).predict(FEATURES, "dp-t", 8)
 
 
 def write_frontier_distances(directory: Path) -> Path:
@@ -480,6 +496,7 @@ EXAMPLES = [
     Example("check", write_check, load_check, ("blockcache.check",)),
     Example("tuning", write_tuning, load_tuning, ("blockcache.tuning",)),
     Example("losses", write_losses, load_losses, ("blockcache.losses",)),
+    Example("loss model", write_loss_model, load_loss_model, ("blockcache.loss-model",)),
     Example("distances", write_frontier_distances, FrontierDistances.load, ("blockcache.frontier-distances",)),
     Example("tuning state", write_tuning_state, TUNING_STATE.load, ("blockcache.tuning-state",)),
     Example("job of rollouts", write_rollouts_job, functools.partial(load_job, GROUP), (JOB.name,)),

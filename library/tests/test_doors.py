@@ -124,6 +124,7 @@ def broken(tmp_path_factory):
             "blockcache.tasks": {"rust": "rusty:NOTHING"},
             "blockcache.policies": {"rusty-robot": "rusty"},
             "blockcache.sections": {"rust": "rusty:raise_later"},
+            "blockcache.files": {"rusty.file": "rusty:raise_later"},
         },
     )
     install(
@@ -176,7 +177,24 @@ def test_a_broken_section_is_named_on_the_page(broken):
     assert "The commands that made it" in page
 
 
+def test_a_broken_reader_is_named_and_other_files_are_read(broken):
+    path = next(example.write for example in EXAMPLES if example.name == "schedule")(broken)
+    (broken / "rust.json").write_text('{"format": "rusty.file", "version": 1}')
+    code, _, err = run(broken, "report", "rust.json", "-o", "rust.html")
+    assert code == 2
+    assert "rust.json cannot be read: the reader 'rusty.file' of rusty-robot cannot be loaded: ZeroDivisionError" in err
+    assert run(broken, "report", path, "-o", "out.html")[0] == 0
+
+
 # ---- without the laboratory
+
+
+def test_without_the_laboratory_an_analysis_says_who_reads_it(tmp_path):
+    path = next(example.write for example in EXAMPLES if example.name == "analysis")(tmp_path)
+    code, _, err = run(tmp_path, "report", path, "-o", "out.html", before=WITHOUT_THE_LABORATORY)
+    assert code == 2
+    assert "its format is 'blockcache.analysis', expected" in err
+    assert "where blockcache-lab is installed, an analysis, distances or performance" in err
 
 
 @pytest.mark.parametrize("verb", ["paper", "analyse", "policy train", "policy demonstrate"])

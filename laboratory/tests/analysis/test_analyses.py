@@ -14,12 +14,12 @@ from blockcache.attach.recorder import calibrate
 from blockcache.errors import RecordingError, ScheduleError
 from blockcache.models.loading import save_policy
 from blockcache.models.registry import port_of
-from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_section import AnalysisError
-from blockcache.results.analysis_sections import SECTIONS, Caching, Homogeneity, SubLayers
 from blockcache.samplers import DDPM
 from blockcache.solvers import solve
 from blockcache_lab.analysis.claims import claims
+from blockcache_lab.analysis.file import Analysis
+from blockcache_lab.analysis.section import AnalysisError
+from blockcache_lab.analysis.sections import SECTIONS, Caching, Homogeneity, SubLayers
 from blockcache_lab.studies import analyses
 from blockcache_lab.studies.analyses import analyse
 from blockcache_lab.studies.analysis_inputs import Sizes, spread_places

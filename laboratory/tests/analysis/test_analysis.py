@@ -8,7 +8,6 @@ from blockcache import Schedule
 from blockcache.attach.recorder import calibrate
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size
-from blockcache.results.analysis_section import AnalysisError
 from blockcache.solvers import solve
 from blockcache_lab.analysis.caching import caching_errors, error_correlation, feature_maps, weaker_policy
 from blockcache_lab.analysis.feed_forward import (
@@ -22,6 +21,7 @@ from blockcache_lab.analysis.feed_forward import (
 from blockcache_lab.analysis.homogeneity import homogeneity, sample_matrices, schedule_stability
 from blockcache_lab.analysis.recorded import action_costs, similarity
 from blockcache_lab.analysis.residuals import every_step, in_parts
+from blockcache_lab.analysis.section import AnalysisError
 from toy_stack import SIZES, STEPS, TOKENS, WIDTH, nothing_seen, stack
 
 UPSTREAM, DOWNSTREAM = "layers.0.FFN", "layers.1.FFN"

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from blockcache.results.analysis_sections import (
+from blockcache_lab.analysis.claims import claims
+from blockcache_lab.analysis.recorded import error_surge
+from blockcache_lab.analysis.sections import (
     Caching,
     Correlation,
     Homogeneity,
@@ -15,8 +17,6 @@ from blockcache.results.analysis_sections import (
     WeakerPolicy,
     WeightNorms,
 )
-from blockcache_lab.analysis.claims import claims
-from blockcache_lab.analysis.recorded import error_surge
 from toy_analysis import BLOCKS, STEPS, caching, toy_analysis
 
 

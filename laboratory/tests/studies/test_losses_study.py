@@ -12,12 +12,12 @@ from blockcache.measure.action_error import ActionError
 from blockcache.measure.features import action_features
 from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
-from blockcache.results.losses import LossData
 from blockcache.results.rollouts import MethodRun, Record, Results
 from blockcache.samplers import DDPM
 from blockcache.schedule import Schedule
 from blockcache_lab.pages.losses import losses_document
 from blockcache_lab.studies import losses
+from blockcache_lab.studies.loss_data import LossData
 from blockcache_lab.studies.losses import measure_losses
 
 OBS = np.random.default_rng(0).standard_normal((12, 2, 5), dtype=np.float32)

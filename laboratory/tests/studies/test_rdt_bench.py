@@ -1,4 +1,4 @@
-"""RDT measured: what its parts cost, `bench` over one, the study of its real size (at a small one), what is accepted."""
+"""RDT measured: what its parts cost, `bench` over one, and what an engine refuses."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import blockcache as bc
 from blockcache.engines.build import build
 from blockcache.engines.loop import Loop
+from blockcache.errors import EngineError
 from blockcache.models.registry import port_of
-from blockcache.report.document import Document
-from blockcache.report.markdown import render
 from blockcache.schedule import generation_flops
-from blockcache_lab.pages.families import families_table
-from blockcache_lab.pages.rdt_size import FORMAT, page
-from blockcache_lab.studies.families import accepted
 from blockcache_lab.studies.savings_programs import without_savings
 from rdt_policies import rdt_observation, rdt_policy
-from repository import GENERATED
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 
@@ -68,59 +63,13 @@ def test_bench_takes_an_rdt(blockcache, monkeypatch):
     assert max(gaps[name] for name in (*savings, *exact)) < 1e-5
 
 
-SMALL = ["--blocks", 2, "--width", 16, "--heads", 2, "--language-tokens", 3, "--image-tokens", 40]
-
-
-def test_the_study_of_its_size(blockcache):
-    out = blockcache("paper", "rdt-size", *SMALL, "--steps", 2, "--steps", 3, "--repeats", 2, "-o", ".")
-    found = FORMAT.load("rdt-size.json")
-    assert found["rows"][0]["command"].endswith("--image-tokens 40 --steps 2 --steps 3 --repeats 2")
-    assert [(row["steps"], row["engine"]) for row in found["rows"]] == [
-        (steps, engine) for steps in (2, 3) for engine in ("plain", "patched", "loop")
-    ]
-    differences = {row["engine"]: row["max_difference"] for row in found["rows"]}
-    assert differences["patched"] == 0.0  # to the bit
-    assert differences["loop"] < 1e-5
-    assert found["rows"][0]["gflop"] > found["rows"][1]["gflop"] == found["rows"][2]["gflop"]
-    assert found["peak_mb"] > found["weights_mb"] > 0
-    shown = Path("rdt-size.md").read_text()
-    assert "| 3 | loop |" in shown
-    assert "x plain" in out
-    Path("rdt-size.md").unlink()
-    blockcache("paper", "rdt-size", "--render-only", "-o", ".")
-    assert Path("rdt-size.md").read_text() == shown
-    blockcache("paper", "rdt-size", *SMALL, "--steps", 1, "--engine", "loop", "--repeats", 1, "-o", ".")
-    more = FORMAT.load("rdt-size.json")
-    assert [row["steps"] for row in more["rows"]] == [1, 1, 2, 2, 2, 3, 3, 3]  # of the same sizes, so the others stay
-    assert more["rows"][2:] == found["rows"]
-    assert [row["repeats"] for row in more["rows"]] == [1] * 2 + [2] * 6
-    assert Path("rdt-size.md").read_text().count("`blockcache paper rdt-size") == 2
-
-
-def test_the_page_in_the_docs_is_of_its_figures():
-    assert render(page(FORMAT.load(GENERATED / "rdt-size.json"))) == (GENERATED / "rdt-size.md").read_text()
-
-
-def test_the_table_of_families_is_the_one_in_the_docs(blockcache):
-    blockcache("paper", "families", "-o", "table.md")
-    made = Path("table.md").read_text()
-    assert made.count("\n") > 6
-    assert made == (GENERATED / "families.md").read_text()
-
-
 def test_a_policy_that_an_engine_cannot_run_says_why():
-    from blockcache.models.rdt.policy import RDTPolicy
-
-    def half():
-        policy = rdt_policy()
-        assert isinstance(policy, RDTPolicy)
-        return policy.to(torch.bfloat16)
-
-    (row,) = accepted({"half": half})
-    assert row.engines == {
-        "patched": "yes",
-        "loop": "no: weights in torch.bfloat16 (only float32 and float64)",
-        "onnx": 'no: the onnx engine runs float32 on the CPU, got torch.bfloat16 on cpu; use engine="loop"',
-    }
-    shown = render(Document("x", (families_table([vars(row)]),)))
-    assert "| half | rdt | SA, CA, FFN | yes |" in shown
+    half = rdt_policy().to(torch.bfloat16)
+    bc.accelerate(half, None, engine="patched").disable()
+    for engine, why in {
+        "loop": "weights in torch.bfloat16 (only float32 and float64)",
+        "onnx": 'the onnx engine runs float32 on the CPU, got torch.bfloat16 on cpu; use engine="loop"',
+    }.items():
+        with pytest.raises(EngineError) as refused:
+            bc.accelerate(half, None, engine=engine)
+        assert str(refused.value.__cause__ or refused.value) == why

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from blockcache.compare.candidates import Calibrations, engine_flops
+from blockcache.compare.candidates import Calibrations
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.methods import method_named, parse_method
 from blockcache.errors import FileError, TaskError
@@ -16,7 +16,7 @@ from blockcache.results.rollouts import Results
 from blockcache.samplers import table
 from blockcache_lab.pages.rdt import page
 from blockcache_lab.pages.rdt_findings import RdtSuite
-from blockcache_lab.studies.equal_flops import equal_flops
+from blockcache_lab.studies.equal_flops import engine_flops, equal_flops
 from blockcache_lab.studies.suites import ALONE, KINDS, RDT, SUITES, exact_of, suite_by_name, suite_of, with_tuned
 from rdt_policies import rdt_observation, rdt_policy
 from toy_rdt_task import ToyRDT, observations

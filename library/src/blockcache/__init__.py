@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from blockcache.attach.recorder import calibrate
     from blockcache.block import Block
     from blockcache.compare.checker import check
-    from blockcache.compare.tuner import Tuned, save_tuned, tune
+    from blockcache.compare.tuned import Tuned, save_tuned
+    from blockcache.compare.tuner import tune
     from blockcache.engines import Acceleration, Stats, accelerate, export_policy, handle_of, open_export
     from blockcache.errors import BlockcacheError
     from blockcache.fingerprint import Fingerprint
@@ -67,7 +68,8 @@ _HOMES = {
     "blockcache.attach.recorder": ("calibrate",),
     "blockcache.block": ("Block",),
     "blockcache.compare.checker": ("check",),
-    "blockcache.compare.tuner": ("Tuned", "save_tuned", "tune"),
+    "blockcache.compare.tuned": ("Tuned", "save_tuned"),
+    "blockcache.compare.tuner": ("tune",),
     "blockcache.engines": ("Acceleration", "Stats", "accelerate", "export_policy", "handle_of", "open_export"),
     "blockcache.fitting": ("Effort", "fit_sampler", "place_steps"),
     "blockcache.models.loading": ("load_policy", "save_policy"),

@@ -9,6 +9,7 @@ from blockcache.report.html import render
 from blockcache.report.overview.page import page as document
 from blockcache.report.overview.sources import Source, Sources, load_sources
 from blockcache.solvers import solve
+from blockcache_lab.pages.analysis import brought
 from file_formats import EXAMPLES
 from made_up_policy import NASTY, named_schedule, recording
 from toy_analysis import toy_analysis
@@ -36,7 +37,7 @@ def pages(tmp_path_factory):
     write = {example.name: example.write for example in EXAMPLES}
     kinds = ("results", "timings", "distances", "tuning", "benchmark")
     every = load_sources({kind: write[kind](place) for kind in kinds})
-    whole = Sources(analyses=(Source("analysis.safetensors", toy_analysis()),))
+    whole = Sources(brought=(Source("analysis.safetensors", brought(toy_analysis())),))
     large = recording(28, 20)
     wide = Sources(recordings=(Source("r", large),), schedules=(Source("s", solve(large, updates=4, union=5)),))
     nasty = Sources(schedules=(Source(NASTY, named_schedule(NASTY)),), command=NASTY)

@@ -87,8 +87,6 @@ def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
         "performance",
         "guard",
         "flops",
-        "families",
-        "rdt-size",
     ]
 
 

@@ -18,6 +18,7 @@ from blockcache.compare import block_times, trials, tuner
 from blockcache.compare.candidates import Running
 from blockcache.compare.dealing import deal, sizes_for_tuning
 from blockcache.compare.time_box import TimeUpError
+from blockcache.compare.tuned import Tuned, save_tuned
 from blockcache.errors import ContentError, FileError, ObservationError
 from blockcache.files import read
 from blockcache.measure.distance import Distances
@@ -622,7 +623,7 @@ def test_the_directory_is_a_policy_that_export_takes(policy, run, tmp_path, bloc
     sampler = DDPM4
     schedule = bc.Schedule(4, dict.fromkeys(BLOCKS, (0, 2)), port_of(policy.with_sampler(sampler)).fingerprint)
     chosen = ChosenSampler(sampler, port_of(policy).fingerprint, {"after": 0.5})
-    written = tuner.save_tuned(policy, tuner.Tuned(found.tuning, chosen, schedule), tmp_path / "tuned")
+    written = save_tuned(policy, Tuned(found.tuning, chosen, schedule), tmp_path / "tuned")
     assert written is True
     assert ChosenSampler.load(tmp_path / "tuned/sampler.json").evidence == {"after": 0.5}
     assert points
@@ -641,7 +642,7 @@ def test_a_foreign_policy_gets_its_sampler_and_schedule(run, tmp_path):
     policy = foreign_policy.Policy()
     seen = np.random.default_rng(0).standard_normal((30, policy.n_obs_steps, policy.obs_dim), dtype=np.float32)
     found = run(policy, observations=seen, keep_sampler=True, engine="patched")
-    assert tuner.save_tuned(policy, found, tmp_path / "tuned") is False
+    assert save_tuned(policy, found, tmp_path / "tuned") is False
     names = {path.name for path in (tmp_path / "tuned").iterdir()}
     assert "tuning.json" in names
     assert "config.json" not in names

@@ -8,25 +8,26 @@ import pytest
 
 from blockcache import load_policy
 from blockcache.files import read_json
-from blockcache.results.distances import FrontierDistances
-from blockcache.results.losses import LossData
+from blockcache.results.losses import LossModel
 from blockcache.results.rollouts import Results
 from blockcache.results.stored import Stored
 from blockcache.results.timings import Timings
 from blockcache.results.tuning import Tuning
 from blockcache.samplers import ChosenSampler
 from blockcache.schedule import Schedule
-from blockcache_lab.pages import guard, performance, rdt_size
+from blockcache_lab.pages import guard, performance
+from blockcache_lab.studies.distances import FrontierDistances
+from blockcache_lab.studies.loss_data import LossData
 from repository import ROOT
 
 PLACES = (ROOT / "docs", *(Path(str(resources.files(name) / "assets")) for name in ("blockcache", "blockcache_lab")))
 LOADERS = {
     "blockcache.frontier-distances": FrontierDistances.load,
     "blockcache.guard": guard.FORMAT.load,
+    "blockcache.loss-model": LossModel.load,
     "blockcache.losses": LossData.load,
     "blockcache.performance": performance.FORMAT.load,
     "blockcache.policy": lambda path: load_policy(path.parent),
-    "blockcache.rdt-size": rdt_size.FORMAT.load,
     "blockcache.results": Results.load,
     "blockcache.sampler": ChosenSampler.load,
     "blockcache.schedule": Schedule.load,

@@ -215,7 +215,6 @@ OFFENDERS = (
     Offender("LeRobot weights", ".safetensors", "as policy: a shape of another size", put_tensors([10**12, 4], "noise_predictor.input_proj.weight", "shape")),
     Offender("LeRobot processor", ".json", "steps that are a number", put(3, "steps")),
     Offender("LeRobot statistics", ".safetensors", "a number type that nobody knows", put_tensors("F31", "action.max", "dtype")),
-    Offender("rdt size", ".json", "a number of 400 digits: OverflowError in the page", put(10**400, "rows", 0, "seconds")),
     Offender("rdt state dict", ".pt", "as checkpoint: open, as old pickles call it", put_pickle(b"cio\nopen\n(S'ran'\ntR0")),
     Offender("performance", ".json", "a number of 400 digits: OverflowError in the page", put(10**400, "bench", "rows", 0, "p50_ms")),
     Offender("check", ".json", "a number of 400 digits", put(10**400, "distances", "centre_shift", "mean")),

@@ -315,12 +315,12 @@ SAMPLES = {
             "reference",
             "parity",
             "losses",
+            "loss model",
             "distances",
             "stored result",
             "benchmark",
             "performance",
             "guard",
-            "rdt size",
             "rdt state dict",
         )
     },

@@ -6,7 +6,6 @@ SMALL = ["--width", "16", "--layers", "1", "--steps", "4", "--threads", "1"]
 
 def synthetic(bench_result):
     """A performance.json with made-up figures around a real benchmark."""
-    points = [{"x": x, "computed": 24 * x, "ms": 3.0 + 0.5 * x} for x in (10, 20, 40)]
     foot = {
         "weights_mb": 36.0, "file_mb": 39.0, "export_s": 2.0, "calls": 30, "generations": 60, "p50_ms": 40.0,
         "p99_ms": 50.0, "peak_over_weights": 2.5, "load_s": 1.0, "peak_mb": 90.0, "growth_mb": 0.1,
@@ -16,19 +15,7 @@ def synthetic(bench_result):
         "format": "blockcache.performance",
         "version": 1,
         "bench": bench_result,
-        "limits": [
-            {
-                "threads": threads,
-                "peak_gflops": 80.0 * threads,
-                "kinds": [
-                    {"kind": "everything", "nodes": 30, "ms": 12.0 / threads, "gflops": None},
-                    {"kind": "products", "nodes": 10, "ms": 8.0 / threads, "gflops": 60.0 * threads},
-                ],
-            }
-            for threads in (1, 2)
-        ],
         "shapes": [{"name": "T = 16", "ms": dict.fromkeys(engines, 5.0), "difference": dict.fromkeys(engines, 2e-6)}],
-        "growth": {"steps": points, "updates": points},
         "footprint": {"8 x 256, T = 10": foot},
         "calibration": {
             "observations": 16,

@@ -35,10 +35,8 @@ from blockcache.models.rdt.policy import RDTConfig, RDTPolicy
 from blockcache.models.rdt.runner import read_weights
 from blockcache.models.registry import port_of
 from blockcache.results import bench
-from blockcache.results.analysis import Analysis
 from blockcache.results.check import Check, Roughness
-from blockcache.results.distances import FrontierDistances, MethodDistances, Modes
-from blockcache.results.losses import LossData, LossDataError, LossRow, judge
+from blockcache.results.losses import LossModel
 from blockcache.results.rollouts import ActionError, MethodRun, Record, Results
 from blockcache.results.stored import Stored, StoredMethod
 from blockcache.results.summary import summarise
@@ -49,7 +47,10 @@ from blockcache.samplers import table as sampler_table
 from blockcache.solvers.recording import METRICS
 from blockcache.tasks import task_spec
 from blockcache_lab.analysis.claims import claims
-from blockcache_lab.pages import guard, performance, rdt_size
+from blockcache_lab.analysis.file import Analysis
+from blockcache_lab.pages import guard, performance
+from blockcache_lab.studies.distances import FrontierDistances, MethodDistances, Modes
+from blockcache_lab.studies.loss_data import LossData, LossDataError, LossRow, judge
 from blockcache_lab.studies.suites import Cell, Suite, suite_of
 from blockcache_lab.training.data import read_demonstrations
 from blockcache_lab.training.state import Progress, read_state, write_state
@@ -265,6 +266,21 @@ def load_losses(path: Path) -> Any:
         return found
 
 
+def write_loss_model(directory: Path) -> Path:
+    ranges = {
+        "executed actions of a chunk": (8, 8),
+        "its actions' spread": (0.1, 0.2),
+        "its actions' roughness": (0, 1),
+    }
+    weights = {"energy beyond spread": 0.5, "root of added roughness": 0.4}
+    LossModel("three tasks", 36, ("dp-t",), ranges, weights, 1.5).save(directory / "loss-model.json")
+    return directory / "loss-model.json"
+
+
+def load_loss_model(path: Path) -> Any:
+    return LossModel.load(path).predict(FEATURES, "dp-t", 8)
+
+
 def write_frontier_distances(directory: Path) -> Path:
     distances = Distances(**{item.name: Estimate(0.5, 0.4, 0.6, 9) for item in fields(Distances)})
     methods = {
@@ -330,7 +346,6 @@ def write_bench(directory: Path) -> Path:
 
 def write_performance(directory: Path) -> Path:
     times = {"patched": 4.0, "loop": 3.0, "onnx_1": 2.0, "onnx_n": 1.0}
-    points = [{"x": x, "computed": 10 * x, "ms": float(x)} for x in (2, 5)]
     foot = dict.fromkeys(
         (
             "weights_mb",
@@ -347,18 +362,7 @@ def write_performance(directory: Path) -> Path:
     )
     content = {
         "bench": RUN,
-        "limits": [
-            {
-                "threads": 1,
-                "peak_gflops": 90.0,
-                "kinds": [
-                    {"kind": "everything", "nodes": 12, "ms": 9.0, "gflops": None},
-                    {"kind": "products", "nodes": 5, "ms": 6.0, "gflops": 60.0},
-                ],
-            }
-        ],
         "shapes": [{"name": "wide", "ms": times, "difference": times}],
-        "growth": {"steps": points, "updates": points},
         "footprint": {"8 x 256": {**foot, "calls": 3, "generations": 4}},
         "calibration": {
             **dict.fromkeys(("observations", "blocks", "steps"), 4),
@@ -394,20 +398,6 @@ def write_guard(directory: Path) -> Path:
 def load_guard(path: Path) -> Any:
     with guard.FORMAT.reading(path):
         return guard.page([guard.FORMAT.load(path)])
-
-
-def write_rdt_size(directory: Path) -> Path:
-    figures = dict.fromkeys(("seconds", "speedup", "gflop", "max_difference", "largest_action"), 1.5)
-    content = {
-        "sizes": {"depth": 28},
-        "machine": MACHINE,
-        "threads": 2,
-        "weights_mb": 4900.0,
-        "peak_mb": 7000.0,
-        "rows": [{"steps": 5, "engine": "loop", "repeats": 1, "command": "blockcache paper rdt-size", **figures}],
-    }
-    rdt_size.FORMAT.save(directory / "rdt-size.json", content)
-    return directory / "rdt-size.json"
 
 
 def rdt() -> RDTPolicy:
@@ -506,6 +496,7 @@ EXAMPLES = [
     Example("check", write_check, load_check, ("blockcache.check",)),
     Example("tuning", write_tuning, load_tuning, ("blockcache.tuning",)),
     Example("losses", write_losses, load_losses, ("blockcache.losses",)),
+    Example("loss model", write_loss_model, load_loss_model, ("blockcache.loss-model",)),
     Example("distances", write_frontier_distances, FrontierDistances.load, ("blockcache.frontier-distances",)),
     Example("tuning state", write_tuning_state, TUNING_STATE.load, ("blockcache.tuning-state",)),
     Example("job of rollouts", write_rollouts_job, functools.partial(load_job, GROUP), (JOB.name,)),
@@ -516,7 +507,6 @@ EXAMPLES = [
     Example("guard", write_guard, load_guard, ("blockcache.guard",)),
     Example("policy config", functools.partial(write_policy, "config.json"), load_named_policy, ("blockcache.policy",)),
     Example("policy weights", functools.partial(write_policy, "model.safetensors"), load_named_policy),
-    Example("rdt size", write_rdt_size, functools.partial(load_page, rdt_size), ("blockcache.rdt-size",)),
     Example("rdt config", functools.partial(write_rdt, "config.json"), load_beside, ("blockcache.policy",)),
     Example("rdt weights", functools.partial(write_rdt, "model.safetensors"), load_beside),
     Example("rdt state dict", write_rdt_weights, read_weights),

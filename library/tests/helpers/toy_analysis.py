@@ -3,8 +3,8 @@
 import numpy as np
 
 from blockcache import Block, Fingerprint
-from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_sections import (
+from blockcache_lab.analysis.file import Analysis
+from blockcache_lab.analysis.sections import (
     LAGS,
     STAGES,
     ActionCosts,

@@ -257,7 +257,7 @@ def test_what_tune_writes_for_a_directory_becomes_a_file(tmp_path, monkeypatch, 
     schedule = bc.Schedule(
         3, {block.name: [0, 2] for block in port.adapter.blocks}, port.with_sampler(sampler).fingerprint
     )
-    port.with_sampler(sampler).save(tmp_path / "fast")  # as `compare.tuner.save_tuned` does
+    port.with_sampler(sampler).save(tmp_path / "fast")  # as `compare.tuned.save_tuned` does
     ChosenSampler(sampler, port.fingerprint, {}).save("fast/sampler.json")
     schedule.save("fast/schedule.json")
     np.savez("task.npz", **words(observation(1)))

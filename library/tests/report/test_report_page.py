@@ -30,6 +30,7 @@ from blockcache.results.tuning import Goal, Tuning
 from blockcache.schedule import Schedule
 from blockcache.solvers import solve
 from blockcache_lab.analysis.claims import claims
+from blockcache_lab.pages.analysis import brought
 from file_formats import EXAMPLES
 from made_up_policy import NASTY, blocks, fingerprint, named_schedule, recording, schedule
 from pages import parse
@@ -540,7 +541,7 @@ def test_the_deadline_is_drawn_against_what_is_judged_and_no_goal_that_was_not_g
 
 
 def test_every_claim_stands_on_the_page_with_its_verdict():
-    text = markdown(page(Sources(analyses=(Source("a", toy_analysis()),))))
+    text = markdown(page(Sources(brought=(Source("a", brought(toy_analysis())),))))
     verdicts = {True: "**holds**", False: "**does not hold**", None: "not told"}
     for claim in claims(toy_analysis()):
         (row,) = [line for line in text.splitlines() if line.startswith(f"| {claim.claim[:20]}")]
@@ -548,10 +549,10 @@ def test_every_claim_stands_on_the_page_with_its_verdict():
 
 
 def test_sections_that_were_not_analysed_are_named():
-    text = markdown(page(Sources(analyses=(Source("a", toy_analysis(without=("weights", "features"))),))))
+    text = markdown(page(Sources(brought=(Source("a", brought(toy_analysis(without=("weights", "features")))),))))
     assert "Not analysed yet: weights, features." in text
     assert "--only weights --only features" in text
-    alone = markdown(page(Sources(analyses=(Source("a", toy_analysis(without=("weaker",))),))))
+    alone = markdown(page(Sources(brought=(Source("a", brought(toy_analysis(without=("weaker",)))),))))
     assert "`blockcache analyse toy --only weaker --weaker POLICY` does it" in alone
 
 

@@ -24,10 +24,10 @@ from blockcache.models.registry import port_of
 from blockcache.models.sampling import generate
 from blockcache.observations import rows
 from blockcache.progress import progress_bar
-from blockcache.results.analysis_section import AnalysisError, Array
-from blockcache.results.analysis_sections import Caching, Correlation, FeatureMaps, WeakerPolicy
 from blockcache.schedule import Schedule
 from blockcache_lab.analysis.residuals import every_step, relative, residuals, run, update_marks
+from blockcache_lab.analysis.section import AnalysisError, Array
+from blockcache_lab.analysis.sections import Caching, Correlation, FeatureMaps, WeakerPolicy
 
 BETAS = tuple(float(beta) for beta in np.linspace(0, 2, 9))
 OTHER_NOISE = 10_000

@@ -13,9 +13,10 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from blockcache.block import FEED_FORWARD
-from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_section import AnalysisSection, Array
-from blockcache.results.analysis_sections import (
+from blockcache_lab.analysis.file import Analysis
+from blockcache_lab.analysis.recorded import ErrorSurge, error_surge
+from blockcache_lab.analysis.section import AnalysisSection, Array
+from blockcache_lab.analysis.sections import (
     Caching,
     Correlation,
     Homogeneity,
@@ -26,7 +27,6 @@ from blockcache.results.analysis_sections import (
     WeightNorms,
     pearson,
 )
-from blockcache_lab.analysis.recorded import ErrorSurge, error_surge
 
 S = TypeVar("S", bound=AnalysisSection)
 LAG = 10  # as in the paper's figure of similarity curves

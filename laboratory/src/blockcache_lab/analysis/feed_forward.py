@@ -16,10 +16,10 @@ from torch import Tensor
 
 from blockcache.models.adapter import FeedForward
 from blockcache.models.port import Port
-from blockcache.results.analysis_section import AnalysisError
-from blockcache.results.analysis_sections import STAGES, Response, SubLayers, WeightNorms
 from blockcache.schedule import Schedule
 from blockcache_lab.analysis.residuals import every_step, relative, residuals
+from blockcache_lab.analysis.section import AnalysisError
+from blockcache_lab.analysis.sections import STAGES, Response, SubLayers, WeightNorms
 
 SCALES = tuple(float(scale) for scale in np.logspace(-2, -5, 7))
 """Sizes of the input error, as shares of the input's."""

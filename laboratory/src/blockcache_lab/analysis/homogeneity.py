@@ -17,11 +17,11 @@ from torch import Tensor
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, parts, rows
 from blockcache.progress import progress_bar
-from blockcache.results.analysis_section import AnalysisError
-from blockcache.results.analysis_sections import Homogeneity, Stability
 from blockcache.solvers.bac import adaptive
 from blockcache.solvers.recording import cosine
 from blockcache_lab.analysis.residuals import HELD_BYTES, every_step, residuals
+from blockcache_lab.analysis.section import AnalysisError
+from blockcache_lab.analysis.sections import Homogeneity, Stability
 
 STEPS = 10
 DRAWS = 8

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockcache.block import FEED_FORWARD, Block
-from blockcache.results.analysis_section import AnalysisError, Array, Counts, Marks, one_of
-from blockcache.results.analysis_sections import LAGS, ActionCosts, Caching, Similarity
 from blockcache.solvers.recording import Recording
+from blockcache_lab.analysis.section import AnalysisError, Array, Counts, Marks, one_of
+from blockcache_lab.analysis.sections import LAGS, ActionCosts, Caching, Similarity
 
 
 def similarity(recording: Recording, lags: Sequence[int] = LAGS) -> Similarity:

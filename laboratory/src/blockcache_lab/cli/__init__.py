@@ -21,8 +21,6 @@ paper = LazyGroup(
         "performance": (".studies:performance", "Everything that the page on performance shows, and the page."),
         "guard": (".studies:guard", "What a guard notices when a task is changed, and whether full precision helps."),
         "flops": (".studies:flops", "FLOPs of one generation, in full and under schedules."),
-        "families": (".families:families", "Which policies are accepted, and by which engines."),
-        "rdt-size": (".families:rdt_size", "RDT at its real size: the plain policy beside exact reuse."),
     },
 )
 VERBS = {

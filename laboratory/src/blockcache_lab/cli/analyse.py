@@ -11,7 +11,7 @@ from blockcache_runtime.cores import cores
 
 
 def _section(text: str) -> str:
-    from blockcache.results.analysis import check_names
+    from blockcache_lab.analysis.file import check_names
 
     check_names([text])
     return text

@@ -14,7 +14,8 @@ from blockcache.cli import arguments as arg
 @click.option("-o", "--output", type=arg.OUTPUT, metavar="FILE.json", default="losses.json", help="The data.")
 @click.option("--page", type=arg.OUTPUT, metavar="FILE.md", help="Also write how well each task is predicted.")
 @click.option("--render-only", is_flag=True, help="Measure nothing; judge the data in OUTPUT again.")
-def losses(directories: tuple[Path, ...], output: str, page: str | None, render_only: bool) -> None:
+@click.option("--model", type=arg.OUTPUT, metavar="FILE.json", help="Also write what `check` and `tune` predict by.")
+def losses(directories: tuple[Path, ...], output: str, page: str | None, render_only: bool, model: str | None) -> None:
     """What methods with known losses do to actions: the data that `check` and `tune` predict losses from.
 
     Every results file in the directories is read; the policies are loaded by the names that stand there, and those that
@@ -24,14 +25,14 @@ def losses(directories: tuple[Path, ...], output: str, page: str | None, render_
     \b
     Examples:
       blockcache paper losses docs/generated/records/* -o losses.json
-      blockcache paper losses docs/generated/records/* -o losses.json --render-only --page losses.md
+      blockcache paper losses docs/generated/records/* -o losses.json --render-only --page losses.md --model model.json
     """
     from blockcache.errors import BlockcacheError
     from blockcache.files import exists, write_bytes
     from blockcache.report.markdown import render
     from blockcache.report.terminal import display
-    from blockcache.results.losses import LossData
     from blockcache_lab.pages.losses import losses_document
+    from blockcache_lab.studies.loss_data import LossData
 
     if render_only:
         data = LossData.load(output)
@@ -54,6 +55,8 @@ def losses(directories: tuple[Path, ...], output: str, page: str | None, render_
                     click.echo(f"{source} is left out: {error}", err=True)
         data = measure_losses(results, ports, LossData.load(output) if exists(output) else None)
         data.save(output)
+    if model is not None:
+        data.model.save(model)
     document = losses_document(data)
     display(*document.blocks)
     if page is not None:

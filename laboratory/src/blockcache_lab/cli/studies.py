@@ -38,8 +38,7 @@ def performance(output: Path, render_only: bool, repeats: int) -> None:
     from blockcache.report.bench import bench_chart
     from blockcache.report.drawing import draw, require_matplotlib, save_figure
     from blockcache.report.markdown import render
-    from blockcache_lab.pages.performance import BENCH_PICTURE, FORMAT, GROWTH_PICTURE, page
-    from blockcache_lab.pages.pictures import plot_growth
+    from blockcache_lab.pages.performance import BENCH_PICTURE, FORMAT, page
 
     require_matplotlib()
     source = output / "performance.json"
@@ -51,7 +50,6 @@ def performance(output: Path, render_only: bool, repeats: int) -> None:
     with FORMAT.reading(source):
         found = page(results)
         save_figure(draw(bench_chart(results["bench"])), output / BENCH_PICTURE)
-        plot_growth(results["growth"], output / GROWTH_PICTURE)
     write_bytes(output / "performance.md", render(found).encode())
     click.echo(f"{output / 'performance.md'}")
 
@@ -62,11 +60,10 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
     from blockcache.compare.bench import run_bench
     from blockcache.models.dpt.policy import Shape
     from blockcache.models.registry import port_of
-    from blockcache_lab.studies.limits import measure_limits
-    from blockcache_lab.studies.scaling import calibration, compare_shapes, exported, footprint, growth, printed_for
+    from blockcache_lab.studies.scaling import calibration, compare_shapes, footprint, printed_for
 
     shape = Shape()
-    click.echo("1/6 benchmark")
+    click.echo("1/4 benchmark")
     port = port_of(shape.policy())
     found = run_bench(
         port, printed_for(shape), port.synthetic_observations(1), asdict(shape), threads=cores(), repeats=repeats
@@ -74,25 +71,19 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
     bench = found.to_dict()
     for row in bench["rows"]:
         del row["samples_ms"]
-    click.echo("2/6 where the time goes")
-    limits = [measure_limits(exported(shape), threads, repeats) for threads in sorted({1, cores()})]
-    click.echo("3/6 other shapes")
+    click.echo("2/4 other shapes")
     shapes = compare_shapes(cores(), repeats=7)
-    click.echo("4/6 growth")
-    grown = growth(repeats=15)
-    click.echo("5/6 memory and long runs")
+    click.echo("3/4 memory and long runs")
     feet = {
         "8 x 256, T = 10": footprint(shape, calls=300, generations=1000),
         "8 x 256, T = 10, large pages": footprint(shape, calls=300, generations=1000, large_pages=True),
         "8 x 768, T = 16": footprint(Shape(width=768, horizon=16), calls=30, generations=20),
     }
-    click.echo("6/6 calibration")
+    click.echo("4/4 calibration")
     recorded = calibration(shape)
     return {
         "bench": bench,
-        "limits": limits,
         "shapes": shapes,
-        "growth": grown,
         "footprint": feet,
         "calibration": recorded,
     }

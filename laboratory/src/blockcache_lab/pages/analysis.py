@@ -5,13 +5,16 @@ From the files alone. Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 from blockcache.report.document import Block, Bullets, Document, Folded, Paragraph, Section, missing, plain, table
-from blockcache.report.overview.sources import Sources
-from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_sections import SECTIONS, WeakerPolicy
+from blockcache.report.overview.sources import Brought, Shown, Sources
+from blockcache.schedule.schedule import Schedule
 from blockcache_lab.analysis.claims import Claim, claims
+from blockcache_lab.analysis.file import Analysis
+from blockcache_lab.analysis.sections import SECTIONS, Caching, WeakerPolicy
 from blockcache_lab.pages.overview_episodes import episode_charts
 from blockcache_lab.pages.overview_errors import error_charts
 from blockcache_lab.pages.overview_similarity import action_charts, similarity_charts
@@ -76,9 +79,38 @@ def _plain_inside(words: str) -> str:
     return f"{lead}{plain(words)}{tail}" if words.strip() else words
 
 
+def brought(analysis: Analysis) -> Brought:
+    """The analysis as the report's page sees it."""
+    command = str(analysis.setting["command"])
+    return Brought(
+        "analysis", analysis.source, analysis.fingerprint, command, analysis, tuple(_analysed_schedules(analysis))
+    )
+
+
+def _analysed_schedules(analysis: Analysis) -> Iterator[Shown]:
+    """Its schedules with their caching errors: the paper's first, as it is repaired by the union."""
+    caching = analysis.get(Caching)
+    known = {} if caching is None else {name: caching.of(name) for name in caching.schedules}
+    updates = {
+        name: {block: np.flatnonzero(row).tolist() for block, row in zip(analysis.block_names, marks, strict=True)}
+        for name, (_, marks) in known.items()
+    }
+    for name in (name for name in _NAMES if name in known):
+        origin = analysis.schedules.get(name, {}).get("origin", {})
+        made = Schedule(analysis.steps, updates[name], analysis.fingerprint, origin)
+        own = updates.get("blockwise") if name == "bac" else None
+        if own is not None and not all(set(own[block]) <= set(made.updates[block]) for block in own):
+            own = None  # of another calibration
+        yield Shown(_NAMES[name], "analysis", made, np.asarray(known[name][0], np.float64), "caching error", own)
+
+
+_NAMES = {"bac": "BAC, with the union", "given": "The given schedule", "blockwise": "Block-wise, without the union"}
+
+
 def insight_sections(sources: Sources) -> tuple[Section, ...]:
     """All that an analysis has; of a recording the similarities alone."""
-    analysis = sources.analyses[0].value if sources.analyses else None
+    analyses = [one.value.value for one in sources.brought if isinstance(one.value.value, Analysis)]
+    analysis = analyses[0] if analyses else None
     recording = sources.recordings[0].value if sources.recordings else None
     found: dict[str, Iterable[Block]] = {
         "How alike outputs are from step to step": similarity_charts(analysis, recording)

@@ -22,10 +22,10 @@ from blockcache.report.document import Block, Bullets, Document, Figure, Paragra
 from blockcache.report.drawing import draw_panels, save_figure
 from blockcache.report.methods import DIFFERENCE, SCORE
 from blockcache.results.check import predicted_loss
-from blockcache.results.distances import FrontierDistances, MethodDistances
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.pictures import LOSS, MILLISECONDS, RULES, Mark, by_kind, full_precision, loss_mark, series_of
 from blockcache_lab.pages.suite_parts import PolicySuite, made_from, suite_tables, who_wins
+from blockcache_lab.studies.distances import FrontierDistances, MethodDistances
 from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from statistics import mean, median
 
 from blockcache.report.document import Block, Document, Paragraph, plain, table
-from blockcache.results.losses import (
+from blockcache.results.losses import FLOOR, NAMES
+from blockcache_lab.studies.loss_data import (
     ALLOWED,
     AVERAGED,
     CERTAINTY,
-    FLOOR,
     LEAST_LOST,
     MOST_TERMS,
-    NAMES,
     SUMS,
     Judgement,
     LossData,

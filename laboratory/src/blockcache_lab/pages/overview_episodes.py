@@ -10,8 +10,8 @@ import numpy as np
 from blockcache.palette import Colour, Marker
 from blockcache.report.chart import Axis, Bars, HeatMap, Panel, Series
 from blockcache.report.document import Chart, plain, table
-from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_sections import LAGS, Homogeneity, Stability, WeakerPolicy
+from blockcache_lab.analysis.file import Analysis
+from blockcache_lab.analysis.sections import LAGS, Homogeneity, Stability, WeakerPolicy
 from blockcache_lab.pages.overview_similarity import curve, low_end, step_matrices
 
 PAPER = {"AvgMean": "0.93", "MinMean": "0.29"}  # of its row for Push-T

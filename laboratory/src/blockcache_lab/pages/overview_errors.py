@@ -10,9 +10,9 @@ import numpy as np
 from blockcache.block import FEED_FORWARD
 from blockcache.report.chart import Axis, Bars, HeatMap, Marks, Panel, Series
 from blockcache.report.document import Chart, plain, table
-from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_sections import Caching, Correlation, FeatureMaps, Response, SubLayers, WeightNorms
+from blockcache_lab.analysis.file import Analysis
 from blockcache_lab.analysis.recorded import error_surge
+from blockcache_lab.analysis.sections import Caching, Correlation, FeatureMaps, Response, SubLayers, WeightNorms
 from blockcache_lab.pages.overview_similarity import LINES, curve, evenly
 
 _SHAPES: tuple[Any, ...] = ("circle", "square", "diamond", "up")

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from blockcache.palette import Colour
 from blockcache.report.chart import Axis, HeatMap, Panel, Series
 from blockcache.report.document import Chart, plain, table
-from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_sections import LAGS, ActionCosts, Similarity
 from blockcache.solvers.recording import Recording
+from blockcache_lab.analysis.file import Analysis
+from blockcache_lab.analysis.sections import LAGS, ActionCosts, Similarity
 
 MOST_MATRICES, FINEST = 24, 50
 """Matrices that are drawn, evenly chosen where there are more blocks, and steps in each; the table has all blocks."""

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+from blockcache.files import Count, Fields, Format, Limit, dict_of, list_of
 from blockcache.report.bench import BENCH_COLUMNS, bench_table, not_available
 from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table, table_of
-from blockcache.results.bench import PERFORMANCE
+from blockcache.results.bench import ENCODER, RUN
 
-FORMAT = PERFORMANCE
-BENCH_PICTURE, GROWTH_PICTURE = "performance-bench.png", "performance-growth.png"
+_Time = Annotated[float, Limit(1e-9)]
+_ENGINES = Fields(dict.fromkeys(("patched", "loop", "onnx_1", "onnx_n"), float))
+_SIZES = ("weights_mb", "file_mb", "export_s", "load_s", "peak_over_weights", "peak_mb", "growth_mb")
+_TOTALS = ("plain_s", "costs_s", "plain_mb", "costs_mb", "solve_s")
+FORMAT = Format(
+    "blockcache.performance",
+    "performance file",
+    {
+        "bench": Fields({name: RUN[name] for name in RUN if name != "encoder"}, ENCODER, others=True),
+        "limits": list,  # this and growth are in older files, and are not shown any more
+        "shapes": list_of(Fields({"name": str, "ms": _ENGINES, "difference": _ENGINES})),
+        "growth": dict,
+        "footprint": dict_of(
+            Fields(
+                {**dict.fromkeys(_SIZES, float), "p50_ms": _Time, "p99_ms": _Time, "calls": Count, "generations": Count}
+            )
+        ),
+        "calibration": Fields(
+            {**dict.fromkeys(("observations", "blocks", "steps"), Count), **dict.fromkeys(_TOTALS, float)}
+        ),
+    },
+    optional=("made_by", "limits", "growth", "calibration"),
+)
+BENCH_PICTURE = "performance-bench.png"
 _SAVINGS = {
     "saving": ("saving", "{}"),
     **{name: BENCH_COLUMNS[name] for name in ("p50 ms", "over eager", "GFLOP", "difference")},
@@ -80,16 +103,6 @@ def page(results: Mapping[str, Any]) -> Document:
                 ),
             ),
             Section(
-                "Cost grows in straight lines",
-                (
-                    Figure(
-                        GROWTH_PICTURE,
-                        "growth",
-                        "Uniform schedules, onnx with one thread. Left K grows at a fixed share of updates, right the updates at K = 100.",
-                    ),
-                ),
-            ),
-            Section(
                 "Files, memory, long runs",
                 (
                     table_of(_FOOTPRINT, footprints),
@@ -100,7 +113,7 @@ def page(results: Mapping[str, Any]) -> Document:
                 ),
             ),
             *_calibration(results.get("calibration")),
-            _lost(results),
+            Section("The limit, and what is still lost", (Bullets(_limits(bench)),)),
         ),
     )
 
@@ -160,56 +173,6 @@ def _one_chunk(bench: Mapping[str, Any]) -> Section:
 def _shape_row(row: Mapping[str, Any]) -> list[str]:
     times = [f"{row['ms'][name]:.1f}" for name in ("patched", "loop", "onnx_1", "onnx_n")]
     return [row["name"], *times, f"{max(row['difference'].values()):.0e}"]
-
-
-def _lost(results: Mapping[str, Any]) -> Section:
-    """How far the fastest candidates are from the machine's peak and, where that was measured, by which nodes."""
-    title, far = "The limit, and what is still lost", Bullets(_limits(results["bench"]))
-    limits = results.get("limits")
-    if not limits:
-        return Section(title, (far,))
-    return Section(
-        title,
-        (
-            far,
-            Paragraph(
-                "What lies between, for the same export, in a run of its own: every kind of node by itself, with its own weights and given all\n"
-                "else that it reads, and all of them interleaved with the whole. Milliseconds:"
-            ),
-            _kinds(limits),
-            Bullets(tuple(map(_products, limits))),
-            Paragraph(
-                "So the products are the limit, and memory is theirs: at batch 1 a weight serves ten rows and must come back for the next step,\n"
-                "and the weights of all layers do not stay in the caches. A second thread halves neither that wait nor the other nodes, most\n"
-                "of which take a microsecond or two and are not worth a second thread. Norms, softmax and GELU are not counted as FLOPs."
-            ),
-        ),
-    )
-
-
-def _kinds(limits: Sequence[Mapping[str, Any]]) -> Table:
-    """One row for each kind of node, one column for each number of threads."""
-    columns = [{kind["kind"]: kind for kind in limit["kinds"]} for limit in limits]
-    rows = [
-        [name, str(columns[0][name]["nodes"]), *(f"{column[name]['ms']:.2f}" for column in columns)]
-        for name in columns[0]
-        if all(name in column for column in columns)
-    ]
-    return table(["kind", "nodes", *(_threads(limit["threads"]) for limit in limits)], rows)
-
-
-def _products(limit: Mapping[str, Any]) -> str:
-    """How fast the products are by themselves."""
-    rates = " and ".join(
-        f"*{kind['kind']}* {kind['gflops']:.0f} GFLOP/s, {kind['gflops'] / limit['peak_gflops']:.0%} of the peak then"
-        for kind in limit["kinds"]
-        if kind["gflops"] is not None
-    )
-    return f"{_threads(limit['threads'])}: {rates} ({limit['peak_gflops']:.0f} GFLOP/s)."
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def _limits(bench: Mapping[str, Any]) -> tuple[str, ...]:

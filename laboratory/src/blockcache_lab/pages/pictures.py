@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from blockcache.compare.methods import Method, method_named
 from blockcache.files import PathLike
@@ -134,17 +132,3 @@ def _tradeoff(title: str, costs: Sequence[tuple[Point, float]], full: float) -> 
     return Panel(
         Axis(title, log=True), Axis(LOSS), (*full_precision(full), *series_of(families, line=True), *few), rules=RULES
     )
-
-
-def plot_growth(growth: Mapping[str, Any], path: PathLike) -> None:
-    """Milliseconds against steps and against updates, each with the straight line through its points."""
-    axes = {"steps": "denoising steps K (a tenth of them updates)", "updates": "update steps per block S (K = 100)"}
-    panels = []
-    for name, title in axes.items():
-        x, y = (tuple(float(point[key]) for point in growth[name]) for key in ("x", "ms"))
-        slope, start = map(float, np.polyfit(x, y, 1))
-        line = Series("straight line", (0.0, max(x)), (start, start + slope * max(x)), "grey", line=True, points=False)
-        equation = f"{start:.1f} ms + {slope:.2f} ms x {'K' if name == 'steps' else 'S'}"
-        measured = Series("measured", x, y, "orange")
-        panels.append(Panel(Axis(title), Axis("ms per chunk (onnx, 1 thread)"), (line, measured), equation))
-    save_figure(draw_panels(panels, 2, 4.5, 2.9), path)

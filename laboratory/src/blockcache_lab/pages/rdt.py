@@ -13,10 +13,10 @@ import numpy as np
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import difference_interval
 from blockcache.report.document import Block, Bullets, Document, Figure, Paragraph, Section, plain, table
-from blockcache.report.methods import DIFFERENCE, SUCCESS, estimate, shown_ms
+from blockcache.report.methods import DIFFERENCE, SUCCESS, estimate
 from blockcache.results.rollouts import BASELINE, PLAIN, Record
 from blockcache_lab.pages.rdt_findings import RdtSuite, is_success, shared, summary
-from blockcache_lab.pages.suite_parts import QUICK, made_from, rivals, suite_tables, who_wins
+from blockcache_lab.pages.suite_parts import QUICK, made_from, rivals, shown_ms, suite_tables, who_wins
 
 TRIALS, EPISODES = 3, 25
 """As the paper has them."""
@@ -158,8 +158,7 @@ def _exact(found: RdtSuite) -> list[Block]:
     about = (
         "No block is skipped and nothing is approximated. The conditions do not change within a generation, so the engine projects "
         f"them to keys and values once: that leaves {found.exact.flops[BASELINE] / full.method.flops:.0%} of the FLOPs here. The "
-        "rest of its speed is the engine's own: it runs no Python. At RDT-1B's size, where most of the work is in these "
-        "projections: [rdt-size.md](rdt-size.md)."
+        "rest of its speed is the engine's own: it runs no Python."
     )
     columns = ["every block at every step", "GFLOP", "ms", "over plain", "largest difference of an action"]
     return [Section("The engine alone", (Paragraph(about), table(columns, rows)))]

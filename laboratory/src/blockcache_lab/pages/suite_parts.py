@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Bullets, Paragraph, Section, Table, table
-from blockcache.report.methods import cells, estimate, of_full, pick_columns, shown_ms
+from blockcache.report.methods import cells, estimate, of_full, pick_columns
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.timings import Timings
 from blockcache_lab.studies.suite_results import Collection, SuiteResults
@@ -23,6 +23,12 @@ def made_from(files: str, command: str) -> Paragraph:
         f"Made from the files of {files}; every sentence with a figure or a verdict in it is computed from them. The command:\n"
         f"`{command} -o docs/generated`."
     )
+
+
+def shown_ms(timings: Timings | None, method: str) -> str:
+    """A method's milliseconds, if they are known."""
+    ms = None if timings is None else timings.ms(method)
+    return "" if ms is None else f"{ms:.1f}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,16 +21,16 @@ from blockcache.measure import machine
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations
 from blockcache.progress import progress_bar
-from blockcache.results.analysis import Analysis, check_names
-from blockcache.results.analysis_section import AnalysisError, AnalysisSection
-from blockcache.results.analysis_sections import SECTIONS, WeakerPolicy
 from blockcache.schedule import Schedule
 from blockcache.solvers import Recording, solve
 from blockcache_lab.analysis.caching import caching_errors, error_correlation, feature_maps, ffns_of, weaker_policy
 from blockcache_lab.analysis.feed_forward import ffn_response, sublayer_errors, weight_norms
+from blockcache_lab.analysis.file import Analysis, check_names
 from blockcache_lab.analysis.homogeneity import homogeneity, sample_matrices, schedule_stability
 from blockcache_lab.analysis.recorded import action_costs, similarity
 from blockcache_lab.analysis.residuals import in_parts
+from blockcache_lab.analysis.section import AnalysisError, AnalysisSection
+from blockcache_lab.analysis.sections import SECTIONS, WeakerPolicy
 from blockcache_lab.studies.analysis_inputs import AnalysisInputs, Sizes
 
 

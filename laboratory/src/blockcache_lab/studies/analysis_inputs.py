@@ -20,13 +20,13 @@ from blockcache.errors import RecordingError
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick, rows
-from blockcache.results.analysis_section import AnalysisError
 from blockcache.results.rollouts import GENERATIONS
 from blockcache.schedule import Schedule
 from blockcache.solvers import PAPER_METHODS, Recording, solve
 from blockcache.solvers.solve import UPDATES
 from blockcache_lab.analysis.caching import ffns_of
 from blockcache_lab.analysis.residuals import in_parts
+from blockcache_lab.analysis.section import AnalysisError
 
 COMPARED, EPISODES = 16, 50
 """Observations that caching errors are a mean over, beside those that were calibrated on; and episodes that are compared."""

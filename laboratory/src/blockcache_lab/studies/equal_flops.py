@@ -8,10 +8,11 @@ from functools import cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from blockcache.compare.candidates import Calibrations
+from blockcache.compare.candidates import Calibrations, Candidate, program_flops
 from blockcache.compare.methods import parse_method
 from blockcache.compare.paired import one_thread
 from blockcache.compare.reuse_parts import TeaCache
+from blockcache.models.port import Port
 from blockcache.samplers import sampler_names, table
 from blockcache.solvers import PAPER_METHODS
 from blockcache.solvers.teacache import TeaCacheRule
@@ -62,6 +63,16 @@ def equal_flops(calibrations: Calibrations) -> Equal:
         **{name: partial(updates, name) for name in PAPER_METHODS},
     }
     return lambda kind, method: finders[kind](flops(method))
+
+
+def engine_flops(port: Port, candidate: Candidate) -> int:
+    """What the candidate's engine computes of one generation: whole-loop engines save exactly what does not change in it."""
+    if candidate.engine not in ("loop", "onnx"):
+        return candidate.flops(port, 0.0)
+    own = candidate.on(port)
+    before = own.encoder_flops if own.begins_after_encoder else 0
+    once = before + program_flops(own.program(), len(own.timesteps), candidate.strategy)
+    return round(once * candidate.execution.generations(port.n_action_steps))
 
 
 def teacache_threshold(rule: TeaCacheRule, changes: npt.NDArray[np.float64], reused: float) -> float:

@@ -20,8 +20,8 @@ from blockcache.measure.distance import Cloud, distances
 from blockcache.measure.features import flattened
 from blockcache.observations import batch_size, hash_observations
 from blockcache.progress import progress_bar
-from blockcache.results.distances import FrontierDistances, MethodDistances, Modes
 from blockcache.results.rollouts import BASELINE
+from blockcache_lab.studies.distances import FrontierDistances, MethodDistances, Modes
 from blockcache_lab.studies.suite_runs import SuiteSetting, as_run
 from blockcache_lab.studies.suites import FRONTIER
 

@@ -21,12 +21,12 @@ from blockcache.measure.features import ActionFeatures, Chunks, action_features
 from blockcache.models.port import Port
 from blockcache.observations import batch_size, pick
 from blockcache.progress import progress_bar
-from blockcache.results.losses import LossData, LossRow
 from blockcache.results.rollouts import BASELINE, SETTLED, MethodRun, Record, Results
 from blockcache.results.summary import MethodSummary, most_rollouts, summarise
 from blockcache.samplers import SamplerConfig
 from blockcache.schedule import Schedule
 from blockcache.tasks.variants import MARK
+from blockcache_lab.studies.loss_data import LossData, LossRow
 
 OBSERVATIONS, SAMPLES = 40, 32
 LEAST_SCORE = 0.5

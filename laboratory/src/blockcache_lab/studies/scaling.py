@@ -1,4 +1,4 @@
-"""How the engines behave away from the benchmark's one point: other shapes, growing cost, memory, long runs."""
+"""How the engines behave away from the benchmark's one point: other shapes, memory, long runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from blockcache.models.dpt.policy import DiffusionTransformerPolicy, Shape
 from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
 from blockcache.schedule import Schedule
-from blockcache.solvers import uniform
 from blockcache.solvers.presets import stretched_schedule
 
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -77,35 +76,6 @@ def compare_shapes(threads: int, repeats: int, shapes: dict[str, Shape] = SHAPES
 
 def _generate(policy: DiffusionTransformerPolicy, obs: Tensor) -> dict[str, Tensor]:
     return policy.predict_action(obs, generator=torch.Generator().manual_seed(0))
-
-
-def growth(repeats: int) -> dict[str, list[dict[str, float]]]:
-    """Milliseconds of the onnx engine (one thread) against K at a fixed share, and against the updates at K = 100."""
-    by_steps = {steps: (Shape(sampler="ddim", steps=steps), steps // 10) for steps in (20, 40, 60, 80, 100)}
-    by_updates = {updates: (Shape(), updates) for updates in (2, 5, 10, 20, 30, 40)}
-    return {"steps": _grow(by_steps, repeats), "updates": _grow(by_updates, repeats)}
-
-
-def _grow(cases: dict[int, tuple[Shape, int]], repeats: int) -> list[dict[str, float]]:
-    obs = torch.randn(1, 2, 66)
-    calls, computed = dict[str, Callable[[], dict[str, Tensor]]](), {}
-    with ExitStack() as stack:
-        for key, (shape, updates) in cases.items():
-            policy, names = shape.policy(), printed_for(shape).blocks
-            schedule = Schedule(shape.steps, dict.fromkeys(names, uniform(shape.steps, updates)))
-            computed[key] = schedule.computed
-            stack.enter_context(accelerate(policy, schedule, "onnx", threads=1))
-            calls[str(key)] = partial(_generate, policy, obs)
-        latency = measure(calls, repeats)
-    return [{"x": key, "computed": computed[key], "ms": latency[str(key)].p50 * 1e3} for key in cases]
-
-
-def exported(shape: Shape) -> bytes:
-    """The export of a shape under the (stretched) printed schedule."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "policy.onnx"
-        export_policy(shape.policy(), printed_for(shape), path)
-        return path.read_bytes()
 
 
 def footprint(shape: Shape, calls: int, generations: int, large_pages: bool = False) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from blockcache.compare.candidates import Calibrations, Candidate, engine_flops, running
+from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.clocks import choose_clock
 from blockcache.compare.dealing import CALIBRATION, deal_for_evaluation
 from blockcache.compare.evaluation import Evaluation, prepare
@@ -40,7 +40,7 @@ from blockcache.results.rollouts import (
 from blockcache.results.timings import Timings
 from blockcache.tasks import Clock, Task, make_task, task_spec
 from blockcache.tasks.variants import Changed, Variant
-from blockcache_lab.studies.equal_flops import equal_flops
+from blockcache_lab.studies.equal_flops import engine_flops, equal_flops
 from blockcache_lab.studies.open_loop import OpenLoopFacts
 from blockcache_lab.studies.suites import (
     DELAYS,

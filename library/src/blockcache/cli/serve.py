@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from blockcache.models.port import Port
 
 
-def _is_export(name: str) -> bool:
-    return name.endswith(".onnx")
-
-
 def _settings(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Every field of `Settings` as an option."""
     for name, default, said in reversed(options()):
@@ -62,7 +58,7 @@ class ServedPort:
 
 
 @click.command()
-@click.argument("policy", type=arg.Checked("policy", lambda name: name if _is_export(name) else arg.PolicySource(name)))
+@click.argument("policy", type=arg.POLICY_OR_EXPORT)
 @click.argument("schedule", required=False)
 @click.option("--engine", type=arg.ENGINE, default="auto", help="For a POLICY that is no export.")
 @click.option("--threads", type=arg.CORES, help="Cores for one generation. Default: one or all, what is faster.")

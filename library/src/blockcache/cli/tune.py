@@ -13,7 +13,7 @@ from blockcache.cli import arguments as arg
 from blockcache.models.policy_files import TUNING
 
 if TYPE_CHECKING:
-    from blockcache.compare.tuner import Tuned
+    from blockcache.compare.tuned import Tuned
 
 
 def _milliseconds(text: str) -> float:
@@ -109,7 +109,7 @@ def tune(
 
 def _written(policy: arg.PolicySource, found: Tuned, output: Path) -> list[str]:
     """Write the directory, and say how to go on from there."""
-    from blockcache.compare.tuner import save_tuned
+    from blockcache.compare.tuned import save_tuned
 
     whole = save_tuned(policy.port, found, output)
     if whole:

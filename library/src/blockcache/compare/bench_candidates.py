@@ -230,7 +230,12 @@ def fixed_generator() -> torch.Generator:
 
 
 def on_threads(threads: int, call: Call) -> Call:
-    """The call with so many threads of torch's."""
+    """The call with so many threads of torch's.
+
+    Args:
+        threads: How many.
+        call: What is run with them.
+    """
 
     def run() -> Any:
         torch.set_num_threads(threads)

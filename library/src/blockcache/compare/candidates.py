@@ -86,18 +86,14 @@ class Candidate:
         return told if self.execution == AS_TRAINED else {**told, "execution": self.execution.describe()}
 
 
-def engine_flops(port: Port, candidate: Candidate) -> int:
-    """What the candidate's engine computes of one generation: whole-loop engines save exactly what does not change in it."""
-    if candidate.engine not in ("loop", "onnx"):
-        return candidate.flops(port, 0.0)
-    own = candidate.on(port)
-    before = own.encoder_flops if own.begins_after_encoder else 0
-    once = before + program_flops(own.program(), len(own.timesteps), candidate.strategy)
-    return round(once * candidate.execution.generations(port.n_action_steps))
-
-
 def program_flops(program: Program, steps: int, strategy: Strategy | None = None) -> int:
-    """What remains of a generation after the program's exact savings."""
+    """What remains of a generation after the program's exact savings.
+
+    Args:
+        program: The denoiser, folded.
+        steps: Of one generation.
+        strategy: What is reused; None computes every block at every step.
+    """
     return program.once + generation_flops(program.blocks, program.every_step, steps, strategy)
 
 

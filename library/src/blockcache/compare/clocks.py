@@ -81,7 +81,11 @@ def read_clock_file(path: PathLike) -> Latencies:
 
 
 def describe_clocks(clocks: Mapping[str, Clock]) -> dict[str, Any]:
-    """The clocks of all methods, in JSON types; of times that are known their number and median."""
+    """The clocks of all methods, in JSON types; of times that are known their number and median.
+
+    Args:
+        clocks: By method's name.
+    """
     shared = next(iter(clocks.values())).describe()
     del shared["seconds"]
     times = {

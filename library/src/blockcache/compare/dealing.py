@@ -38,13 +38,22 @@ def deal(
 
 
 def deal_for_evaluation(observations: Any, generations: int) -> dict[str, Any]:
-    """To calibrate on, to compare actions on, to place and fit samplers on, and the rest to measure distances at."""
+    """To calibrate on, to compare actions on, to place and fit samplers on, and the rest to measure distances at.
+
+    Args:
+        observations: A batch.
+        generations: Samples to calibrate on.
+    """
     sizes = {CALIBRATION: generations, COMPARISON: COMPARED, FITTING: FITTED, DISTANCES: batch_size(observations)}
     return deal(observations, sizes)
 
 
 def sizes_for_tuning(total: int) -> dict[str, int]:
-    """How many of so many observations each purpose of a tuning gets."""
+    """How many observations each purpose of a tuning gets.
+
+    Args:
+        total: Of so many.
+    """
     spare, wanted = total - LEAST * len(WANTED), sum(WANTED.values()) - LEAST * len(WANTED)
     share = min(1.0, max(0, spare) / wanted)
     return {name: LEAST + math.floor(share * (size - LEAST)) for name, size in WANTED.items()}

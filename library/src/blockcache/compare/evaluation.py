@@ -328,7 +328,12 @@ def _can_be_kept(job: Group | OpenLoop, outcome: Outcome) -> bool:
 
 
 def with_engine(port: Port, candidate: Candidate) -> Candidate:
-    """With the engine that really runs it instead of "auto"; a schedule that does not fit is refused here."""
+    """A candidate with the engine that really runs it instead of "auto"; a schedule that does not fit is refused here.
+
+    Args:
+        port: The policy.
+        candidate: What it runs as.
+    """
     if candidate.strategy is not None and not candidate.strategy.static:
         return replace(candidate, engine="patched")  # whatever engine the others run on
     with running(port, candidate) as fast:

@@ -57,13 +57,22 @@ def run_jobs(
 
 
 def one_by_one(work: Work, jobs: Sequence[Any]) -> Iterator[tuple[int, Outcome]]:
-    """In this process."""
+    """A backend: in this process.
+
+    Args:
+        work: Does a job.
+        jobs: In the order in which they are done.
+    """
     for place, job in enumerate(jobs):
         yield place, work(job)
 
 
 def local_workers(count: int | None = None) -> Backend:
-    """Processes on this machine, by joblib. None is one for each core, or this process where joblib is missing."""
+    """Processes on this machine, by joblib.
+
+    Args:
+        count: How many. None is one for each core, or this process where joblib is missing.
+    """
     if count is None:
         count = cores() if installed("joblib") else 1
     if count < 1:
@@ -75,7 +84,11 @@ def local_workers(count: int | None = None) -> Backend:
 
 
 def ray_cluster(address: str) -> Backend:
-    """Workers of a Ray cluster. "local" starts one on this machine; "auto" finds a running one."""
+    """Workers of a Ray cluster.
+
+    Args:
+        address: Of the cluster. "local" starts one on this machine; "auto" finds a running one.
+    """
     require("ray", "ray", "a Ray cluster", error=EvaluationError)
     return partial(_by_ray, address)
 

@@ -139,7 +139,11 @@ FULL = Method()
 
 
 def parse_method(text: str) -> Method:
-    """Strict: anything that is not exactly a method is refused with one sentence."""
+    """The method of a text. Strict: anything that is not exactly a method is refused with one sentence.
+
+    Args:
+        text: As `NAMES` lists them.
+    """
     if text == "full":
         return FULL
     try:
@@ -183,7 +187,11 @@ def _parse(kinds: Iterable[type[Part]], text: str, behind: str = "") -> tuple[Pa
 
 @lru_cache(maxsize=10_000)
 def method_named(name: str) -> Method:
-    """The method that a file names. One that this version does not know can be shown all the same."""
+    """The method that a file names. One that this version does not know can be shown all the same.
+
+    Args:
+        name: As it stands in the file.
+    """
     try:
         return parse_method(name)
     except MethodError:

@@ -141,7 +141,12 @@ def open_loop(
 
 
 def work(setting: Setting, job: Group | OpenLoop) -> Outcome:
-    """Run one job, on one thread."""
+    """Run one job, on one thread.
+
+    Args:
+        setting: What all jobs share.
+        job: Which one.
+    """
     with one_thread():
         return job.run(setting)
 
@@ -234,7 +239,14 @@ def rollout_noise(
     """(1 + draws, B, T, D): the noise of one chunk of each rollout, a function of (seed, chunk, step, candidate) alone.
 
     The start is the same for every sampler. A step's noise belongs to a sampler of that many steps: step 5 of 50 is
-    another moment than step 5 of 100. The first candidate has the noise of a chunk that is drawn alone.
+    another moment than step 5 of 100.
+
+    Args:
+        seeds: Of the rollouts.
+        chunk: Its place in each of them.
+        sampler: Decides how many steps draw.
+        shape: (T, D) of one chunk.
+        candidate: Among several for one chunk; the first has the noise of a chunk that is drawn alone.
     """
     steps = len(sampler.timesteps)
     noise = np.empty((1 + sampler.draw_count, len(seeds), *shape), dtype=np.float32)

@@ -28,7 +28,7 @@ def run_until_settled(evaluation: Evaluation, backend: Backend = one_by_one, *, 
     with progress_bar(evaluation.groups, "pairs", unit="group", disable=not progress) as bar:
         for seeds in bar:
             parts.append(replace(evaluation, candidates=waiting, seeds=seeds).run(backend, progress=False))
-            rows = {row.method.name: row.difference for row in summarise(together(parts))}
+            rows = {row.method.name: row.difference for row in summarise(_together(parts))}
             waiting = {
                 name: candidate
                 for name, candidate in waiting.items()
@@ -37,10 +37,10 @@ def run_until_settled(evaluation: Evaluation, backend: Backend = one_by_one, *, 
             bar.set_postfix_str(f"{len(waiting) - 1} not settled")
             if set(waiting) == {BASELINE}:
                 break
-    return together(parts)
+    return _together(parts)
 
 
-def together(parts: Sequence[Results]) -> Results:
+def _together(parts: Sequence[Results]) -> Results:
     """One after another; the first has all methods."""
     first = parts[0]
     order = [method.name for method in first.methods]

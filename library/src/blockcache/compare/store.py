@@ -29,7 +29,11 @@ T = TypeVar("T", bound=Saved)
 
 
 def digest(value: Mapping[str, Any]) -> str:
-    """One name for a JSON value, the same in every process."""
+    """One name for a JSON value, the same in every process.
+
+    Args:
+        value: In JSON types.
+    """
     return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 

@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,17 @@ from blockcache.compare.parts import FewerSteps, FittedSteps
 from blockcache.compare.reuse_parts import ActionBudget
 from blockcache.compare.time_box import TimeBox
 from blockcache.compare.trials import FINAL, Trials
-from blockcache.files import Count, Format, PathLike, exists, make_directory
+from blockcache.compare.tuned import Tuned
+from blockcache.files import Count, Format, PathLike, make_directory
 from blockcache.measure.machine import describe
 from blockcache.measure.statistics import Estimate
-from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations
 from blockcache.results.rollouts import BASELINE, FRESH_SEEDS
 from blockcache.results.summary import summarise
 from blockcache.results.tuning import Goal, Point, Tuning, TuningError, choose, front, promising
-from blockcache.samplers import ChosenSampler, Diffusion, SamplerConfig
-from blockcache.schedule import Schedule
+from blockcache.samplers import Diffusion
 from blockcache.tasks import task_spec
 from blockcache_runtime.session import RATE_HZ
 
@@ -49,26 +48,6 @@ OWN_BUDGETS, BUDGETS = (0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05), (0.8, 0.65
 FINALISTS, ROLLED_OUT = 5, 3
 TUNING_SEEDS = -10_000
 """From a task's first test seed: nobody calibrates, evaluates or trains on them by default."""
-
-
-@dataclass(frozen=True, eq=False)
-class Tuned:
-    """What `tune` gives back.
-
-    Args:
-        tuning: What was tried, what was chosen, and the evidence.
-        chosen: The sampler with its evidence; None is the policy's own.
-        schedule: For `accelerate`; None computes every block at every step.
-    """
-
-    tuning: Tuning
-    chosen: ChosenSampler | None
-    schedule: Schedule | None
-
-    @property
-    def sampler(self) -> SamplerConfig | None:
-        """None is the policy's own. `accelerate(policy, tuned=...)` uses it with the schedule, once they are saved."""
-        return None if self.chosen is None else self.chosen.sampler
 
 
 def tune(
@@ -126,12 +105,12 @@ def tune(
         _claim(directory, port, observations, seed)
         how: dict[str, Any] = {"engine": engine, "rate_hz": rate_hz, "seed": seed, "progress": progress}
         trials = Trials(port, dealt, directory, box, bounded=task is None, **how)
-        tried = try_methods(trials, goal, keep_sampler)
-        check_tried(trials, tried, minutes)
+        tried = _try_methods(trials, goal, keep_sampler)
+        _check_tried(trials, tried, minutes)
         plain_ms, points = trials.timed(sorted(tried, key=goal.order))
         fresh = None
         if task is None:
-            chosen = choose(measured_most(points), goal)
+            chosen = choose(_measured_most(points), goal)
             if unlike := trials.predicted.unlike:
                 trials.notes.append(f"nothing is promised of any method's loss: {unlike}; roll out with --task")
             elif where := trials.predicted.where:
@@ -180,12 +159,12 @@ def tune(
         points=tuple(sorted(points, key=lambda point: point.p50_ms)),
         chosen=chosen,
         fresh=fresh,
-        notes=(*trials.notes, *late_note(trials)),
+        notes=(*trials.notes, *_late_note(trials)),
     )
     return Tuned(tuning, trials.sampler_of(chosen.method), trials.schedule_of(chosen.method))
 
 
-def check_tried(trials: Trials, points: Sequence[Point], minutes: float) -> None:
+def _check_tried(trials: Trials, points: Sequence[Point], minutes: float) -> None:
     """Refuse to choose where there is nothing to choose from, and say what would help."""
     if any(point.method != BASELINE for point in points):
         return
@@ -198,20 +177,20 @@ def check_tried(trials: Trials, points: Sequence[Point], minutes: float) -> None
     )
 
 
-def late_note(trials: Trials) -> list[str]:
+def _late_note(trials: Trials) -> list[str]:
     """What there was no time for."""
     late = [name for name in dict.fromkeys(trials.late) if name not in trials.candidates]
     more = "the same command with more minutes goes on from here"
     return [f"not tried, as the time was up: {', '.join(late)}; {more}"] if late else []
 
 
-def try_methods(trials: Trials, goal: Goal, keep_sampler: bool) -> list[Point]:
+def _try_methods(trials: Trials, goal: Goal, keep_sampler: bool) -> list[Point]:
     """The points that are worth timing: the finalists, and besides them, as first tried, the front and what anybody would
     try without tuning. Plain fewer steps come first: they take the least time to try."""
     trials.begin(goal.deadline_ms)
     port, samples = trials.port, trials.first_samples
     free = not keep_sampler and port.sampler is not None
-    simple = [FULL, *(fewer_steps(port) if free else ())]
+    simple = [FULL, *(_fewer_steps(port) if free else ())]
     points = trials.measure(simple, samples)
     if free and isinstance(port.sampler, Diffusion):
         points += try_chosen_samplers(trials, goal, most=len(port.timesteps))
@@ -226,7 +205,13 @@ def try_methods(trials: Trials, goal: Goal, keep_sampler: bool) -> list[Point]:
 
 def try_finalists(trials: Trials, points: list[Point], goal: Goal) -> dict[str, Point]:
     """The most promising points with more samples. The first trial is optimistic about the points that it ranks highest:
-    where none of these still meets the goal, the next ones that seemed to are tried too, as long as there is time."""
+    where none of these still meets the goal, the next ones that seemed to are tried too, as long as there is time.
+
+    Args:
+        trials: Of the policy.
+        points: Of the first trials.
+        goal: What is asked for.
+    """
     tried: dict[str, Point] = {}
     waiting, samples = points, trials.final_samples(FINALISTS)
     while waiting:
@@ -245,11 +230,17 @@ def roll_out(
     points: list[Point], goal: Goal, differences: Callable[[list[str]], Mapping[str, Estimate]]
 ) -> list[Point]:
     """All points, the best few of them rolled out. Predictions are optimistic too: where none of these rules the loss out
-    that was asked for, the next ones are rolled out. The full policy is what the others are compared with."""
+    that was asked for, the next ones are rolled out. The full policy is what the others are compared with.
+
+    Args:
+        points: That were tried.
+        goal: What is asked for.
+        differences: Gives paired differences of the score to the full policy, by the names of methods.
+    """
     waiting = [point for point in points if point.method != BASELINE and goal.miss(point) < math.inf]
     rolled: dict[str, Estimate] = {}
     while waiting:
-        best = promising(measured_most(waiting), goal, ROLLED_OUT)
+        best = promising(_measured_most(waiting), goal, ROLLED_OUT)
         rolled |= differences([point.method for point in best])
         points = [replace(point, rollouts=rolled.get(point.method)) for point in points]
         waiting = [point for point in waiting if point not in best]  # also what could not be rolled out
@@ -258,14 +249,14 @@ def roll_out(
     return points
 
 
-def measured_most(points: list[Point]) -> list[Point]:
+def _measured_most(points: list[Point]) -> list[Point]:
     """Those of the longest trial: a first one is not enough to be chosen by, unless there was no time for another. The
     policy as it is needs none: it loses nothing."""
     most = max((point.chunks for point in points if point.method != BASELINE), default=0)
     return [point for point in points if point.chunks >= most or point.method == BASELINE]
 
 
-def fewer_steps(port: Port) -> list[Method]:
+def _fewer_steps(port: Port) -> list[Method]:
     """Fewer steps, off the shelf: of the policy's own sampler, and of DDIM."""
     assert port.sampler is not None
     kind, most = port.sampler.type, len(port.timesteps)
@@ -277,7 +268,13 @@ def fewer_steps(port: Port) -> list[Method]:
 
 def try_chosen_samplers(trials: Trials, goal: Goal, most: int) -> list[Point]:
     """Placed and fitted steps, which take minutes to choose: so few numbers of steps are tried, one after the other towards
-    what the goal allows. Fewer steps while the loss is small enough, more while the deadline is kept, and the other way."""
+    what the goal allows. Fewer steps while the loss is small enough, more while the deadline is kept, and the other way.
+
+    Args:
+        trials: Of the policy.
+        goal: What is asked for.
+        most: Fewer steps than these.
+    """
     numbers = [steps for steps in CHOSEN_STEPS if steps < most]
     points: list[Point] = []
     place, way = max((n for n, steps in enumerate(numbers) if steps <= FIRST_CHOSEN), default=0), 0
@@ -294,7 +291,12 @@ def try_chosen_samplers(trials: Trials, goal: Goal, most: int) -> list[Point]:
 
 
 def cached_methods(points: list[Point], goal: Goal) -> list[Method]:
-    """The best samplers so far with part of their blocks' outputs reused: a sampler that is too slow may fit then."""
+    """The best samplers so far with part of their blocks' outputs reused: a sampler that is too slow may fit then.
+
+    Args:
+        points: That were tried.
+        goal: What is asked for.
+    """
     bare = [point for point in points if (method := method_named(point.method)).sampler and not method.reuse]
     by_loss = sorted(bare, key=lambda point: (point.loss, point.p50_ms))[:2]
     wanted = sorted(bare, key=goal.order)[:2]
@@ -321,27 +323,3 @@ def _claim(state: Path, port: Port, observations: Any, seed: int) -> None:
         return
     make_directory(state)
     STATE.save(file, now)
-
-
-def save_tuned(policy: Any, tuned: Tuned, directory: PathLike) -> bool:
-    """Write a directory with the sampler, the schedule and the evidence, and the policy itself where it can be saved.
-
-    Args:
-        policy: The policy object that was tuned, or its port.
-        tuned: What `tune` gave.
-        directory: Where to write.
-
-    Returns:
-        Whether it is a policy directory: a policy that only its own code can save is left out.
-    """
-    port, place = port_of(policy), Path(directory)
-    whole = (port if tuned.sampler is None else port.with_sampler(tuned.sampler)).save(place)
-    if not whole:
-        make_directory(place)
-    for name, value in ((SAMPLER, tuned.chosen), (SCHEDULE, tuned.schedule)):
-        if value is not None:
-            value.save(place / name)
-        elif exists(place / name):
-            (place / name).unlink()  # of an earlier tuning
-    replace(tuned.tuning, setting={**tuned.tuning.setting, "holds_policy": whole}).save(place / TUNING)
-    return whole

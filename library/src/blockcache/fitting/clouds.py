@@ -112,7 +112,12 @@ class Clouds:
 
 
 def executed(port: Port, action: Tensor) -> Tensor:
-    """Actions (B, n_action_steps, A) in robot units -> (B, features), normalised."""
+    """Executed actions as one row for each, (B, features), normalised.
+
+    Args:
+        port: Says the units.
+        action: (B, n_action_steps, A) in robot units.
+    """
     scale, offset = (torch.as_tensor(value) for value in (port.action_scale, port.action_offset))
     return (action.detach().cpu().double() * scale + offset).flatten(1)
 
@@ -157,8 +162,14 @@ def draw_chunks(
 
 
 def pass_seed(seed: int, sample: int, place: int) -> int:
-    """Of the noise of one call: the sample and the place of the batch are mixed in, not added, since seeds that are
-    neighbours must not share a pass."""
+    """The seed of the noise of one call: all three are mixed, not added, since seeds that are neighbours must not share a
+    pass.
+
+    Args:
+        seed: Of all noise.
+        sample: Which one of each observation.
+        place: Of the batch.
+    """
     return int(np.random.SeedSequence((seed, sample, place)).generate_state(1)[0])
 
 
@@ -188,12 +199,18 @@ def objective(found: Tensor, reference: Tensor, spread: float) -> Tensor:
         reference: The same of the policy's own sampler, Y.
         spread: w: 1 keeps the spread of the policy's own cloud, less gives a sharper one.
     """
-    return 2 * between(found, reference).mean() - spread * inside(found).mean()
+    return 2 * _between(found, reference).mean() - spread * _inside(found).mean()
 
 
 def closeness(found: Tensor, reference: Tensor, spread: float) -> Closeness:
-    """All that is reported of a cloud."""
-    apart, own, others = between(found, reference).mean(), inside(reference).mean(), inside(found).mean()
+    """All that is reported of a cloud.
+
+    Args:
+        found: (observations, samples, features).
+        reference: The same of the policy's own sampler.
+        spread: w in the objective.
+    """
+    apart, own, others = _between(found, reference).mean(), _inside(reference).mean(), _inside(found).mean()
     scatter = sum(cloud.var(dim=1).sum(dim=-1) / cloud.shape[1] for cloud in (found, reference))
     shift = ((found.mean(dim=1) - reference.mean(dim=1)) ** 2).sum(dim=-1) - scatter
     return Closeness(
@@ -204,12 +221,12 @@ def closeness(found: Tensor, reference: Tensor, spread: float) -> Closeness:
     )
 
 
-def between(found: Tensor, reference: Tensor) -> Tensor:
+def _between(found: Tensor, reference: Tensor) -> Tensor:
     """Mean distance of a sample of the one to a sample of the other, for each observation."""
     # the quicker way through a matrix product is off by the root of the precision where two samples are near
     return torch.cdist(found, reference, compute_mode="donot_use_mm_for_euclid_dist").mean(dim=(1, 2))
 
 
-def inside(cloud: Tensor) -> Tensor:
+def _inside(cloud: Tensor) -> Tensor:
     """Mean distance of two samples of a cloud, for each observation; none is paired with itself."""
     return torch.stack([torch.pdist(one).mean() for one in cloud])

@@ -54,7 +54,13 @@ def place_steps(
 
 
 def place(clouds: Clouds, steps: int, kind: str) -> ChosenSampler:
-    """The same on clouds that are at hand."""
+    """The same on clouds that are at hand.
+
+    Args:
+        clouds: Of the policy.
+        steps: How many the sampler has.
+        kind: Of sampler, by name.
+    """
     started, before = time.perf_counter(), dict(clouds.generations)
     usual = fewer_steps(clouds.own_sampler, kind, steps)
     if not isinstance(usual, Diffusion):
@@ -129,7 +135,14 @@ def search(
 
 
 def spaced(steps: int, start: float, end: float, power: float = 1.0) -> Timesteps:
-    """Falling from start to end: evenly, or closer together at the end with a power above 1."""
+    """Timesteps that fall from start to end.
+
+    Args:
+        steps: How many.
+        start: The first.
+        end: The last.
+        power: 1 spaces them evenly, above 1 closer together at the end.
+    """
     last = max(steps - 1, 1)
     return tuple(round(end + (start - end) * (1 - step / last) ** power) for step in range(steps))
 

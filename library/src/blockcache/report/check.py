@@ -5,7 +5,7 @@ from __future__ import annotations
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
 from blockcache.report.methods import of_full
 from blockcache.results.check import ENERGIES, Check
-from blockcache.results.losses import Prediction, shipped_losses
+from blockcache.results.losses import Prediction, shipped_model
 
 _FORM = "{:.3f}"
 
@@ -64,7 +64,7 @@ def _prediction_note(found: Check) -> str:
         )
     where = f" This policy: {plain(found.prediction.where)}." * bool(found.prediction.where)
     return (
-        f"The verdict is a prediction, learnt on {plain(shipped_losses().about)}; on Push-T a centre shift above {low:.3f} cost score, too (scaled to the "
+        f"The verdict is a prediction, learnt on {plain(shipped_model().about)}; on Push-T a centre shift above {low:.3f} cost score, too (scaled to the "
         f"{found.setting['features']} values of a chunk here). The bound was judged on tasks that it was not learnt on.{where} Only rollouts show what a "
         "method costs: `blockcache eval`."
     )

@@ -8,7 +8,6 @@ from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Table, plain, table
 from blockcache.results.summary import MethodSummary
-from blockcache.results.timings import Timings
 
 SCORE, SUCCESS, DIFFERENCE = "score, 95 %", "success, 95 %", "difference to full, 95 %"
 
@@ -43,12 +42,6 @@ def pick_columns(columns: Sequence[str], rows: Iterable[Mapping[str, str]], left
 def of_full(flops: float, full: float) -> str:
     """A share of the full policy's FLOPs, as "1/6.0"; nothing where a family does not say its FLOPs, which are then 0."""
     return f"1/{full / flops:.1f}" if flops and full else ""
-
-
-def shown_ms(timings: Timings | None, method: str) -> str:
-    """A method's milliseconds, if they are known."""
-    ms = None if timings is None else timings.ms(method)
-    return "" if ms is None else f"{ms:.1f}"
 
 
 def estimate(value: Estimate | None, form: str) -> str:

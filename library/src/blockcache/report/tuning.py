@@ -10,7 +10,7 @@ from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.chart import Axis, Panel, Rule, Series
 from blockcache.report.document import Block, Bullets, Chart, Paragraph, plain
 from blockcache.report.methods import estimate, pick_columns
-from blockcache.results.losses import shipped_losses
+from blockcache.results.losses import shipped_model
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.tuning import Point, Tuning
 
@@ -66,7 +66,7 @@ def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
         f"Milliseconds: one chunk, batch 1, {rate}all interleaved in one run with the plain policy, which takes "
         f"{found.plain_ms:.1f} ms.",
         "Predicted loss: from how far the actions are from the policy's own as distributions, and how rough they are (docs/tune-and-check.md); a prediction. "
-        f"*{_BOUND}*: what a loss stays below with 90 % certainty; a loss to allow is judged by it where nothing is rolled out. Learnt on {plain(shipped_losses().about)}.",
+        f"*{_BOUND}*: what a loss stays below with 90 % certainty; a loss to allow is judged by it where nothing is rolled out. Learnt on {plain(shipped_model().about)}.",
         _sampler_note(found.chosen),
         *(plain(note) + "." for note in found.notes),
     ]

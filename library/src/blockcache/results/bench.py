@@ -1,4 +1,4 @@
-"""What a benchmark measured, and the files that hold it: `bench --json`, and `paper performance` with more around it.
+"""What a benchmark measured, and the file that holds it, which `bench --json` writes.
 
 A file's benchmark is read as plain JSON values, checked against the same fields. Knows nothing of torch or of how
 candidates are timed.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from blockcache.files import Count, Fields, Format, Limit, Positive, dict_of, keys_of, list_of
+from blockcache.files import Count, Fields, Format, Limit, Positive, keys_of, list_of
 from blockcache.results.timings import MACHINE
 
 _Time = Annotated[float, Limit(1e-9)]
@@ -71,33 +71,9 @@ class Bench:
 
 
 _ROW = dict(keys_of(Measurement))
-_RUN = {**keys_of(Bench), "rows": list_of(Fields(_ROW, {"samples_ms": _ROW.pop("samples_ms")}))}
-_ENCODER = {"encoder": list_of(Fields(keys_of(EncoderTime)))}
+RUN = {**keys_of(Bench), "rows": list_of(Fields(_ROW, {"samples_ms": _ROW.pop("samples_ms")}))}
+ENCODER = {"encoder": list_of(Fields(keys_of(EncoderTime)))}
+"""Keys of the file, and the one that it may lack."""
 FORMAT = Format(
-    "blockcache.bench", "benchmark", {**_RUN, **_ENCODER, "command": str}, optional=("made_by", "encoder", "command")
-)
-
-_KIND = Fields({"kind": str, "nodes": Count, "ms": _Time, "gflops": float | None})
-_ENGINES = Fields(dict.fromkeys(("patched", "loop", "onnx_1", "onnx_n"), float))
-_POINTS = list_of(Fields({"x": Count, "computed": Count, "ms": float}))
-_SIZES = ("weights_mb", "file_mb", "export_s", "load_s", "peak_over_weights", "peak_mb", "growth_mb")
-_TOTALS = ("plain_s", "costs_s", "plain_mb", "costs_mb", "solve_s")
-PERFORMANCE = Format(
-    "blockcache.performance",
-    "performance file",
-    {
-        "bench": Fields({name: _RUN[name] for name in _RUN if name != "encoder"}, _ENCODER, others=True),
-        "limits": list_of(Fields({"threads": Count, "peak_gflops": _Time, "kinds": list_of(_KIND)})),
-        "shapes": list_of(Fields({"name": str, "ms": _ENGINES, "difference": _ENGINES})),
-        "growth": Fields({"steps": _POINTS, "updates": _POINTS}),
-        "footprint": dict_of(
-            Fields(
-                {**dict.fromkeys(_SIZES, float), "p50_ms": _Time, "p99_ms": _Time, "calls": Count, "generations": Count}
-            )
-        ),
-        "calibration": Fields(
-            {**dict.fromkeys(("observations", "blocks", "steps"), Count), **dict.fromkeys(_TOTALS, float)}
-        ),
-    },
-    optional=("made_by", "limits", "calibration"),
+    "blockcache.bench", "benchmark", {**RUN, **ENCODER, "command": str}, optional=("made_by", "encoder", "command")
 )

@@ -1,47 +1,31 @@
-"""What methods with known losses do to actions, and what that tells of a method whose loss is not known.
+"""What a method is likely to lose, told from what it does to actions.
 
-`LossData` is one versioned file: a row for each method that was rolled out in pairs, with its features and its loss. A
-`LossModel` is fitted to it in a few lines, monotone in every feature: more roughness or more energy beyond the spread never
-predicts less loss. What it looks at is chosen by leaving tasks out, and what is left over by tasks that the fit did not see
-gives a bound. Knows nothing of torch.
+A `LossModel` is one small versioned file: a weighted sum of features, monotone in every one of them, so that more roughness
+or more energy beyond the spread never predicts less loss; and how much a bound lies above it. The laboratory fits it to
+methods whose losses are known (`blockcache paper losses`). Knows nothing of torch.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
-from itertools import combinations
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
-from blockcache.errors import BlockcacheError
-from blockcache.files import Count, Format, JsonFile, Limit, keys_of
+from blockcache.files import Count, Format, JsonFile, Limit, Name, Positive, keys_of
 from blockcache.measure.features import LEAST_ACTIONS, ActionFeatures
-from blockcache.measure.statistics import Estimate, rank_correlation
 
-LEAST_TASKS = 3
-"""Tasks that tell methods apart: with fewer, nothing can be left out and still leave something to learn from."""
-LEAST_LOST = 3
-"""Methods whose whole interval lies below 0, so that a task is known to tell: one of twenty does so by chance."""
-CERTAINTY = 0.9
 FLOOR = 0.015
 """Added to a prediction before it is multiplied: what no feature sees costs a little, too."""
-ALLOWED = (0.03, 0.07)
-"""Losses for which is looked up what a bound would take on a task that was left out."""
 FEWER = 4
 """What was measured on fewer chunks than the data, by more than this factor, scatters too much for a promise."""
 ALIKE = 2.0
 """A policy whose spread, roughness or chunk lies this factor outside the data is unlike all of it."""
 
-
-MOST_TERMS, AVERAGED = 3, 5
-"""Terms of one sum, and how many of the best sums are averaged: which of them is the very best is a matter of chance."""
 TERMS: Mapping[str, Callable[[ActionFeatures], float]] = {
     "energy beyond spread": lambda of: of.beyond_spread,
     "added roughness": lambda of: of.rougher,
@@ -52,82 +36,12 @@ TERMS: Mapping[str, Callable[[ActionFeatures], float]] = {
 }
 """What a loss may be a weighted sum of, each as it is or its root, and 0 where it is below 0."""
 NAMES = (*TERMS, *(f"root of {name}" for name in TERMS))
-SUMS = tuple(chosen for count in range(1, MOST_TERMS + 1) for chosen in combinations(range(len(NAMES)), count))
-"""Places of the terms of every sum that is tried."""
-
-
-class LossDataError(BlockcacheError):
-    """Data that nothing can be learnt from."""
-
-
-@dataclass(frozen=True)
-class LossRow:
-    """One method of one policy.
-
-    task, family, policy, method  by name
-    ran         a digest of the sampler and of what is reused when
-    cost        the share of the full policy's FLOPs
-    actions     of an executed chunk
-    features    of its actions beside the policy's own
-    difference  of the score to the full policy, paired: minus the loss
-    """
-
-    task: str
-    family: str
-    policy: str
-    method: str
-    ran: str
-    cost: float
-    actions: Count
-    features: ActionFeatures
-    difference: Estimate
-
-
-@dataclass(frozen=True)
-class LossData(JsonFile):
-    """All methods whose loss is known.
-
-    observations, samples  that the features are of
-    rows                   in any order
-    """
-
-    observations: Count
-    samples: Count
-    rows: Annotated[tuple[LossRow, ...], Limit(1, 100_000)]
-
-    @cached_property
-    def told(self) -> dict[str, list[LossRow]]:
-        """The rows of the tasks that tell methods apart; data with too few such tasks are refused."""
-        tasks: dict[str, list[LossRow]] = {}
-        for row in self.rows:  # a task and its harder variants are one: leaving out but one of them would tell of it
-            tasks.setdefault(row.task.partition("@")[0], []).append(row)
-        told = {
-            rows[0].task: rows for rows in tasks.values() if sum(row.difference.high < 0 for row in rows) >= LEAST_LOST
-        }
-        if len(told) < LEAST_TASKS:
-            raise LossDataError(
-                f"a prediction of losses needs {LEAST_TASKS} tasks that tell methods apart, got {len(told)}"
-                f" ({', '.join(told) or 'none'}); roll out more methods, or tasks that forgive less"
-            )
-        return told
-
-    @property
-    def about(self) -> str:
-        """What can be learnt from, in words."""
-        rows = [row for found in self.told.values() for row in found]
-        policies, families = len({row.policy for row in rows}), sorted({row.family for row in rows})
-        who = f"{len(rows)} methods of {policies} policies ({', '.join(families)})"
-        return f"{who} with paired rollouts on {', '.join(self.told)}"
-
-    @cached_property
-    def model(self) -> LossModel:
-        """The model of all tasks that tell methods apart."""
-        return LossModel(self, tuple(self.told))
-
-
-LossData.FORMAT = Format(
-    "blockcache.losses", "data on losses", keys_of(LossData), again="run 'blockcache paper losses' again"
-)
+POLICY: Mapping[str, Callable[[ActionFeatures, int], float]] = {
+    "executed actions of a chunk": lambda of, actions: actions,
+    "its actions' spread": lambda of, actions: of.own_spread,
+    "its actions' roughness": lambda of, actions: of.own_roughness,
+}
+"""What tells whether a policy is like those in the data."""
 
 
 @dataclass(frozen=True)
@@ -154,55 +68,41 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """How well a task is predicted by a model that did not see it.
+class LossModel(JsonFile):
+    """What was learnt from methods whose losses are known.
 
-    rank      rank correlation of predicted and measured losses
-    highest   the highest that any prediction could have, as many methods lose the same
-    covered   share of the methods that lose no more than their bound
-    taken     for each of ALLOWED the cheapest method whose bound is at most that, as `tune --loss` takes it; None is none
+    about     what it was learnt from, in words
+    chunks    that the features of a method in the data are of
+    families  of the policies in the data
+    ranges    by name of POLICY, the least and the most of the policies in the data
+    weights   by name of NAMES, 0 or more; those that are 0 may be left out
+    factor    that a prediction is multiplied by for its bound
     """
 
-    task: str
-    methods: int
-    rank: float
-    highest: float
-    covered: float
-    taken: tuple[LossRow | None, ...]
+    about: str
+    chunks: Count
+    families: Annotated[tuple[Name, ...], Limit(1, 100)]
+    ranges: Mapping[str, tuple[Positive, Positive]]
+    weights: Mapping[str, Positive]
+    factor: Annotated[float, Limit(1)]
 
+    def __post_init__(self) -> None:
+        if set(self.ranges) != set(POLICY) or set(self.weights) - set(NAMES):
+            raise ValueError(f"its ranges are of {', '.join(POLICY)}, and its weights of {', '.join(NAMES)}")
 
-class LossModel:
-    """Non-negative weights of a few terms, and how much a bound lies above a prediction.
-
-    Every task counts the same, however many methods it has.
-
-    Args:
-        data: All rows.
-        tasks: Those to learn from.
-    """
-
-    def __init__(self, data: LossData, tasks: Sequence[str]) -> None:
-        self.rows = {task: data.told[task] for task in tasks}
-        learnt = [_Learnt.of(rows) for rows in self.rows.values()]
-        self.chunks = data.observations * data.samples
-        self.weights = _fitted(learnt, _best(learnt))
-        # each task by what was chosen and fitted without it: what is left over is as for a task that nobody has seen
-        ratios = [one.lost / (one.terms @ _fitted(others, _best(others)) + FLOOR) for one, others in _each(learnt)]
-        shares = [np.full(len(found), 1 / len(found)) for found in ratios]
-        level = 1 - (1 - CERTAINTY) * len(learnt) / (
-            len(learnt) + 1
-        )  # as if one more task had gone beyond all of these
-        self.factor = max(1.0, _quantile(np.concatenate(ratios), np.concatenate(shares), level))
+    @cached_property
+    def vector(self) -> NDArray[np.float64]:
+        """The weight of each of NAMES."""
+        return np.array([self.weights.get(name, 0.0) for name in NAMES])
 
     @property
     def formula(self) -> str:
         """The prediction in words."""
-        terms = zip(self.weights, NAMES, strict=True)
-        return " + ".join(f"{weight:.3f} x {name}" for weight, name in terms if weight >= 5e-4)
+        return " + ".join(f"{weight:.3f} x {name}" for name, weight in self.weights.items() if weight >= 5e-4)
 
     def loss(self, features: ActionFeatures) -> float:
         """The best guess."""
-        return min(1.0, float(_terms(features) @ self.weights))
+        return min(1.0, float(terms_of(features) @ self.vector))
 
     def bound(self, loss: float) -> float:
         """What a method of a policy like those in the data loses at most, given its best guess."""
@@ -226,19 +126,12 @@ class LossModel:
 
     def _beside(self, features: ActionFeatures, actions: int) -> dict[str, tuple[float, float, float]]:
         """What the policy is like, each with the least and the most of those in the data."""
-        rows = [row for found in self.rows.values() for row in found]
-        columns: dict[str, tuple[float, list[float]]] = {
-            "executed actions of a chunk": (actions, [row.actions for row in rows]),
-            "its actions' spread": (features.own_spread, [row.features.own_spread for row in rows]),
-            "its actions' roughness": (features.own_roughness, [row.features.own_roughness for row in rows]),
-        }
-        return {word: (value, min(seen), max(seen)) for word, (value, seen) in columns.items()}
+        return {word: (value(features, actions), *self.ranges[word]) for word, value in POLICY.items()}
 
     def _unlike(self, features: ActionFeatures, family: str, actions: int, chunks: int) -> str:
         """Why nothing can be promised for the policy, or nothing."""
-        families = sorted({row.family for found in self.rows.values() for row in found})
-        if family not in families:
-            return f"no policy of family {family} is in the data, only {', '.join(families)}"
+        if family not in self.families:
+            return f"no policy of family {family} is in the data, only {', '.join(self.families)}"
         if actions < LEAST_ACTIONS:
             return f"a chunk of {actions} has no roughness"
         for word, (value, low, high) in self._beside(features, actions).items():
@@ -249,87 +142,23 @@ class LossModel:
         return ""
 
 
-def judge(data: LossData) -> tuple[Judgement, ...]:
-    """Every task that tells methods apart, predicted by all the others."""
-    found = []
-    for task, rows in data.told.items():
-        model = LossModel(data, [name for name in data.told if name != task])
-        lost, predicted = _Learnt.of(rows).lost, np.array([model.loss(row.features) for row in rows])
-        bounds = [(row, model.predict(row.features, row.family, row.actions).bound) for row in rows]
-        allowed = [[row for row, bound in bounds if bound is not None and bound <= most] for most in ALLOWED]
-        found.append(
-            Judgement(
-                task=task,
-                methods=len(rows),
-                rank=rank_correlation(predicted, lost),
-                highest=rank_correlation(np.argsort(np.argsort(lost)), lost),
-                covered=float(
-                    np.mean([actual <= model.bound(loss) for actual, loss in zip(lost, predicted, strict=True)])
-                ),
-                taken=tuple(min(found, key=lambda row: row.cost, default=None) for found in allowed),
-            )
-        )
-    return tuple(found)
+LossModel.FORMAT = Format(
+    "blockcache.loss-model", "loss model", keys_of(LossModel), again="run 'blockcache paper losses' again"
+)
 
 
 @cache
-def shipped_losses() -> LossData:
-    """The data that ships with the package."""
-    return LossData.load(str(files("blockcache") / "assets" / "losses.json"))
+def shipped_model() -> LossModel:
+    """The model that ships with the package."""
+    return LossModel.load(str(files("blockcache") / "assets" / "loss-model.json"))
 
 
 def predict_loss(features: ActionFeatures, family: str, actions: int, chunks: int | None = None) -> Prediction:
-    """What a method is likely to lose, by the data that ships with the package; see `LossModel.predict`."""
-    return shipped_losses().model.predict(features, family, actions, chunks)
+    """What a method is likely to lose, by the model that ships with the package; see `LossModel.predict`."""
+    return shipped_model().predict(features, family, actions, chunks)
 
 
-def _terms(features: ActionFeatures) -> NDArray[np.float64]:
+def terms_of(features: ActionFeatures) -> NDArray[np.float64]:
     """The value of each of NAMES."""
     values = np.array([max(0.0, term(features)) for term in TERMS.values()])
     return np.concatenate((values, np.sqrt(values)))
-
-
-@dataclass(frozen=True, eq=False)
-class _Learnt:
-    """The methods of one task: their terms, (methods, terms), and what they lost."""
-
-    terms: NDArray[np.float64]
-    lost: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, rows: Sequence[LossRow]) -> _Learnt:
-        lost = np.array([max(0.0, -row.difference.mean) for row in rows])
-        return cls(np.stack([_terms(row.features) for row in rows]), lost)
-
-
-def _fitted(tasks: Sequence[_Learnt], sums: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-    """A weight for each of NAMES, averaged over the sums."""
-    weights = np.zeros(len(NAMES))
-    lost = np.concatenate([one.lost / math.sqrt(len(one.lost)) for one in tasks])
-    for terms in sums:
-        places = list(terms)
-        values = np.concatenate([one.terms[:, places] / math.sqrt(len(one.lost)) for one in tasks])
-        weights[places] += nnls(values, lost)[0] / len(sums)
-    return weights
-
-
-def _each(tasks: Sequence[_Learnt]) -> list[tuple[_Learnt, Sequence[_Learnt]]]:
-    """Each task with the others; one that is alone with itself."""
-    return [(one, [other for other in tasks if other is not one] or tasks) for one in tasks]
-
-
-def _best(tasks: Sequence[_Learnt]) -> list[tuple[int, ...]]:
-    """The sums with the least mean absolute error for tasks that were left out, each task counting the same."""
-    pairs = _each(tasks)
-
-    def error(terms: tuple[int, ...]) -> float:
-        return float(np.mean([np.abs(one.terms @ _fitted(others, [terms]) - one.lost).mean() for one, others in pairs]))
-
-    return sorted(SUMS, key=error)[:AVERAGED]
-
-
-def _quantile(values: NDArray[np.float64], shares: NDArray[np.float64], level: float) -> float:
-    """The smallest value that at least so much of the weight does not exceed."""
-    order = np.argsort(values)
-    reached = np.cumsum(shares[order]) / shares.sum()
-    return float(values[order][np.searchsorted(reached, level - 1e-12)])

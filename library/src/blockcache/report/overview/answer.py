@@ -258,7 +258,7 @@ def _without_results(sources: Sources) -> tuple[Block, ...]:
         Fact(f"{one.value.reused_share:.0%}", "of block computations reused", f"by {code(one.path)}")
         for one in sources.schedules[:1]
     ]
-    for bench in sources.benches[:1]:
+    for bench in sources.benchmarks[:1]:
         best = max(bench.value["rows"], key=lambda row: row["speedup"])
         note = f"{plain(best['name'])}, {best['p50_ms']:.1f} ms a chunk"
         facts.append(Fact(f"{best['speedup']:.1f}x", f"as fast as {plain(bench.value['eager'])}", note))

@@ -139,20 +139,18 @@ def _grouped(
     return tuple(made)
 
 
-def _shifts(sources: Sources) -> dict[str, float]:
+def _shifts(sources: Sources) -> Mapping[str, float]:
     """Energy beyond spread by method: what tells best of what is lost, without a rollout."""
-    if not sources.distances:
-        return {}
-    return {name: found.distances.beyond_spread.mean for name, found in sources.distances[0].value.methods.items()}
+    return next((one.value.shifts for one in sources.brought if one.value.shifts), {})
 
 
 def latency_section(sources: Sources) -> Section:
     blocks: list[Block] = [_timings(number, one) for number, one in enumerate(sources.timings, 1)]
     blocks += [
         bench_chart(one.value, f"bench-{number}", f"From {code(one.path)}.")
-        for number, one in enumerate(sources.benches, 1)
+        for number, one in enumerate(sources.benchmarks, 1)
     ]
-    if not sources.benches:
+    if not sources.benchmarks:
         blocks.append(missing("engines beside plain torch", f"blockcache bench {sources.typed} --json bench.json"))
     return Section("Milliseconds", tuple(blocks))
 

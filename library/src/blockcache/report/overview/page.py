@@ -21,8 +21,6 @@ from blockcache.results.check import Check
 from blockcache.results.rollouts import BASELINE, Results
 from blockcache.results.tuning import Tuning
 
-ANALYSES = "analyses"  # the laboratory's sections, which an analysis file is drawn by
-
 
 def page(sources: Sources) -> Document:
     """What the files say, from the answer on; a section without its files says which command would fill it."""
@@ -63,9 +61,6 @@ def _brought(sources: Sources) -> list[Section]:
         except Exception as error:  # a page is not lost by a package that is broken
             said = plain(entry_failure("section", point, error))
             sections.append(Section(plain(point.name), (Paragraph(f"{said}."),)))
-    if sources.analyses and not any(point.name == ANALYSES for point in points):
-        said = f"Drawn by blockcache-lab, which is not installed: {code(sources.analyses[0].path)}."
-        sections.append(Section("Why caching works", (Paragraph(said),)))
     return sections
 
 
@@ -78,7 +73,6 @@ def _origins(sources: Sources) -> Section:
     made: list[tuple[str, tuple[Source[Any], ...], Callable[[Source[Any]], str]]] = [
         ("results", results, _evaluation),
         ("timings", sources.timings, lambda one: timed.get(one.path, f"blockcache paper timing {policy}")),
-        ("distances", sources.distances, lambda one: f"blockcache paper distances {policy}"),
         ("tuning", sources.tunings, lambda one: _tuning(one.value, policy)),
         ("check", sources.checks, lambda one: _typed(one.value.setting) or _check(one.value)),
         (
@@ -91,11 +85,13 @@ def _origins(sources: Sources) -> Section:
             sources.schedules,
             lambda one: _written(one, one.value.origin) or tuned.get(os.path.dirname(one.path), "blockcache solve"),
         ),
-        ("analysis", sources.analyses, lambda one: str(one.value.setting["command"])),
         ("benchmark", sources.benches, lambda one: _typed(one.value) or "blockcache bench --json"),
     ]
     rows = [["this page", "", code(sources.command)]]
     rows += [[what, code(one.path), code(command(one))] for what, found, command in made for one in found]
+    rows += [
+        [one.value.kind, code(one.path), code(one.value.command.replace("POLICY", policy))] for one in sources.brought
+    ]
     return Section("The commands that made it", (table(["what", "file", "made by"], rows, left=3),))
 
 

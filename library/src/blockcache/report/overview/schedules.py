@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,7 @@ from blockcache.compare.methods import method_named
 from blockcache.errors import BlockcacheError
 from blockcache.report.chart import Axis, HeatMap, Marks, Panel
 from blockcache.report.document import Block, Chart, Paragraph, Section, code, missing, plain, table
-from blockcache.report.overview.sources import Sources
-from blockcache.results.analysis_sections import Caching
+from blockcache.report.overview.sources import Shown, Sources
 from blockcache.schedule.schedule import Schedule
 from blockcache.solvers import solve
 from blockcache.solvers.recording import Recording
@@ -28,26 +27,9 @@ MOST = 3
 """Schedules that are drawn, at most: those of a suite are many and look alike."""
 
 
-@dataclass(frozen=True, eq=False)
-class Shown:
-    """A schedule, where it is from, and what is known of it.
-
-    Args:
-        errors: (blocks, K), and `what` they are.
-        own: The blocks' own steps, before the union added any.
-    """
-
-    title: str
-    origin: str
-    schedule: Schedule
-    errors: NDArray[np.float64] | None = None
-    what: str = ""
-    own: Mapping[str, Sequence[int]] | None = None
-
-
 def schedules_section(sources: Sources) -> Section:
     """All schedules that were given, then those that were analysed and those that the results hold."""
-    analysed = _analysed(sources)
+    analysed = [replace(one, origin=source.path) for source in sources.brought for one in source.value.schedules]
     found = [_with_error(one, analysed, sources) for one in _given(sources)]
     for group in (analysed, [_with_error(one, analysed, sources) for one in _from_results(sources)]):
         found += [one for one in group if not any(_same(one.schedule, other.schedule) for other in found)]
@@ -76,30 +58,6 @@ def _given(sources: Sources) -> Iterator[Shown]:
         signs = {"updates": "S", "union": "n", "metric": "metric"}
         facts = [f"{sign} = {origin[key]}" for key, sign in signs.items() if key in origin]
         yield Shown(", ".join([str(origin.get("method", "schedule")), *facts]), source.path, source.value)
-
-
-def _analysed(sources: Sources) -> list[Shown]:
-    """The schedules of the analyses with their caching errors: the paper's first, as it is repaired by the union."""
-    shown = []
-    for source in sources.analyses:
-        analysis, caching = source.value, source.value.get(Caching)
-        known = {} if caching is None else {name: caching.of(name) for name in caching.schedules}
-        updates = {
-            name: {block: np.flatnonzero(row).tolist() for block, row in zip(analysis.block_names, marks, strict=True)}
-            for name, (_, marks) in known.items()
-        }
-        for name in (name for name in _NAMES if name in known):
-            origin = analysis.schedules.get(name, {}).get("origin", {})
-            made = Schedule(analysis.steps, updates[name], analysis.fingerprint, origin)
-            own = updates.get("blockwise") if name == "bac" else None
-            if own is not None and not all(set(own[block]) <= set(made.updates[block]) for block in own):
-                own = None  # of another calibration
-            errors = np.asarray(known[name][0], np.float64)
-            shown.append(Shown(_NAMES[name], source.path, made, errors, "caching error", own))
-    return shown
-
-
-_NAMES = {"bac": "BAC, with the union", "given": "The given schedule", "blockwise": "Block-wise, without the union"}
 
 
 def _from_results(sources: Sources) -> Iterator[Shown]:

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from importlib.metadata import EntryPoint, entry_points
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from blockcache.errors import FileError, short
+import numpy as np
+from numpy.typing import NDArray
+
+from blockcache.errors import BlockcacheError, FileError, entry_failure, short
 from blockcache.files import PathLike, parse_json, read_json, read_metadata
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
-from blockcache.results.analysis import FORMAT as ANALYSIS
-from blockcache.results.analysis import Analysis
 from blockcache.results.bench import FORMAT as BENCH
-from blockcache.results.bench import PERFORMANCE
 from blockcache.results.check import Check
-from blockcache.results.distances import FrontierDistances
 from blockcache.results.rollouts import Results
 from blockcache.results.summary import MethodSummary, most_rollouts, summarise
 from blockcache.results.timings import Timings
@@ -48,6 +48,48 @@ class Source(Generic[T]):
 
 
 @dataclass(frozen=True, eq=False)
+class Shown:
+    """A schedule, where it is from, and what is known of it.
+
+    Args:
+        errors: (blocks, K), and `what` they are.
+        own: The blocks' own steps, before the union added any.
+    """
+
+    title: str
+    origin: str
+    schedule: Schedule
+    errors: NDArray[np.float64] | None = None
+    what: str = ""
+    own: Mapping[str, Sequence[int]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Brought:
+    """A file that another package reads, as the page sees it.
+
+    Args:
+        kind: What it is called, such as "analysis".
+        policy: The policy as the file names it, or "".
+        fingerprint: What the file is bound to; None binds nothing.
+        command: What made it; POLICY in it stands for the policy's name.
+        value: What the package's own sections are made of.
+        schedules: Those that it knows the errors of, the one to show first at the front.
+        shifts: By method, how far its actions are from the policy's own: their energy beyond its spread.
+        bench: A benchmark in it, as the file of one holds it.
+    """
+
+    kind: str
+    policy: str
+    fingerprint: Fingerprint | None
+    command: str
+    value: Any
+    schedules: tuple[Shown, ...] = ()
+    shifts: Mapping[str, float] = field(default_factory=dict)
+    bench: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Sources:
     """Everything that is known of one policy, each kind in the order in which it was given."""
 
@@ -56,10 +98,9 @@ class Sources:
     results: tuple[Source[Results], ...] = ()
     clocked: tuple[Source[Results], ...] = ()  # results of rollouts on the clock, which others are not compared with
     timings: tuple[Source[Timings], ...] = ()
-    distances: tuple[Source[FrontierDistances], ...] = ()
     tunings: tuple[Source[Tuning], ...] = ()
     checks: tuple[Source[Check], ...] = ()
-    analyses: tuple[Source[Analysis], ...] = ()
+    brought: tuple[Source[Brought], ...] = ()  # by readers of other packages, such as analyses
     benches: tuple[Source[Mapping[str, Any]], ...] = ()  # of no policy but of a shape
     policies: tuple[Source[Mapping[str, Any]], ...] = ()  # configs
     command: str = "blockcache report"
@@ -80,9 +121,17 @@ class Sources:
     @cached_property
     def fingerprints(self) -> list[tuple[str, Fingerprint]]:
         """What each file is bound to; benchmarks and configs say nothing of weights."""
-        bound = (*self.runs, *self.recordings, *self.schedules, *self.analyses)
-        timed: tuple[Source[Any], ...] = (*self.timings, *self.distances)
-        return [(one.path, one.value.fingerprint) for one in bound] + [(one.path, one.value.policy) for one in timed]
+        bound = (*self.runs, *self.recordings, *self.schedules, *self.brought)
+        found = [(one.path, one.value.fingerprint) for one in bound] + [
+            (one.path, one.value.policy) for one in self.timings
+        ]
+        return [(path, fingerprint) for path, fingerprint in found if fingerprint is not None]
+
+    @property
+    def benchmarks(self) -> list[Source[Mapping[str, Any]]]:
+        """Those of their own files, then those that others hold."""
+        held = [Source(one.path, one.value.bench) for one in self.brought if one.value.bench is not None]
+        return [*self.benches, *held]
 
     @cached_property
     def rows(self) -> dict[str, MethodSummary]:
@@ -93,7 +142,7 @@ class Sources:
     def name(self) -> str:
         """The policy as somebody called it."""
         named = [one.value.policy["source"] for one in self.runs]
-        named += [one.value.source for one in self.analyses]
+        named += [one.value.policy for one in self.brought]
         named += [one.value.get("task") or Path(one.path).parent.name for one in self.policies]
         return next((name for name in named if name), NAMELESS)
 
@@ -125,16 +174,16 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     SCHEDULE.name: ("schedules", Schedule.load),
     Results.FORMAT.name: ("results", Results.load),
     Timings.FORMAT.name: ("timings", Timings.load),
-    FrontierDistances.FORMAT.name: ("distances", FrontierDistances.load),
     Tuning.FORMAT.name: ("tunings", Tuning.load),
     Check.FORMAT.name: ("checks", Check.load),
-    ANALYSIS.name: ("analyses", Analysis.load),
     BENCH.name: ("benches", BENCH.load),
-    PERFORMANCE.name: ("benches", lambda path: PERFORMANCE.load(path)["bench"]),
     POLICY: ("policies", _policy),
 }
 _SUFFIXES = (".json", ".json.gz", ".safetensors")
-_EXPECTED = "a policy's directory, a recording, schedule, results, timings, tuning, check, analysis or benchmark"
+_EXPECTED = (
+    "a policy's directory, a recording, schedule, results, timings, tuning, check, benchmark, or, where blockcache-lab is "
+    "installed, an analysis, distances or performance"
+)
 
 
 def load_sources(places: Mapping[str, PathLike], command: str = "blockcache report") -> Sources:
@@ -145,21 +194,38 @@ def load_sources(places: Mapping[str, PathLike], command: str = "blockcache repo
         command: What was typed.
     """
     found: dict[str, tuple[Source[Any], ...]] = {}
+    readers = {**_brought_readers(), **_READERS}
     for given, place in places.items():
         is_directory = os.path.isdir(place)
         files = _inside(given, Path(place)) if is_directory else {given: os.fspath(place)}
         kinds = {shown: _header(file).get("format") for shown, file in files.items()}
-        known = [shown for shown, kind in kinds.items() if isinstance(kind, str) and kind in _READERS]
+        known = [shown for shown, kind in kinds.items() if isinstance(kind, str) and kind in readers]
         if not known and is_directory:
             raise FileError(f"nothing in the directory {given} can be reported on; expected {_EXPECTED}")
         if not known:
             raise FileError(f"{given} cannot be reported on: its format is {short(kinds[given])}, expected {_EXPECTED}")
         for shown in known:
-            name, load = _READERS[str(kinds[shown])]
+            name, load = readers[str(kinds[shown])]
             value = load(files[shown])
             name = "clocked" if isinstance(value, Results) and value.clocked else name
             found[name] = (*found.get(name, ()), Source(shown, value))
     return Sources(**found, command=command)
+
+
+def _brought_readers() -> dict[str, tuple[str, Callable[[str], Any]]]:
+    """Each entry of `blockcache.files` has the name of a format, and is a function of a path that returns a Brought."""
+    points = entry_points(group="blockcache.files")
+    return {point.name: ("brought", partial(_read_brought, point)) for point in points}
+
+
+def _read_brought(point: EntryPoint, path: str) -> Brought:
+    try:
+        found: Brought = point.load()(path)
+    except BlockcacheError:
+        raise
+    except Exception as error:
+        raise FileError(f"{path} cannot be read: {entry_failure('reader', point, error)}") from error
+    return found
 
 
 def _inside(given: str, directory: Path) -> dict[str, str]:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from blockcache.measure.features import ActionFeatures
 from blockcache.measure.statistics import Estimate
-from blockcache.results.losses import LossData, LossDataError, LossModel, LossRow, judge, predict_loss, shipped_losses
+from blockcache.results.losses import LossModel, predict_loss, shipped_model
+from blockcache_lab.studies.loss_data import LossData, LossDataError, LossRow, judge, known_losses
 
 
 def rule(beyond, rougher):
@@ -47,7 +48,7 @@ def data(*factors, family="dp-t"):
 
 def test_the_rule_that_made_the_data_is_found():
     model = data(1, 1, 1).model
-    assert set(np.flatnonzero(model.weights > 1e-9)) <= {0, 7, 8}  # energy, and the root of roughness or of its ratio
+    assert set(np.flatnonzero(model.vector > 1e-9)) <= {0, 7, 8}  # energy, and the root of roughness or of its ratio
     found = model.predict(ActionFeatures(0.3, 0.2, 0.0, 0.09, 0.1, 0.05), "dp-t", 8)
     assert "x energy beyond spread + " in model.formula
     assert (
@@ -88,7 +89,7 @@ def test_a_task_on_which_hardly_anything_loses_teaches_nothing():
     quiet = [row("quiet", 0.3, 0.3, factor=0.0) for _ in range(5)] + [row("quiet", 0.3, 0.3)] * 2
     found = LossData(40, 32, (*data(1, 1, 1).rows, *quiet))
     assert set(found.told) == {"task 0", "task 1", "task 2"}
-    np.testing.assert_allclose(found.model.weights, data(1, 1, 1).model.weights, atol=1e-9)
+    np.testing.assert_allclose(found.model.vector, data(1, 1, 1).model.vector, atol=1e-9)
 
 
 def test_a_task_and_its_variants_are_left_out_together():
@@ -135,11 +136,21 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     made = data(1, 1, 2)
     made.save(tmp_path / "losses.json")
     assert LossData.load(tmp_path / "losses.json") == made
-    assert isinstance(made.model, LossModel)
+    made.model.save(tmp_path / "model.json")
+    assert LossModel.load(tmp_path / "model.json") == made.model
+
+
+def test_the_shipped_model_is_that_of_the_known_losses():
+    """`blockcache paper losses ... --render-only --model library/src/blockcache/assets/loss-model.json` writes it."""
+    shipped, made = shipped_model(), known_losses().model
+    assert shipped.about == made.about
+    assert (shipped.chunks, shipped.families, shipped.ranges) == (made.chunks, made.families, made.ranges)
+    np.testing.assert_allclose(shipped.vector, made.vector, rtol=1e-6, atol=1e-9)
+    assert shipped.factor == pytest.approx(made.factor)
 
 
 def test_the_shipped_data_tell_what_reuse_costs_on_push_t():
-    rows = {(one.task, one.method): one for one in shipped_losses().rows}
+    rows = {(one.task, one.method): one for one in known_losses().rows}
     for method in ("uniform:S=27", "uniform:S=20"):  # chunks several times as rough as the policy's own
         found = rows["pusht", method]
         assert found.difference.high < -0.04

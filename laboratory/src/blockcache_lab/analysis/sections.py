@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 
 from blockcache.files import Count, Name
-from blockcache.results.analysis_section import (
+from blockcache_lab.analysis.section import (
     REGISTERED,
     AnalysisError,
     AnalysisSection,

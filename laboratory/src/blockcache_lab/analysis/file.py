@@ -17,9 +17,9 @@ from blockcache.block import Block
 from blockcache.errors import short, shortened
 from blockcache.files import Count, Fields, Format, Limit, PathLike, Positive, dict_of, expect_keys, read
 from blockcache.fingerprint import Fingerprint
-from blockcache.results.analysis_section import AnalysisError, AnalysisSection, arrays_of, plain_fields
-from blockcache.results.analysis_sections import SECTIONS
 from blockcache.schedule.schedule import MOST_STEPS
+from blockcache_lab.analysis.section import AnalysisError, AnalysisSection, arrays_of, plain_fields
+from blockcache_lab.analysis.sections import SECTIONS
 
 S = TypeVar("S", bound=AnalysisSection)
 _PLAIN = {name: plain_fields(kind) for name, kind in SECTIONS.items()}

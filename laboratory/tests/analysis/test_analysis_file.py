@@ -10,9 +10,9 @@ import pytest
 
 import pages
 from blockcache.errors import FileError
-from blockcache.results.analysis import Analysis
-from blockcache.results.analysis_section import AnalysisError, arrays_of
-from blockcache.results.analysis_sections import SECTIONS, Caching, Response, Similarity
+from blockcache_lab.analysis.file import Analysis
+from blockcache_lab.analysis.section import AnalysisError, arrays_of
+from blockcache_lab.analysis.sections import SECTIONS, Caching, Response, Similarity
 from file_formats import safetensors_with
 from toy_analysis import BLOCKS, STEPS, caching, similarity, toy_analysis
 
@@ -102,7 +102,7 @@ def test_the_file_is_read_without_torch(tmp_path):
     toy_analysis().save(tmp_path / "a.safetensors")
     code = (
         "import sys\n"
-        "from blockcache.results.analysis import Analysis\n"
+        "from blockcache_lab.analysis.file import Analysis\n"
         "from blockcache_lab.analysis.claims import claims\n"
         "print(len(claims(Analysis.load(sys.argv[1]))), 'torch' in sys.modules)"
     )

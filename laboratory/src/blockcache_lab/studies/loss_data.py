@@ -1,0 +1,232 @@
+"""Methods whose losses are known, and the model that the library predicts losses by: learnt from them, and judged.
+
+`LossData` is one versioned file: a row for each method that was rolled out in pairs, with its features and its loss. What a
+model looks at is chosen by leaving tasks out, and what is left over by tasks that the fit did not see gives a bound. Knows
+nothing of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from itertools import combinations
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from blockcache.errors import BlockcacheError
+from blockcache.files import Count, Format, JsonFile, Limit, keys_of
+from blockcache.measure.features import ActionFeatures
+from blockcache.measure.statistics import Estimate, rank_correlation
+from blockcache.results.losses import FLOOR, NAMES, POLICY, LossModel, terms_of
+
+LEAST_TASKS = 3
+"""Tasks that tell methods apart: with fewer, nothing can be left out and still leave something to learn from."""
+LEAST_LOST = 3
+"""Methods whose whole interval lies below 0, so that a task is known to tell: one of twenty does so by chance."""
+CERTAINTY = 0.9
+ALLOWED = (0.03, 0.07)
+"""Losses for which is looked up what a bound would take on a task that was left out."""
+MOST_TERMS, AVERAGED = 3, 5
+"""Terms of one sum, and how many of the best sums are averaged: which of them is the very best is a matter of chance."""
+SUMS = tuple(chosen for count in range(1, MOST_TERMS + 1) for chosen in combinations(range(len(NAMES)), count))
+"""Places of the terms of every sum that is tried."""
+
+
+class LossDataError(BlockcacheError):
+    """Data that nothing can be learnt from."""
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """One method of one policy.
+
+    task, family, policy, method  by name
+    ran         a digest of the sampler and of what is reused when
+    cost        the share of the full policy's FLOPs
+    actions     of an executed chunk
+    features    of its actions beside the policy's own
+    difference  of the score to the full policy, paired: minus the loss
+    """
+
+    task: str
+    family: str
+    policy: str
+    method: str
+    ran: str
+    cost: float
+    actions: Count
+    features: ActionFeatures
+    difference: Estimate
+
+
+@dataclass(frozen=True)
+class LossData(JsonFile):
+    """All methods whose loss is known.
+
+    observations, samples  that the features are of
+    rows                   in any order
+    """
+
+    observations: Count
+    samples: Count
+    rows: Annotated[tuple[LossRow, ...], Limit(1, 100_000)]
+
+    @cached_property
+    def told(self) -> dict[str, list[LossRow]]:
+        """The rows of the tasks that tell methods apart; data with too few such tasks are refused."""
+        tasks: dict[str, list[LossRow]] = {}
+        for row in self.rows:  # a task and its harder variants are one: leaving out but one of them would tell of it
+            tasks.setdefault(row.task.partition("@")[0], []).append(row)
+        told = {
+            rows[0].task: rows for rows in tasks.values() if sum(row.difference.high < 0 for row in rows) >= LEAST_LOST
+        }
+        if len(told) < LEAST_TASKS:
+            raise LossDataError(
+                f"a prediction of losses needs {LEAST_TASKS} tasks that tell methods apart, got {len(told)}"
+                f" ({', '.join(told) or 'none'}); roll out more methods, or tasks that forgive less"
+            )
+        return told
+
+    @property
+    def about(self) -> str:
+        """What can be learnt from, in words."""
+        rows = [row for found in self.told.values() for row in found]
+        policies, families = len({row.policy for row in rows}), sorted({row.family for row in rows})
+        who = f"{len(rows)} methods of {policies} policies ({', '.join(families)})"
+        return f"{who} with paired rollouts on {', '.join(self.told)}"
+
+    @cached_property
+    def model(self) -> LossModel:
+        """The model of all tasks that tell methods apart."""
+        return fit_model(self, tuple(self.told))
+
+
+LossData.FORMAT = Format(
+    "blockcache.losses", "data on losses", keys_of(LossData), again="run 'blockcache paper losses' again"
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How well a task is predicted by a model that did not see it.
+
+    rank      rank correlation of predicted and measured losses
+    highest   the highest that any prediction could have, as many methods lose the same
+    covered   share of the methods that lose no more than their bound
+    taken     for each of ALLOWED the cheapest method whose bound is at most that, as `tune --loss` takes it; None is none
+    """
+
+    task: str
+    methods: int
+    rank: float
+    highest: float
+    covered: float
+    taken: tuple[LossRow | None, ...]
+
+
+def fit_model(data: LossData, tasks: Sequence[str]) -> LossModel:
+    """Non-negative weights of a few terms, and how much a bound lies above a prediction.
+
+    Every task counts the same, however many methods it has.
+
+    Args:
+        data: All rows.
+        tasks: Those to learn from.
+    """
+    rows = [row for task in tasks for row in data.told[task]]
+    learnt = [_Learnt.of(data.told[task]) for task in tasks]
+    # each task by what was chosen and fitted without it: what is left over is as for a task that nobody has seen
+    ratios = [one.lost / (one.terms @ _fitted(others, _best(others)) + FLOOR) for one, others in _each(learnt)]
+    shares = [np.full(len(found), 1 / len(found)) for found in ratios]
+    level = 1 - (1 - CERTAINTY) * len(learnt) / (len(learnt) + 1)  # as if one more task had gone beyond all of these
+    columns = {word: [float(value(row.features, row.actions)) for row in rows] for word, value in POLICY.items()}
+    weights = zip(NAMES, _fitted(learnt, _best(learnt)).tolist(), strict=True)
+    return LossModel(
+        about=data.about,
+        chunks=data.observations * data.samples,
+        families=tuple(sorted({row.family for row in rows})),
+        ranges={word: (min(seen), max(seen)) for word, seen in columns.items()},
+        weights={name: weight for name, weight in weights if weight},
+        factor=max(1.0, _quantile(np.concatenate(ratios), np.concatenate(shares), level)),
+    )
+
+
+def judge(data: LossData) -> tuple[Judgement, ...]:
+    """Every task that tells methods apart, predicted by all the others."""
+    found = []
+    for task, rows in data.told.items():
+        model = fit_model(data, [name for name in data.told if name != task])
+        lost, predicted = _Learnt.of(rows).lost, np.array([model.loss(row.features) for row in rows])
+        bounds = [(row, model.predict(row.features, row.family, row.actions).bound) for row in rows]
+        allowed = [[row for row, bound in bounds if bound is not None and bound <= most] for most in ALLOWED]
+        found.append(
+            Judgement(
+                task=task,
+                methods=len(rows),
+                rank=rank_correlation(predicted, lost),
+                highest=rank_correlation(np.argsort(np.argsort(lost)), lost),
+                covered=float(
+                    np.mean([actual <= model.bound(loss) for actual, loss in zip(lost, predicted, strict=True)])
+                ),
+                taken=tuple(min(found, key=lambda row: row.cost, default=None) for found in allowed),
+            )
+        )
+    return tuple(found)
+
+
+@cache
+def known_losses() -> LossData:
+    """The data that the shipped model was learnt from."""
+    return LossData.load(str(files("blockcache_lab") / "assets" / "losses.json"))
+
+
+@dataclass(frozen=True, eq=False)
+class _Learnt:
+    """The methods of one task: their terms, (methods, terms), and what they lost."""
+
+    terms: NDArray[np.float64]
+    lost: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: Sequence[LossRow]) -> _Learnt:
+        lost = np.array([max(0.0, -row.difference.mean) for row in rows])
+        return cls(np.stack([terms_of(row.features) for row in rows]), lost)
+
+
+def _fitted(tasks: Sequence[_Learnt], sums: Sequence[Sequence[int]]) -> NDArray[np.float64]:
+    """A weight for each of NAMES, averaged over the sums."""
+    weights = np.zeros(len(NAMES))
+    lost = np.concatenate([one.lost / math.sqrt(len(one.lost)) for one in tasks])
+    for terms in sums:
+        places = list(terms)
+        values = np.concatenate([one.terms[:, places] / math.sqrt(len(one.lost)) for one in tasks])
+        weights[places] += nnls(values, lost)[0] / len(sums)
+    return weights
+
+
+def _each(tasks: Sequence[_Learnt]) -> list[tuple[_Learnt, Sequence[_Learnt]]]:
+    """Each task with the others; one that is alone with itself."""
+    return [(one, [other for other in tasks if other is not one] or tasks) for one in tasks]
+
+
+def _best(tasks: Sequence[_Learnt]) -> list[tuple[int, ...]]:
+    """The sums with the least mean absolute error for tasks that were left out, each task counting the same."""
+    pairs = _each(tasks)
+
+    def error(terms: tuple[int, ...]) -> float:
+        return float(np.mean([np.abs(one.terms @ _fitted(others, [terms]) - one.lost).mean() for one, others in pairs]))
+
+    return sorted(SUMS, key=error)[:AVERAGED]
+
+
+def _quantile(values: NDArray[np.float64], shares: NDArray[np.float64], level: float) -> float:
+    """The smallest value that at least so much of the weight does not exceed."""
+    order = np.argsort(values)
+    reached = np.cumsum(shares[order]) / shares.sum()
+    return float(values[order][np.searchsorted(reached, level - 1e-12)])

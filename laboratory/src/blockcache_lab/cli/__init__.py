@@ -35,6 +35,10 @@ VERBS = {
         "blockcache_lab.cli.training:demonstrate",
         "Let a simulator's own expert show a task, to train on.",
     ),
+    "policy pretrain": (
+        "blockcache_lab.cli.training:pretrain",
+        "Give a policy a camera: an encoder learns to tell what it sees as numbers.",
+    ),
     "policy replay": (
         "blockcache_lab.cli.training:replay",
         "Play demonstrations again, and compare with what was recorded.",

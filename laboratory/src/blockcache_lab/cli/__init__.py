@@ -1,4 +1,4 @@
-"""Verbs of the laboratory: `paper ...`, `analyse`, `policy train`, `policy demonstrate` and `policy replay`."""
+"""Verbs of the laboratory: `paper ...`, `analyse`, and `train`, `pretrain`, `demonstrate` and `replay` of `policy`."""
 
 from blockcache.cli.lazy import LazyGroup
 

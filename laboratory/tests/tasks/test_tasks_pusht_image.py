@@ -63,6 +63,8 @@ def test_a_frame_shows_the_state(task):
     np.testing.assert_array_equal(seen["image"][:, 90, 90], [255, 255, 255])
     there = task.frame_of(STATE)
     assert np.abs(there.astype(int) - seen["image"]).mean() < 0.2
+    task._env.obs_type = "pixels"
+    np.testing.assert_array_equal(np.moveaxis(there, 0, -1), task._env.get_obs())  # gym-pusht's own
     moved = task.frame_of(STATE + np.eye(5)[0] * 50)
     assert (moved[:, row, column] == 255).all()
 

@@ -1,4 +1,4 @@
-"""Verbs of the laboratory: `paper ...`, `analyse`, `policy train`, `policy demonstrate` and `policy replay`."""
+"""Verbs of the laboratory: `paper ...`, `analyse`, and `train`, `pretrain`, `demonstrate` and `replay` of `policy`."""
 
 from blockcache.cli.lazy import LazyGroup
 
@@ -32,6 +32,10 @@ VERBS = {
     "policy demonstrate": (
         "blockcache_lab.cli.training:demonstrate",
         "Let a simulator's own expert show a task, to train on.",
+    ),
+    "policy pretrain": (
+        "blockcache_lab.cli.training:pretrain",
+        "Give a policy a camera: an encoder learns to tell what it sees as numbers.",
     ),
     "policy replay": (
         "blockcache_lab.cli.training:replay",

@@ -1,4 +1,4 @@
-"""The verbs `policy demonstrate`, `policy train` and `policy replay`."""
+"""The verbs `policy demonstrate`, `policy pretrain`, `policy train` and `policy replay`."""
 
 from __future__ import annotations
 
@@ -96,6 +96,11 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, every: int,
 @click.option(
     "--trunk", type=arg.SIZE, help="Width of the cameras' networks, a multiple of 16. Default: 64, ResNet18's."
 )
+@click.option("--crop", type=arg.SIZE, help="Side of what cameras look at, in pixels. Default: 4/5 of the frame's.")
+@click.option(
+    "--from", "begin", type=arg.POLICY, help="Begin with the weights of this policy, which has the same sizes."
+)
+@click.option("--frozen", is_flag=True, help="Leave its cameras' networks as they are; every frame is encoded once.")
 @click.option("--seed", type=arg.SEED, default=0, help="Of the weights, the noise and the order of the data.")
 @click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
 @click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
@@ -105,9 +110,7 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, every: int,
     default=0,
     help="Keep the policies of so many last epochs, in OUTPUT.checkpoints, for 'paper checkpoints'.",
 )
-def train(
-    task: str, data: str, output: str, threads: int | None, resume: bool, keep_last: int, **settings: Any
-) -> None:
+def train(task: str, data: str, output: str, begin: Any, **settings: Any) -> None:
     """Train a policy for TASK from demonstrations. Killed at any moment, the same command goes on.
 
     \b
@@ -123,7 +126,33 @@ def train(
     from blockcache_lab.training import TrainConfig
     from blockcache_lab.training import train as run
 
-    click.echo(run(TrainConfig(task, **settings), data, output, threads=threads, resume=resume, keep_last=keep_last))
+    how = {name: settings.pop(name) for name in ("threads", "resume", "keep_last")}
+    click.echo(run(TrainConfig(task, **settings), data, output, begin=begin and begin.name, **how))
+
+
+@click.command()
+@click.argument("task", type=arg.TASK)
+@click.option("--from", "taught", type=arg.POLICY, required=True, help="A policy that sees TASK's scenes as numbers.")
+@click.option("-o", "--output", type=arg.Checked("directory", _policy_to_write), required=True, help="To write.")
+@click.option("--epochs", type=arg.COUNT, default=40, help="Of 100 steps.")
+@click.option("--lr", default=2e-3, help="Highest learning rate.")
+@click.option("--batch", type=arg.COUNT, default=64, help="Frames in one step.")
+@click.option("--trunk", type=arg.SIZE, default=16, help="Width of the camera's network, a multiple of 16.")
+@click.option("--seed", type=arg.SEED, default=0, help="Of the weights and the scenes.")
+@click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
+@click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
+def pretrain(task: str, taught: Any, output: str, threads: int | None, resume: bool, **settings: Any) -> None:
+    """Give a policy a camera: an encoder learns to tell from frames of TASK the numbers that the policy sees.
+
+    The frames are of scenes at random. The new policy has the other one's denoiser; 'policy train --from' goes on.
+
+    \b
+    Example:
+      blockcache policy pretrain pusht-image --from pusht -o seeing
+    """
+    from blockcache_lab.training.pretraining import pretrain as run
+
+    click.echo(run(task, taught.name, output, settings=settings, threads=threads, resume=resume))
 
 
 @click.command()

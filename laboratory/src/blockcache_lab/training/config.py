@@ -22,6 +22,8 @@ class TrainConfig:
 
     horizon, n_obs_steps: of the policy; the family's own where nothing else is said.
     trunk: width of the cameras' networks, for tasks with cameras: 64, ResNet18's, where nothing else is said.
+    crop: side of what they look at, of a frame's pixels: four fifths of the frame's where nothing else is said.
+    frozen: whether they stay as they are, those of the policy that the run begins with.
     family: one of `RECIPES`.
     objective: what the denoiser learns, of families that have a choice; their first where nothing else is said.
     dropout: share of the numbers behind attention and feed-forward layers that each training step leaves out.
@@ -40,6 +42,8 @@ class TrainConfig:
     warmup: int = 300
     seed: int = 0
     trunk: int | None = None
+    crop: int | None = None
+    frozen: bool = False
     family: str = "dpt"
     objective: str | None = None
     dropout: float = 0.0
@@ -84,5 +88,5 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """What tells runs apart. Settings that came later stand there only where they matter: older states go on."""
-        absent = {"trunk": None, "family": "dpt", "objective": None, "dropout": 0.0}
+        absent = {"trunk": None, "crop": None, "frozen": False, "family": "dpt", "objective": None, "dropout": 0.0}
         return {name: value for name, value in asdict(self).items() if name not in absent or value != absent[name]}

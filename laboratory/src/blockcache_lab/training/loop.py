@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from blockcache.files import PathLike, check_writable, exists, make_directory
 from blockcache.models.checkpoint import check_replaceable
 from blockcache.models.loading import load_policy, save_policy
+from blockcache.models.registry import port_of
 from blockcache.progress import progress_bar
 from blockcache_lab.training.config import TrainConfig
 from blockcache_lab.training.data import TrainingError, read_demonstrations
@@ -36,6 +38,7 @@ def train(
     threads: int | None = None,
     resume: bool = True,
     keep_last: int = 0,
+    begin: PathLike | None = None,
     progress: bool = True,
 ) -> Path:
     """Train a policy on the demonstrations in `data` and leave it in the directory `out`, which is returned.
@@ -43,13 +46,34 @@ def train(
     The state is kept beside it, in `<out>.state.safetensors`: the same call after a kill goes on from there, and
     after the end it has nothing left to do. `out` holds the averaged weights so far, from the end of the first
     epoch on. `resume=False` starts anew, over what an earlier run left there. Of the last `keep_last` epochs, each one's
-    policy is kept too, in the directories `<out>.checkpoints/NUMBER`.
+    policy is kept too, in the directories `<out>.checkpoints/NUMBER`. With `begin`, a policy of the same sizes, the run
+    starts from its weights and its normaliser.
     """
     target = Path(out)
+    if config.frozen and begin is None:
+        raise TrainingError("an encoder that is frozen must have learnt before: begin with a policy that has it")
     if not 0 <= keep_last <= config.epochs:
         raise TrainingError(f"of {config.epochs} epochs at most as many checkpoints can be kept, got {keep_last}")
+    known = None if begin is None else load_policy(begin)
     demos = read_demonstrations(config.spec, data)
     identity = {**config.to_dict(), "data_sha256": demos.sha256}
+    if begin is not None:
+        identity |= {"begins_with": Path(begin).name, "begins_with_weights": port_of(known).weights}
+    how: Any = {"threads": threads, "resume": resume, "keep_last": keep_last, "progress": progress}
+    return carry_out(lambda: TrainingRun(config, demos, identity, Path(data).name, known), identity, target, **how)
+
+
+def carry_out(
+    started: Callable[[], TrainingRun],
+    identity: dict[str, Any],
+    target: Path,
+    *,
+    threads: int | None,
+    resume: bool,
+    keep_last: int = 0,
+    progress: bool,
+) -> Path:
+    """Start a run, or go on with it, and leave its policy in `target`; what `train` says of files holds here."""
     state = target.with_name(f"{target.name}.state.safetensors")
     if exists(target) and not exists(target / "config.json"):
         raise TrainingError(f"{target} exists and is not a policy; give another place for the new one")
@@ -58,8 +82,8 @@ def train(
             f"{target} holds a policy, but there is no {state.name} to go on from; "
             "give another place for the new one, or start anew to replace it"
         )
-    with _torch_settings(threads, config.seed):
-        run = TrainingRun(config, demos, identity, Path(data).name)
+    with _torch_settings(threads, identity["seed"]):
+        run = started()
         if resume and exists(state):
             run.progress = read_state(state, identity, run.tensors())
         _go_on(run, target, state, keep_last, progress)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from blockcache.errors import short
 from blockcache_lab.training.config import TrainConfig
 from blockcache_lab.training.data import Demonstrations, TrainingError, split
 from blockcache_lab.training.objective import objective_of
@@ -23,21 +24,33 @@ from blockcache_lab.training.state import Progress
 
 _BETAS, _WEIGHT_DECAY, _EMA_DECAY, _EMA_POWER = (0.9, 0.95), 1e-3, 0.9995, 0.75
 
+_FREE = ("task", "training", "weights", "sampler", "p_drop_emb", "p_drop_attn")
+"""Settings in which a policy may differ from the one that its training begins with."""
+
 
 class TrainingRun:
     """Everything a run holds in memory. `identity` tells its state file from those of other runs."""
 
-    def __init__(self, config: TrainConfig, demos: Demonstrations, identity: dict[str, Any], data: str) -> None:
+    def __init__(
+        self, config: TrainConfig, demos: Demonstrations, identity: dict[str, Any], data: str, begin: Any = None
+    ) -> None:
         recipe, (kept, held_out) = config.recipe, split(demos)
         self.config, self.identity, self.data = config, identity, data
         self.policy = recipe.begin(config.policy_config())
-        recipe.fit(self.policy, demos, kept)
+        if begin is None:
+            recipe.fit(self.policy, demos, kept)
+        else:
+            take_over(self.policy, begin)
         self.average = copy.deepcopy(self.policy).eval()  # with a moving average of the weights: the one that is kept
-        self.train = recipe.windows(self.policy, demos, kept)
-        self.held_out = recipe.windows(self.policy, demos, held_out)
-        self.weights, self.averages = recipe.learnt(self.policy), recipe.learnt(self.average)
-        self.optimizer = _optimizer(list(self.weights.values()), config.lr)
+        windows = [recipe.windows(self.policy, demos, episodes) for episodes in (kept, held_out)]
+        self.train, self.held_out = (each.encoded(self.average) if config.frozen else each for each in windows)
         self.objective = objective_of(self.policy.config.sampler)
+        self.follow(recipe.learnt(self.policy, config.frozen), recipe.learnt(self.average, config.frozen))
+
+    def follow(self, weights: dict[str, Tensor], averages: dict[str, Tensor]) -> None:
+        """Begin at step 0: these weights learn, and these are their averages."""
+        self.weights, self.averages = weights, averages
+        self.optimizer = _optimizer(list(weights.values()), self.config.lr)
         self.progress = Progress()
 
     @property
@@ -84,12 +97,14 @@ class TrainingRun:
         order = np.random.default_rng((self.config.seed, epoch)).permutation(len(self.train))
         return torch.from_numpy(order[position * self.batch : (position + 1) * self.batch])
 
+    def step_loss(self, step: int) -> Tensor:
+        return self.loss(self.policy, self.train, self.rows(step), self.objective.draw(self.batch))
+
     def step(self) -> None:
         """One update of the weights and of their average."""
         step = self.progress.step
         torch.manual_seed(_mix(self.config.seed, step))
-        t = self.objective.draw(self.batch)
-        loss = self.loss(self.policy, self.train, self.rows(step), t)
+        loss = self.step_loss(step)
         self.optimizer.zero_grad(set_to_none=False)
         loss.backward()  # type: ignore[no-untyped-call]
         for group in self.optimizer.param_groups:
@@ -117,13 +132,21 @@ class TrainingRun:
         self.average.config = self.config.policy_config(self.record())
         return self.average
 
+    @property
+    def measure(self) -> str:
+        return f"{self.objective.predicts} MSE"
+
+    def origin(self) -> dict[str, Any]:
+        """What the run learns from, and what it began with."""
+        data = {"data": self.data, "data_sha256": self.identity["data_sha256"], "windows": len(self.train)}
+        given = ("begins_with", "begins_with_weights", "frozen")
+        return data | {name: self.identity[name] for name in given if name in self.identity}
+
     def record(self) -> dict[str, Any]:
         """What the policy's config says about its training."""
         config, done = self.config, self.progress
         return {
-            "data": self.data,
-            "data_sha256": self.identity["data_sha256"],
-            "windows": len(self.train),
+            **self.origin(),
             "batch": self.batch,
             "steps": done.step,
             "epochs": done.step // self.steps_per_epoch,
@@ -132,11 +155,32 @@ class TrainingRun:
             "optimizer": f"AdamW(betas {_BETAS[0]}/{_BETAS[1]}, wd {_WEIGHT_DECAY:g} on matrices)",
             "lr": f"{config.lr:g}, {config.warmup} warm-up steps, cosine to 0",
             "ema": f"decay min({_EMA_DECAY}, 1-(1+step)^-{_EMA_POWER})",
-            "loss": f"{self.objective.predicts} MSE",
+            "loss": self.measure,
             "training_loss": done.loss,
             "validation_loss": done.validation_loss,
             "seconds": round(done.seconds, 3),
         }
+
+
+def take_over(policy: Any, begin: Any) -> None:
+    """Copy the weights and the normaliser of a policy of the same inputs and sizes; any other is refused."""
+    needed, found = _sizes(policy.config), _sizes(begin.config)
+    other = [
+        f"{name} {short(found.get(name))} (needed {short(needed.get(name))})"
+        for name in {**needed, **found}
+        if needed.get(name) != found.get(name)
+    ]
+    if other:
+        raise TrainingError(
+            f"training cannot begin with that policy: {', '.join(other)}; give its settings to this run, or begin anew"
+        )
+    policy.load_state_dict(begin.state_dict())
+
+
+def _sizes(config: Any) -> dict[str, Any]:
+    """What decides the shape and the meaning of the weights."""
+    sizes = {name: value for name, value in config.to_dict().items() if name not in _FREE}
+    return sizes | {f"encoder's {name}": value for name, value in (sizes.pop("encoder", None) or {}).items()}
 
 
 def learning_rate(step: int, total: int, config: TrainConfig) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,6 +50,12 @@ class Windows:
             {name: value.float() / BYTE if value.dtype == torch.uint8 else value for name, value in observed.items()}
         )
 
+    @torch.no_grad()
+    def encoded(self, policy: Any) -> Windows:
+        """With the conditions of every window, by an encoder that does not learn: it is asked once."""
+        rows = torch.arange(len(self)).chunk(-(-len(self) // MOST_VALIDATED))
+        return replace(self, obs=torch.cat([self.conditions(policy, some) for some in rows]), steps=None)
+
     @property
     def validated(self) -> Tensor:
         """The windows that a validation uses."""
@@ -85,6 +91,8 @@ class Recipe(ABC):
             raise TrainingError(
                 f"task {spec.name!r} has no cameras, so there is no trunk to set; got {settings.trunk!r}"
             )
+        if (settings.crop is not None or settings.frozen) and not spec.cameras:
+            raise TrainingError(f"task {spec.name!r} has no cameras, so there is nothing to crop or to freeze")
         if settings.dropout and not self.has_dropout:
             raise TrainingError(
                 f"family {settings.family} has no dropout: it must be 0, got {settings.dropout!r}; dpt has it"
@@ -130,8 +138,8 @@ class Recipe(ABC):
             return Windows(action, places, seen)
         return Windows(action, policy.encode({name: values[places] for name, values in seen.items()}))
 
-    def learnt(self, policy: Any) -> dict[str, Tensor]:
-        """The parameters that training changes, by name, each once."""
+    def learnt(self, policy: Any, frozen: bool = False) -> dict[str, Tensor]:
+        """The parameters that training changes, by name, each once; those of a `frozen` encoder are none of them."""
         return dict(self.denoiser(policy).named_parameters())
 
     def predict(self, policy: Any, noisy: Tensor, t: Tensor, conditions: Any) -> Tensor:

@@ -55,17 +55,17 @@ class DPTRecipe(Recipe):
     def denoiser(self, policy: DiffusionTransformerPolicy) -> nn.Module:
         return policy.model
 
-    def learnt(self, policy: DiffusionTransformerPolicy) -> dict[str, Tensor]:
+    def learnt(self, policy: DiffusionTransformerPolicy, frozen: bool = False) -> dict[str, Tensor]:
         """The denoiser's by their own names, and the encoder's."""
-        encoder = () if policy.obs_encoder is None else policy.obs_encoder.named_parameters()
+        encoder = () if policy.obs_encoder is None or frozen else policy.obs_encoder.named_parameters()
         return super().learnt(policy) | {f"obs_encoder.{name}": weight for name, weight in encoder}
 
 
 def _encoder(settings: TrainConfig) -> EncoderConfig | None:
-    """Cropped as in the public recipe, which leaves four fifths of a side for crops at random to move in."""
+    """Cropped as asked for, or as in the public recipe: four fifths of a side are left for crops at random to move in."""
     spec = settings.spec
     if spec.inputs is None:
         return None
-    crop = 4 * min(side for name in spec.cameras for side in spec.inputs[name][1:]) // 5
+    crop = settings.crop or 4 * min(side for name in spec.cameras for side in spec.inputs[name][1:]) // 5
     inputs = tuple(Input(name, tuple(shape)) for name, shape in spec.inputs.items())
     return EncoderConfig(inputs, (crop, crop), width=64 if settings.trunk is None else settings.trunk)

@@ -12,15 +12,24 @@ from blockcache.results.losses import (
     FLOOR,
     LEAST_LOST,
     MOST_TERMS,
-    NAMES,
-    SUMS,
+    TERMS,
     Judgement,
     LossData,
     LossRow,
     judge,
+    names_of,
+    sums_of,
 )
 
-_JUDGED = ["task", "methods", "rank correlation", "highest", "covered", *(f"taken for {most:g}" for most in ALLOWED)]
+_JUDGED = [
+    "task",
+    "methods",
+    "rank correlation",
+    "highest",
+    "covered",
+    "error",
+    *(f"taken for {most:g}" for most in ALLOWED),
+]
 _POWER = [
     "task",
     "policy",
@@ -37,10 +46,8 @@ _ALL = ["task", "method", "FLOPs", "shift", "beyond spread", "wider", "rougher",
 
 def losses_document(data: LossData) -> Document:
     """How far the data can be trusted, what each task can tell apart, and the data."""
-    model, judged = data.model, judge(data)
-    average = (
-        f"rank correlation {mean(one.rank for one in judged):.2f}, covered {mean(one.covered for one in judged):.2f}"
-    )
+    model, judged, terms = data.model, judge(data), len(names_of(TERMS))
+    average = f"rank correlation {mean(one.rank for one in judged):.2f}, covered {mean(one.covered for one in judged):.2f}, error {mean(one.error for one in judged):.3f}"
     return Document(
         "How losses are predicted",
         (
@@ -51,12 +58,12 @@ def losses_document(data: LossData) -> Document:
             ),
             Paragraph(
                 f"Predicted loss: {model.formula}; bound ({CERTAINTY:.0%}): {model.factor:.2f} x (prediction + {FLOOR}). It is the "
-                f"mean of the {AVERAGED} sums that erred least on tasks that were left out, of {len(SUMS)} with up to {MOST_TERMS} of {len(NAMES)} terms."
+                f"mean of the {AVERAGED} sums that erred least on tasks that were left out, of {len(sums_of(terms))} with up to {MOST_TERMS} of {terms} terms."
             ),
             Paragraph(
                 "Each task below is predicted by a model that did not see it, neither to choose sums nor to fit them nor for its "
                 "bound. *Highest*: the rank correlation that a perfect order would have, as many methods lose exactly the same. "
-                "*Covered*: methods that lose no more than their bound. *Taken*: the cheapest method whose bound is at most "
+                "*Covered*: methods that lose no more than their bound. *Error*: of predicted losses, its mean. *Taken*: the cheapest method whose bound is at most "
                 "so much, as `tune --loss` takes it among these methods, with its share of the FLOPs and its difference in closed loop, in "
                 "rollouts that nothing was chosen by; full precision where no bound is as low, or nothing is promised of such a policy."
             ),
@@ -75,6 +82,7 @@ def _judged(one: Judgement) -> list[str]:
         f"{one.rank:.2f}",
         f"{one.highest:.2f}",
         f"{one.covered:.2f}",
+        f"{one.error:.3f}",
         *(
             "full precision"
             if row is None

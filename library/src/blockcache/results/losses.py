@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from itertools import combinations
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,8 @@ ALIKE = 2.0
 
 MOST_TERMS, AVERAGED = 3, 5
 """Terms of one sum, and how many of the best sums are averaged: which of them is the very best is a matter of chance."""
-TERMS: Mapping[str, Callable[[ActionFeatures], float]] = {
+Terms: TypeAlias = Mapping[str, Callable[[ActionFeatures], float]]
+TERMS: Terms = {
     "energy beyond spread": lambda of: of.beyond_spread,
     "added roughness": lambda of: of.rougher,
     "added roughness over the policy's own": lambda of: of.rougher / of.own_roughness if of.own_roughness else 0.0,
@@ -51,9 +52,16 @@ TERMS: Mapping[str, Callable[[ActionFeatures], float]] = {
     "centre shift over the policy's spread": lambda of: of.shift / of.own_spread if of.own_spread else 0.0,
 }
 """What a loss may be a weighted sum of, each as it is or its root, and 0 where it is below 0."""
-NAMES = (*TERMS, *(f"root of {name}" for name in TERMS))
-SUMS = tuple(chosen for count in range(1, MOST_TERMS + 1) for chosen in combinations(range(len(NAMES)), count))
-"""Places of the terms of every sum that is tried."""
+
+
+def names_of(terms: Terms) -> tuple[str, ...]:
+    """Each term as it is, then each root."""
+    return (*terms, *(f"root of {name}" for name in terms))
+
+
+def sums_of(count: int) -> tuple[tuple[int, ...], ...]:
+    """Places of the terms of every sum that is tried, of so many."""
+    return tuple(chosen for size in range(1, MOST_TERMS + 1) for chosen in combinations(range(count), size))
 
 
 class LossDataError(BlockcacheError):
@@ -160,6 +168,7 @@ class Judgement:
     rank      rank correlation of predicted and measured losses
     highest   the highest that any prediction could have, as many methods lose the same
     covered   share of the methods that lose no more than their bound
+    error     mean distance of predicted and measured losses
     taken     for each of ALLOWED the cheapest method whose bound is at most that, as `tune --loss` takes it; None is none
     """
 
@@ -168,6 +177,7 @@ class Judgement:
     rank: float
     highest: float
     covered: float
+    error: float
     taken: tuple[LossRow | None, ...]
 
 
@@ -179,11 +189,12 @@ class LossModel:
     Args:
         data: All rows.
         tasks: Those to learn from.
+        terms: What a loss may be a sum of.
     """
 
-    def __init__(self, data: LossData, tasks: Sequence[str]) -> None:
-        self.rows = {task: data.told[task] for task in tasks}
-        learnt = [_Learnt.of(rows) for rows in self.rows.values()]
+    def __init__(self, data: LossData, tasks: Sequence[str], terms: Terms = TERMS) -> None:
+        self.rows, self.terms = {task: data.told[task] for task in tasks}, terms
+        learnt = [_Learnt.of(rows, terms) for rows in self.rows.values()]
         self.chunks = data.observations * data.samples
         self.weights = _fitted(learnt, _best(learnt))
         # each task by what was chosen and fitted without it: what is left over is as for a task that nobody has seen
@@ -197,12 +208,12 @@ class LossModel:
     @property
     def formula(self) -> str:
         """The prediction in words."""
-        terms = zip(self.weights, NAMES, strict=True)
+        terms = zip(self.weights, names_of(self.terms), strict=True)
         return " + ".join(f"{weight:.3f} x {name}" for weight, name in terms if weight >= 5e-4)
 
     def loss(self, features: ActionFeatures) -> float:
         """The best guess."""
-        return min(1.0, float(_terms(features) @ self.weights))
+        return min(1.0, float(_terms(features, self.terms) @ self.weights))
 
     def bound(self, loss: float) -> float:
         """What a method of a policy like those in the data loses at most, given its best guess."""
@@ -249,12 +260,12 @@ class LossModel:
         return ""
 
 
-def judge(data: LossData) -> tuple[Judgement, ...]:
+def judge(data: LossData, terms: Terms = TERMS) -> tuple[Judgement, ...]:
     """Every task that tells methods apart, predicted by all the others."""
     found = []
     for task, rows in data.told.items():
-        model = LossModel(data, [name for name in data.told if name != task])
-        lost, predicted = _Learnt.of(rows).lost, np.array([model.loss(row.features) for row in rows])
+        model = LossModel(data, [name for name in data.told if name != task], terms)
+        lost, predicted = _lost(rows), np.array([model.loss(row.features) for row in rows])
         bounds = [(row, model.predict(row.features, row.family, row.actions).bound) for row in rows]
         allowed = [[row for row, bound in bounds if bound is not None and bound <= most] for most in ALLOWED]
         found.append(
@@ -266,6 +277,7 @@ def judge(data: LossData) -> tuple[Judgement, ...]:
                 covered=float(
                     np.mean([actual <= model.bound(loss) for actual, loss in zip(lost, predicted, strict=True)])
                 ),
+                error=float(np.abs(predicted - lost).mean()),
                 taken=tuple(min(found, key=lambda row: row.cost, default=None) for found in allowed),
             )
         )
@@ -283,9 +295,9 @@ def predict_loss(features: ActionFeatures, family: str, actions: int, chunks: in
     return shipped_losses().model.predict(features, family, actions, chunks)
 
 
-def _terms(features: ActionFeatures) -> NDArray[np.float64]:
-    """The value of each of NAMES."""
-    values = np.array([max(0.0, term(features)) for term in TERMS.values()])
+def _terms(features: ActionFeatures, terms: Terms) -> NDArray[np.float64]:
+    """The value of each of `names_of`."""
+    values = np.array([max(0.0, term(features)) for term in terms.values()])
     return np.concatenate((values, np.sqrt(values)))
 
 
@@ -297,14 +309,17 @@ class _Learnt:
     lost: NDArray[np.float64]
 
     @classmethod
-    def of(cls, rows: Sequence[LossRow]) -> _Learnt:
-        lost = np.array([max(0.0, -row.difference.mean) for row in rows])
-        return cls(np.stack([_terms(row.features) for row in rows]), lost)
+    def of(cls, rows: Sequence[LossRow], terms: Terms) -> _Learnt:
+        return cls(np.stack([_terms(row.features, terms) for row in rows]), _lost(rows))
+
+
+def _lost(rows: Sequence[LossRow]) -> NDArray[np.float64]:
+    return np.array([max(0.0, -row.difference.mean) for row in rows])
 
 
 def _fitted(tasks: Sequence[_Learnt], sums: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-    """A weight for each of NAMES, averaged over the sums."""
-    weights = np.zeros(len(NAMES))
+    """A weight for each term, averaged over the sums."""
+    weights = np.zeros(tasks[0].terms.shape[1])
     lost = np.concatenate([one.lost / math.sqrt(len(one.lost)) for one in tasks])
     for terms in sums:
         places = list(terms)
@@ -325,7 +340,7 @@ def _best(tasks: Sequence[_Learnt]) -> list[tuple[int, ...]]:
     def error(terms: tuple[int, ...]) -> float:
         return float(np.mean([np.abs(one.terms @ _fitted(others, [terms]) - one.lost).mean() for one, others in pairs]))
 
-    return sorted(SUMS, key=error)[:AVERAGED]
+    return sorted(sums_of(tasks[0].terms.shape[1]), key=error)[:AVERAGED]
 
 
 def _quantile(values: NDArray[np.float64], shares: NDArray[np.float64], level: float) -> float:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockcache.errors import BlockcacheError
 from blockcache.measure.features import ActionFeatures
 from blockcache.measure.statistics import Estimate
 from blockcache.results.losses import LossModel, predict_loss, shipped_model
@@ -147,6 +148,16 @@ def test_the_shipped_model_is_that_of_the_known_losses():
     assert (shipped.chunks, shipped.families, shipped.ranges) == (made.chunks, made.families, made.ranges)
     np.testing.assert_allclose(shipped.vector, made.vector, rtol=1e-6, atol=1e-9)
     assert shipped.factor == pytest.approx(made.factor)
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "null"])
+def test_features_of_a_file_that_are_not_finite_are_refused(tmp_path, value):
+    data(1, 1, 2).save(tmp_path / "losses.json")
+    text = (tmp_path / "losses.json").read_text()
+    (tmp_path / "losses.json").write_text(text.replace('"wider": -0.1', f'"wider": {value}', 1))
+    with pytest.raises(BlockcacheError, match=r"losses\.json") as caught:
+        LossData.load(tmp_path / "losses.json")
+    assert "\n" not in str(caught.value)
 
 
 def test_the_shipped_data_tell_what_reuse_costs_on_push_t():

@@ -97,6 +97,16 @@ def test_features_that_are_known_are_not_measured_again(port, monkeypatch):
     assert measure_losses([results(port, mine=0.25)], ports, before, progress=False) == before
 
 
+def test_a_policy_that_draws_no_noise_is_left_out_and_the_others_are_not(port, monkeypatch):
+    own, told, still = losses._chunks, [], np.zeros((6, 4, port.n_action_steps, 3))
+    other = port.copy()
+    monkeypatch.setattr(losses, "_chunks", lambda of, *given: still if of is other else own(of, *given))
+    both, ports = [results(port), results(port, source="dull")], {"tiny": (port, OBS), "dull": (other, OBS)}
+    found = measure_losses(both, ports, progress=False, tell=told.append)
+    assert {row.policy for row in found.rows} == {"tiny"}
+    assert told[0].startswith("ddpm-3 of dull is left out: the reference's samples are all equal")
+
+
 def successes(port, ends, task="toy"):
     """Results whose episodes succeed after so many steps, by method; None is never."""
     found = results(port, task=task)
@@ -151,5 +161,5 @@ def test_a_method_that_executes_chunks_otherwise_is_left_out():
     plain = MethodRun(
         "fewer", "loop", DDPM(num_inference_steps=3).to_dict(), None, True, 10, 0.0, ActionError(0.1, 0.2)
     )
-    assert losses._candidate(plain) == Candidate(None, "auto", DDPM(num_inference_steps=3))
-    assert losses._candidate(replace(plain, execution={"replan": 4})) is None
+    assert losses.candidate_of(plain) == Candidate(None, "auto", DDPM(num_inference_steps=3))
+    assert losses.candidate_of(replace(plain, execution={"replan": 4})) is None

@@ -81,8 +81,8 @@ def test_sizes_beside_a_policy_are_refused(refused, policy_directory, words):
 
 def test_a_policy_without_observations_says_so(refused, policy_directory):
     (policy_directory / "observations.npz").unlink()
-    for words in (["calibrate", policy_directory], ["demo", policy_directory]):
-        assert "brings no observations" in refused(*words)
+    for words in (["calibrate"], ["demo"], ["tune", "--loss", 0.03]):
+        assert "brings no observations" in refused(words[0], policy_directory, *words[1:])
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,14 @@ def test_what_is_known_of_the_distances_is_taken_over():
     assert action_features(other, OWN, apart) == action_features(other, OWN)
 
 
+def test_single_actions_with_a_gripper_that_never_moves_have_features_too():
+    own = np.random.default_rng(3).normal(size=(4, 8, 1, 14))
+    own[..., -1] = 1.0
+    found = action_features(own * [*[1.0] * 13, -1.0], own)  # opened where the policy holds
+    assert (found.rougher, found.own_roughness) == (0.0, 0.0)  # one action has no second difference
+    assert found.shift == pytest.approx(2 / 14**0.5)
+
+
 def test_a_policy_that_draws_no_noise_and_features_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="samples are all equal"):
         action_features(OWN, np.zeros_like(OWN))

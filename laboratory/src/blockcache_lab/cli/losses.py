@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -53,7 +54,8 @@ def losses(directories: tuple[Path, ...], output: str, page: str | None, render_
                     ports[source] = policy.port, policy.observations(None)
                 except BlockcacheError as error:
                     click.echo(f"{source} is left out: {error}", err=True)
-        data = measure_losses(results, ports, LossData.load(output) if exists(output) else None)
+        before = LossData.load(output) if exists(output) else None
+        data = measure_losses(results, ports, before, tell=partial(click.echo, err=True))
         data.save(output)
     if model is not None:
         data.model.save(model)

@@ -12,14 +12,15 @@ from blockcache_lab.studies.loss_data import (
     CERTAINTY,
     LEAST_LOST,
     MOST_TERMS,
-    SUMS,
     Judgement,
     LossData,
     LossRow,
     judge,
+    sums_of,
 )
 
-_JUDGED = ["task", "methods", "rank correlation", "highest", "covered", *(f"taken for {most:g}" for most in ALLOWED)]
+_TAKEN = [f"taken for {most:g}" for most in ALLOWED]
+_JUDGED = ["task", "methods", "rank correlation", "highest", "covered", "error", *_TAKEN]
 _POWER = [
     "task",
     "policy",
@@ -37,9 +38,8 @@ _ALL = ["task", "method", "FLOPs", "shift", "beyond spread", "wider", "rougher",
 def losses_document(data: LossData) -> Document:
     """How far the data can be trusted, what each task can tell apart, and the data."""
     model, judged = data.model, judge(data)
-    average = (
-        f"rank correlation {mean(one.rank for one in judged):.2f}, covered {mean(one.covered for one in judged):.2f}"
-    )
+    ranks, covered, errors = zip(*((one.rank, one.covered, one.error) for one in judged), strict=True)
+    average = f"rank correlation {mean(ranks):.2f}, covered {mean(covered):.2f}, error {mean(errors):.3f}"
     return Document(
         "How losses are predicted",
         (
@@ -50,12 +50,12 @@ def losses_document(data: LossData) -> Document:
             ),
             Paragraph(
                 f"Predicted loss: {model.formula}; bound ({CERTAINTY:.0%}): {model.factor:.2f} x (prediction + {FLOOR}). It is the "
-                f"mean of the {AVERAGED} sums that erred least on tasks that were left out, of {len(SUMS)} with up to {MOST_TERMS} of {len(NAMES)} terms."
+                f"mean of the {AVERAGED} sums that erred least on tasks that were left out, of {len(sums_of(len(NAMES)))} with up to {MOST_TERMS} of {len(NAMES)} terms."
             ),
             Paragraph(
                 "Each task below is predicted by a model that did not see it, neither to choose sums nor to fit them nor for its "
                 "bound. *Highest*: the rank correlation that a perfect order would have, as many methods lose exactly the same. "
-                "*Covered*: methods that lose no more than their bound. *Taken*: the cheapest method whose bound is at most "
+                "*Covered*: methods that lose no more than their bound. *Error*: of predicted losses, its mean. *Taken*: the cheapest method whose bound is at most "
                 "so much, as `tune --loss` takes it among these methods, with its share of the FLOPs and its difference in closed loop, in "
                 "rollouts that nothing was chosen by; full precision where no bound is as low, or nothing is promised of such a policy."
             ),
@@ -74,6 +74,7 @@ def _judged(one: Judgement) -> list[str]:
         f"{one.rank:.2f}",
         f"{one.highest:.2f}",
         f"{one.covered:.2f}",
+        f"{one.error:.3f}",
         *(
             "full precision"
             if row is None

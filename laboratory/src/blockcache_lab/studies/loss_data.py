@@ -23,7 +23,7 @@ from blockcache.errors import BlockcacheError
 from blockcache.files import Count, Format, JsonFile, Limit, keys_of
 from blockcache.measure.features import ActionFeatures
 from blockcache.measure.statistics import Estimate, rank_correlation
-from blockcache.results.losses import FLOOR, NAMES, POLICY, LossModel, terms_of
+from blockcache.results.losses import FLOOR, NAMES, POLICY, TERMS, LossModel, Terms, terms_of
 
 LEAST_TASKS = 3
 """Tasks that tell methods apart: with fewer, nothing can be left out and still leave something to learn from."""
@@ -34,8 +34,11 @@ ALLOWED = (0.03, 0.07)
 """Losses for which is looked up what a bound would take on a task that was left out."""
 MOST_TERMS, AVERAGED = 3, 5
 """Terms of one sum, and how many of the best sums are averaged: which of them is the very best is a matter of chance."""
-SUMS = tuple(chosen for count in range(1, MOST_TERMS + 1) for chosen in combinations(range(len(NAMES)), count))
-"""Places of the terms of every sum that is tried."""
+
+
+def sums_of(count: int) -> tuple[tuple[int, ...], ...]:
+    """Places of the terms of every sum that is tried, of so many."""
+    return tuple(chosen for size in range(1, MOST_TERMS + 1) for chosen in combinations(range(count), size))
 
 
 class LossDataError(BlockcacheError):
@@ -119,6 +122,7 @@ class Judgement:
     rank      rank correlation of predicted and measured losses
     highest   the highest that any prediction could have, as many methods lose the same
     covered   share of the methods that lose no more than their bound
+    error     mean distance of predicted and measured losses
     taken     for each of ALLOWED the cheapest method whose bound is at most that, as `tune --loss` takes it; None is none
     """
 
@@ -127,6 +131,7 @@ class Judgement:
     rank: float
     highest: float
     covered: float
+    error: float
     taken: tuple[LossRow | None, ...]
 
 
@@ -139,45 +144,66 @@ def fit_model(data: LossData, tasks: Sequence[str]) -> LossModel:
         data: All rows.
         tasks: Those to learn from.
     """
-    rows = [row for task in tasks for row in data.told[task]]
-    learnt = [_Learnt.of(data.told[task]) for task in tasks]
+    weights, factor = _fit(data, tasks, TERMS)
+    named = zip(NAMES, weights.tolist(), strict=True)
+    return _model(data, tasks, {name: weight for name, weight in named if weight}, factor)
+
+
+def judge(data: LossData, terms: Terms = TERMS) -> tuple[Judgement, ...]:
+    """Every task that tells methods apart, predicted by all the others.
+
+    Args:
+        data: All rows.
+        terms: What a loss may be a sum of, to try others than the library's.
+    """
+    found = []
+    for task, rows in data.told.items():
+        others = [name for name in data.told if name != task]
+        weights, factor = _fit(data, others, terms)
+        model, learnt = _model(data, others, {}, factor), _Learnt.of(rows, terms)
+        predicted = np.minimum(1.0, learnt.terms @ weights)
+        bounds = [model.bound(loss) for loss in predicted]
+        promised = [
+            (row, bound)
+            for row, bound in zip(rows, bounds, strict=True)
+            if not model.predict(row.features, row.family, row.actions).unlike
+        ]
+        allowed = [[row for row, bound in promised if bound <= most] for most in ALLOWED]
+        found.append(
+            Judgement(
+                task=task,
+                methods=len(rows),
+                rank=rank_correlation(predicted, learnt.lost),
+                highest=rank_correlation(np.argsort(np.argsort(learnt.lost)), learnt.lost),
+                covered=float(np.mean(learnt.lost <= np.array(bounds))),
+                error=float(np.abs(predicted - learnt.lost).mean()),
+                taken=tuple(min(found, key=lambda row: row.cost, default=None) for found in allowed),
+            )
+        )
+    return tuple(found)
+
+
+def _fit(data: LossData, tasks: Sequence[str], terms: Terms) -> tuple[NDArray[np.float64], float]:
+    """The weights of the terms and their roots, and the factor of a bound."""
+    learnt = [_Learnt.of(data.told[task], terms) for task in tasks]
     # each task by what was chosen and fitted without it: what is left over is as for a task that nobody has seen
     ratios = [one.lost / (one.terms @ _fitted(others, _best(others)) + FLOOR) for one, others in _each(learnt)]
     shares = [np.full(len(found), 1 / len(found)) for found in ratios]
     level = 1 - (1 - CERTAINTY) * len(learnt) / (len(learnt) + 1)  # as if one more task had gone beyond all of these
+    return _fitted(learnt, _best(learnt)), max(1.0, _quantile(np.concatenate(ratios), np.concatenate(shares), level))
+
+
+def _model(data: LossData, tasks: Sequence[str], weights: dict[str, float], factor: float) -> LossModel:
+    rows = [row for task in tasks for row in data.told[task]]
     columns = {word: [float(value(row.features, row.actions)) for row in rows] for word, value in POLICY.items()}
-    weights = zip(NAMES, _fitted(learnt, _best(learnt)).tolist(), strict=True)
     return LossModel(
         about=data.about,
         chunks=data.observations * data.samples,
         families=tuple(sorted({row.family for row in rows})),
         ranges={word: (min(seen), max(seen)) for word, seen in columns.items()},
-        weights={name: weight for name, weight in weights if weight},
-        factor=max(1.0, _quantile(np.concatenate(ratios), np.concatenate(shares), level)),
+        weights=weights,
+        factor=factor,
     )
-
-
-def judge(data: LossData) -> tuple[Judgement, ...]:
-    """Every task that tells methods apart, predicted by all the others."""
-    found = []
-    for task, rows in data.told.items():
-        model = fit_model(data, [name for name in data.told if name != task])
-        lost, predicted = _Learnt.of(rows).lost, np.array([model.loss(row.features) for row in rows])
-        bounds = [(row, model.predict(row.features, row.family, row.actions).bound) for row in rows]
-        allowed = [[row for row, bound in bounds if bound is not None and bound <= most] for most in ALLOWED]
-        found.append(
-            Judgement(
-                task=task,
-                methods=len(rows),
-                rank=rank_correlation(predicted, lost),
-                highest=rank_correlation(np.argsort(np.argsort(lost)), lost),
-                covered=float(
-                    np.mean([actual <= model.bound(loss) for actual, loss in zip(lost, predicted, strict=True)])
-                ),
-                taken=tuple(min(found, key=lambda row: row.cost, default=None) for found in allowed),
-            )
-        )
-    return tuple(found)
 
 
 @cache
@@ -194,14 +220,14 @@ class _Learnt:
     lost: NDArray[np.float64]
 
     @classmethod
-    def of(cls, rows: Sequence[LossRow]) -> _Learnt:
+    def of(cls, rows: Sequence[LossRow], terms: Terms) -> _Learnt:
         lost = np.array([max(0.0, -row.difference.mean) for row in rows])
-        return cls(np.stack([terms_of(row.features) for row in rows]), lost)
+        return cls(np.stack([terms_of(row.features, terms) for row in rows]), lost)
 
 
 def _fitted(tasks: Sequence[_Learnt], sums: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-    """A weight for each of NAMES, averaged over the sums."""
-    weights = np.zeros(len(NAMES))
+    """A weight for each term, averaged over the sums."""
+    weights = np.zeros(tasks[0].terms.shape[1])
     lost = np.concatenate([one.lost / math.sqrt(len(one.lost)) for one in tasks])
     for terms in sums:
         places = list(terms)
@@ -222,7 +248,7 @@ def _best(tasks: Sequence[_Learnt]) -> list[tuple[int, ...]]:
     def error(terms: tuple[int, ...]) -> float:
         return float(np.mean([np.abs(one.terms @ _fitted(others, [terms]) - one.lost).mean() for one, others in pairs]))
 
-    return sorted(SUMS, key=error)[:AVERAGED]
+    return sorted(sums_of(tasks[0].terms.shape[1]), key=error)[:AVERAGED]
 
 
 def _quantile(values: NDArray[np.float64], shares: NDArray[np.float64], level: float) -> float:

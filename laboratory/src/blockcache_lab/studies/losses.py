@@ -7,7 +7,7 @@ that is done for tasks on which more methods are then shown to lose. Knows nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,7 @@ def measure_losses(
     *,
     seed: int = 0,
     progress: bool = True,
+    tell: Callable[[str], object] = print,
 ) -> LossData:
     """A row for each method of each policy, of all pairs of rollouts that the files have of it.
 
@@ -51,6 +52,7 @@ def measure_losses(
         known: Rows of an earlier run; features that stand there are not measured again.
         seed: Of the noise and of the choice of observations.
         progress: Whether to show bars.
+        tell: Is told which policies and methods are left out, since their actions cannot be compared.
     """
     tasks: dict[str, dict[str, list[Results]]] = {}
     for found in results:
@@ -61,7 +63,7 @@ def measure_losses(
     for task, policies in tasks.items():
         name, summaries = _that_tells_more(task, policies)
         for source, methods in summaries.items():
-            rows += _rows(name, source, *ports[source], methods, before, seed, progress)
+            rows += _rows(name, source, *ports[source], methods, before, seed, progress, tell)
     return LossData(OBSERVATIONS, SAMPLES, tuple(rows))
 
 
@@ -136,6 +138,7 @@ def _rows(
     known: Mapping[tuple[str, str], ActionFeatures],
     seed: int,
     progress: bool,
+    tell: Callable[[str], object],
 ) -> Iterator[LossRow]:
     full = methods[BASELINE]
     if full.score is None or full.score.mean < LEAST_SCORE:
@@ -149,13 +152,17 @@ def _rows(
     seen = pick(observations, sorted(chosen.tolist()))
     own: Chunks | None = None
     for name, row in progress_bar(methods.items(), source, unit="method", disable=not progress):
-        candidate, ran = _candidate(row.method), what_ran(row.method)
+        candidate, ran = candidate_of(row.method), what_ran(row.method)
         if candidate is None or row.difference is None:
             continue
         features = known.get((source, ran))
         if features is None:
             own = _chunks(port, Candidate(engine="auto"), seen, seed) if own is None else own
-            features = action_features(_chunks(port, candidate, seen, seed), own)
+            try:
+                features = action_features(_chunks(port, candidate, seen, seed), own)
+            except ValueError as error:  # such as a policy that draws no noise
+                tell(f"{name} of {source} is left out: {error}")
+                continue
         yield LossRow(
             task=task,
             family=port.fingerprint.family or "",
@@ -169,7 +176,7 @@ def _rows(
         )
 
 
-def _candidate(method: MethodRun) -> Candidate | None:
+def candidate_of(method: MethodRun) -> Candidate | None:
     """What ran; None for the full policy, for what decides while it runs, and for another execution, which no features of
     single chunks can see."""
     reuse = method.reuse or {}

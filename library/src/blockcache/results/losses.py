@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ FEWER = 4
 ALIKE = 2.0
 """A policy whose spread, roughness or chunk lies this factor outside the data is unlike all of it."""
 
-TERMS: Mapping[str, Callable[[ActionFeatures], float]] = {
+Terms: TypeAlias = Mapping[str, Callable[[ActionFeatures], float]]
+TERMS: Terms = {
     "energy beyond spread": lambda of: of.beyond_spread,
     "added roughness": lambda of: of.rougher,
     "added roughness over the policy's own": lambda of: of.rougher / of.own_roughness if of.own_roughness else 0.0,
@@ -158,7 +159,7 @@ def predict_loss(features: ActionFeatures, family: str, actions: int, chunks: in
     return shipped_model().predict(features, family, actions, chunks)
 
 
-def terms_of(features: ActionFeatures) -> NDArray[np.float64]:
-    """The value of each of NAMES."""
-    values = np.array([max(0.0, term(features)) for term in TERMS.values()])
+def terms_of(features: ActionFeatures, terms: Terms = TERMS) -> NDArray[np.float64]:
+    """The value of each of NAMES, or of other terms and their roots."""
+    values = np.array([max(0.0, term(features)) for term in terms.values()])
     return np.concatenate((values, np.sqrt(values)))

@@ -10,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockcache as bc
-from blockcache.errors import FitError, SamplerError
+from blockcache.errors import FitError, SamplerError, ScheduleError
 from blockcache.fitting import Clouds, Effort, fit, place
-from blockcache.fitting.clouds import closeness, objective
+from blockcache.fitting.clouds import closeness, executed, objective
 from blockcache.fitting.denoising import COLUMNS, FewSteps, constants_of
+from blockcache.fitting.descent import starts_of
 from blockcache.fitting.placement import search, spaced
 from blockcache.models.registry import port_of
-from blockcache.models.sampling import generate
+from blockcache.models.sampling import draw_all, generate
 from blockcache.observations import pick
 from blockcache.observations.tensors import as_one_batch
 from blockcache.samplers import DDIM, DDPM, ChosenSampler, Fitted, SDEDPMSolver, table
+from blockcache.schedule import compile_plan
 from foreign_policy import OBS, SEEN, Policy
 from toy_denoiser import SPREAD, Gaussian, LinearPolicy, LinearPort, NoGradient, WholeTimes, means, own_cloud
 
@@ -205,6 +207,45 @@ def test_without_a_start_steps_are_placed_first():
     assert len(found.evidence["start"]["timesteps"]) == 2
 
 
+def test_of_several_starts_the_best_on_the_held_back_observations_is_kept():
+    effort = Effort(iterations=3, observations=2, samples=8, starts=4)
+    start = DDPM(timesteps=[80, 50, 20], clip_sample=False)
+    found = fit(linear_clouds(samples=16), 3, 1.0, start, effort)
+    told, times = found.evidence, [one.timesteps for one in starts_of(start, 4, linear_clouds())]
+    assert len(told["objectives"]) == len(set(times)) == 4
+    assert times[0] == start.timesteps
+    assert all(high <= 89 and 65 >= middle >= 35 and low >= 10 for high, middle, low in times)  # half way at most
+    crowded = starts_of(DDPM(timesteps=[99, 98, 3, 2, 1, 0]), 20, linear_clouds())
+    assert {one.timesteps[2:] for one in crowded} <= {(high, 2, 1, 0) for high in range(3, 51)}
+    alone = fit(linear_clouds(samples=16), 3, 1.0, start, replace(effort, starts=1))
+    best = told["objectives"].index(min(told["objectives"]))
+    assert (found.sampler == alone.sampler) == (best == 0)
+    assert told["generations"]["other"] > 3 * alone.evidence["generations"]["other"]
+
+
+def test_a_generation_is_fitted_through_as_a_schedule_runs_it(make_policy, observe):
+    policy = make_policy(sampler=Fitted.of(DDPM(timesteps=[70, 40, 8])))
+    port = port_of(policy)
+    schedule = bc.Schedule(3, {block.name: [0, 2] for block in port.adapter.blocks}, port.fingerprint)
+    few = FewSteps(port, observe(2), plan=compile_plan(schedule))
+    noise = draw_all(
+        table(port.sampler), (2, port.horizon, port.sample_dim), few.like, torch.Generator().manual_seed(0)
+    )
+    found = few.run(constants_of(port.sampler), port.sampler.clip, noise)
+    assert not torch.allclose(
+        found, FewSteps(port, observe(2)).run(constants_of(port.sampler), port.sampler.clip, noise)
+    )
+    with bc.accelerate(port, schedule, engine="patched") as fast:
+        expected = executed(port, fast.predict_action(observe(2), noise=noise)["action"])
+    np.testing.assert_allclose(found.detach().numpy(), expected.numpy(), atol=1e-5)
+    start = Clouds(port_of(make_policy(sampler=DDPM(num_inference_steps=20))), observe(6), samples=6, progress=False)
+    fitted = fit(start, 3, 0.7, port.sampler, QUICK, schedule)
+    assert fitted.evidence["schedule"] == schedule.describe()
+    other = replace(schedule, fingerprint=replace(schedule.fingerprint, weights="0" * 64))
+    with pytest.raises(ScheduleError, match="this schedule does not fit the policy, which has weights"):
+        fit(start, 3, 0.7, port.sampler, QUICK, other)
+
+
 def test_a_foreign_policy_is_fitted_and_every_engine_runs_the_result():
     policy, obs = Policy(), torch.randn(5, SEEN, OBS, generator=torch.Generator().manual_seed(0))
     found = bc.fit_sampler(
@@ -284,6 +325,7 @@ def test_a_gradient_that_is_not_finite_is_named(monkeypatch):
         ({"spread": 0}, "spread is above 0 and up to 1, got 0"),
         ({"spread": 1.5}, "spread is above 0 and up to 1, got 1.5"),
         ({"start": DDPM(timesteps=[70, 5])}, "a fit of 3 steps starts from a sampler of as many, got 2"),
+        ({"start": Fitted.of(PLACED), "effort": replace(QUICK, starts=2)}, "such as ddpm, got fitted; take one start"),
         ({"start": DDIM(timesteps=[70, 40, 5])}, "without a term in eps, such as ddpm; got ddim"),
     ],
 )
@@ -291,12 +333,14 @@ def test_what_cannot_be_fitted_is_said_in_one_sentence(policy, observe, settings
     observations = observe(settings.pop("observations", 4))
     with pytest.raises((FitError, SamplerError), match=said) as caught:
         bc.fit_sampler(
-            policy, observations, 3, **{"start": PLACED, **settings}, effort=QUICK, samples=4, progress=False
+            policy, observations, 3, **{"start": PLACED, "effort": QUICK, **settings}, samples=4, progress=False
         )
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("settings", [{"iterations": 0}, {"observations": 0}, {"samples": 1}, {"rate": 0.0}])
+@pytest.mark.parametrize(
+    "settings", [{"iterations": 0}, {"observations": 0}, {"samples": 1}, {"rate": 0.0}, {"starts": 0}]
+)
 def test_an_effort_of_nothing_is_refused(settings):
     with pytest.raises(FitError, match=f"a fit needs .*{next(iter(settings))}"):
         Effort(**settings)

@@ -202,6 +202,13 @@ def test_placed_and_fitted_on_the_command_line_and_used_by_other_verbs(
     blockcache("calibrate", policy_directory, "--sampler-file", "fitted.json", "--generations", 2)
     assert bc.Recording.load("recording.safetensors").steps == 3
     blockcache("solve", "recording.safetensors", "-S", 2, "-n", 1)
+    words = ("--start", "fitted.json", "--steps", 3, "--iterations", 3, "--rate", 0.004, "--threads", 1, "--seed", 1)
+    said = blockcache("policy", "fit", policy_directory, *words, "--schedule", "schedule.json", "-o", "through.json")
+    assert "through.schedule.json: the schedule, for that sampler" in said
+    assert ChosenSampler.load("through.json").evidence["schedule"] == bc.Schedule.load("schedule.json").describe()
+    blockcache(
+        "export", policy_directory, "through.schedule.json", "--sampler-file", "through.json", "-o", "other.onnx"
+    )
     blockcache("export", policy_directory, "schedule.json", "--sampler-file", "fitted.json")
     assert bc.open_export("policy.onnx") is not None
 

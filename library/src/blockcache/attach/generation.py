@@ -66,8 +66,10 @@ class Generation:
 
 
 class _Scope:
-    def __init__(self, owner: object, generation: Generation, norm: LargestNorm | None = None, step: int = -1) -> None:
-        self.owner, self.generation, self.norm, self.step = owner, generation, norm, step
+    def __init__(
+        self, owner: object, generation: Generation, norm: LargestNorm | None = None, step: int = -1, free: bool = False
+    ) -> None:
+        self.owner, self.generation, self.norm, self.step, self.free = owner, generation, norm, step, free
         self.constants = _ConstantOutputs()
 
 
@@ -102,9 +104,10 @@ def explained(port: Port, obs: Any) -> Iterator[None]:
 class Attached(Patches):
     """The patches of `attach`: removing them undoes everything."""
 
-    def at(self, step: int, generation: Generation) -> AbstractContextManager[None]:
-        """Inside, the next denoiser call of this thread is that step of a generation, by itself."""
-        return _opened(_Scope(self, generation, step=step - 1))
+    def at(self, step: int, generation: Generation, free: bool = False) -> AbstractContextManager[None]:
+        """Inside, the next denoiser call of this thread is that step of a generation, by itself; where it is `free`, at any
+        timestep."""
+        return _opened(_Scope(self, generation, step=step - 1, free=free))
 
 
 def attach(port: Port, begin: Callable[[], Generation], watched: bool = False) -> Attached:
@@ -148,7 +151,10 @@ def attach(port: Port, begin: Callable[[], Generation], watched: bool = False) -
         return call
 
     def denoise(scope: _Scope, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
+        if scope.free:
+            scope.step += 1
+        else:
+            _advance(scope, port.timesteps, port.adapter.timestep(*args, **kwargs))
         output = scope.generation.denoise(forward, args, kwargs)
         if scope.norm is not None:
             scope.norm.see(output)

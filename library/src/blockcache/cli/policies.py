@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -193,6 +194,11 @@ def place(policy: arg.PolicySource, output: str, steps: int, sampler: str, seed:
 )
 @click.option("--start", metavar="FILE", help="A sampler file to start from. Default: DDPM steps, placed first.")
 @click.option("--iterations", type=arg.COUNT, default=100)
+@click.option("--starts", type=arg.COUNT, default=1, help="So many fits, the others from steps moved at random.")
+@click.option("--rate", type=click.FloatRange(0, 1, min_open=True), default=0.02, help="Adam's first step.")
+@click.option(
+    "--schedule", metavar="FILE", help="Fit through what it reuses; beside OUTPUT it is written for the result."
+)
 @sampling_options
 def fit(
     policy: arg.PolicySource,
@@ -201,6 +207,9 @@ def fit(
     spread: float,
     start: str | None,
     iterations: int,
+    starts: int,
+    rate: float,
+    schedule: str | None,
     seed: int,
     **seen: Any,
 ) -> None:
@@ -213,16 +222,28 @@ def fit(
     Examples:
       blockcache policy fit pusht --steps 5 -o fitted.json
       blockcache policy fit my_policy/ --observations obs.npz --spread 1 --start placed.json
+      blockcache policy fit my_policy/ --start fitted.json --rate 0.004 --schedule schedule.json -o through.json
       blockcache eval pusht -m sampler:fitted.json -m sampler:fitted.json+bac:S=3,n=2
     """
     observations = _seen(policy, **seen)
 
     from blockcache.fitting import Effort, fit_sampler
     from blockcache.samplers import SamplerConfig
+    from blockcache.schedule import Schedule
 
     begun = None if start is None else SamplerConfig.load(start)
-    found = fit_sampler(policy.port, observations, steps, spread, start=begun, effort=Effort(iterations), seed=seed)
+    through, effort = (
+        None if schedule is None else Schedule.load(schedule),
+        Effort(iterations, rate=rate, starts=starts),
+    )
+    found = fit_sampler(
+        policy.port, observations, steps, spread, start=begun, schedule=through, effort=effort, seed=seed
+    )
     _written(found, output)
+    if through is not None:
+        beside = f"{output.removesuffix('.json')}.schedule.json"
+        replace(through, fingerprint=policy.port.with_sampler(found.sampler).fingerprint).save(beside)
+        click.echo(f"{beside}: the schedule, for that sampler")
 
 
 def _seen(policy: arg.PolicySource, observations: str | None, count: int, threads: int | None) -> Any:

@@ -23,10 +23,12 @@ def follow(port: Port, strategy: Strategy, counts: Counts) -> Patches:
         return attach(port, lambda: _RuleGeneration(strategy, port, counts), watched=True)
     assert isinstance(strategy, Schedule)
     plan = compile_plan(strategy)
-    return attach(port, lambda: _ScheduledGeneration(plan, counts), watched=True)
+    return attach(port, lambda: ScheduledGeneration(plan, counts), watched=True)
 
 
-class _ScheduledGeneration(Generation):
+class ScheduledGeneration(Generation):
+    """Computes what the plan says, and reuses the rest."""
+
     def __init__(self, plan: Plan, counts: Counts) -> None:
         self.reuse: Reuse[Tensor] = Reuse(plan)
         self.counts = counts

@@ -7,20 +7,24 @@ assumed. Works for every port whose denoiser is differentiable. Knows nothing of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from blockcache.attach.generation import first_denoiser_call
+from blockcache.attach.generation import Generation, attach, first_denoiser_call
 from blockcache.attach.patching import Patches
+from blockcache.engines.handle import Counts
+from blockcache.engines.patched import ScheduledGeneration
 from blockcache.errors import FitError
 from blockcache.fitting.clouds import executed
 from blockcache.models.port import Port
 from blockcache.models.sampling import TorchArithmetic, draw_all, generate, takes_generator
 from blockcache.samplers import Coefficients, Fitted, step, table
 from blockcache.samplers.fitted import WEIGHTS
+from blockcache.schedule import Plan
 
 COLUMNS = ("timesteps", *WEIGHTS)
 """What a step is made of, in the order of the constants (K, 7)."""
@@ -43,10 +47,11 @@ class FewSteps:
         port: A copy of the policy, whose weights want no gradient.
         batch: The observations, as a file or a rollout has them.
         whole_times: Whether the denoiser is given timesteps as whole numbers, which nothing can be differentiated by.
+        plan: Which blocks are computed at which step; all of them without it.
     """
 
-    def __init__(self, port: Port, batch: Any, whole_times: bool = False) -> None:
-        self._port, self._whole = port, whole_times
+    def __init__(self, port: Port, batch: Any, whole_times: bool = False, plan: Plan | None = None) -> None:
+        self._port, self._whole, self._plan = port, whole_times, plan
         self._denoiser, self.like = _denoiser(port, batch)
 
     def run(self, constants: Tensor, clip: float | None, noise: Tensor) -> Tensor:
@@ -58,18 +63,30 @@ class FewSteps:
             noise: (K, B, T, D): the start, then what each step but the last adds.
         """
         last, x, x0 = len(constants) - 1, noise[0], None
-        for number, row in enumerate(constants.to(x.dtype)):
-            at: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
-            time = at.pop("timesteps")
-            output = self._denoiser(x, time.round().long() if self._whole else time)
-            if x0 is None:
-                del at["c"]
-            if number == last:
-                del at["s"]
-            added = None if number == last else noise[number + 1]
-            x, x0 = step(Differentiable(), Coefficients(clip=clip, **at), x, output, x0, added)
+        with self._reusing() as at_step:
+            for number, row in enumerate(constants.to(x.dtype)):
+                at: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
+                time = at.pop("timesteps")
+                with at_step(number):
+                    output = self._denoiser(x, time.round().long() if self._whole else time)
+                if x0 is None:
+                    del at["c"]
+                if number == last:
+                    del at["s"]
+                added = None if number == last else noise[number + 1]
+                x, x0 = step(Differentiable(), Coefficients(clip=clip, **at), x, output, x0, added)
         first, end = self._port.executed
         return x[:, first:end, : len(self._port.action_scale)].flatten(1).double()
+
+    @contextmanager
+    def _reusing(self) -> Iterator[Callable[[int], AbstractContextManager[Any]]]:
+        """For each step of one generation, what its call of the denoiser is made in."""
+        if self._plan is None:
+            yield nullcontext
+            return
+        generation = ScheduledGeneration(self._plan, Counts())
+        with attach(self._port, Generation) as attached:
+            yield lambda step: attached.at(step, generation, free=True)
 
     def is_differentiable(self, timestep: float, noise: Tensor) -> bool:
         """Whether the denoiser's output has a gradient by its sample and, unless times are whole, by its time as well."""

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from blockcache.engines.accelerate import check_fit
 from blockcache.errors import FitError
 from blockcache.fitting.clouds import Closeness, Clouds, closeness, objective
 from blockcache.fitting.denoising import COLUMNS, FewSteps, check_same, constants_of
@@ -22,7 +24,8 @@ from blockcache.models.registry import port_of
 from blockcache.models.sampling import draw
 from blockcache.observations import pick
 from blockcache.progress import progress_bar
-from blockcache.samplers import ChosenSampler, Fitted, SamplerConfig
+from blockcache.samplers import ChosenSampler, Diffusion, Fitted, SamplerConfig
+from blockcache.schedule import Plan, Schedule, compile_plan
 
 TOGETHER = 48
 """Chunks that are differentiated at once; the rest of an iteration follows, so that memory does not grow with it."""
@@ -37,15 +40,18 @@ class Effort:
         observations: In one iteration, drawn anew for each.
         samples: Chunks for each of them.
         rate: Adam's first step, in shares of a constant; it falls to 0 along a cosine.
+        starts: So many fits: the first begins at the start, the others at its timesteps moved at random. The best one on the
+            held-back observations is kept.
     """
 
     iterations: int = 100
     observations: int = 6
     samples: int = 24
     rate: float = 0.02
+    starts: int = 1
 
     def __post_init__(self) -> None:
-        least = {"iterations": 1, "observations": 1, "samples": 2}
+        least = {"iterations": 1, "observations": 1, "samples": 2, "starts": 1}
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise FitError(f"a fit needs {name} of at least {low}, got {getattr(self, name)}")
@@ -60,6 +66,7 @@ def fit_sampler(
     spread: float = 0.7,
     *,
     start: SamplerConfig | None = None,
+    schedule: Schedule | None = None,
     effort: Effort | None = None,
     samples: int = 48,
     seed: int = 0,
@@ -74,6 +81,7 @@ def fit_sampler(
         steps: How many.
         spread: w in 2 E|X - Y| - w E|X - X'|: 1 keeps the spread of the actions, less makes them sharper.
         start: Where to start from, such as placed DDPM steps; without it DDPM steps are placed first.
+        schedule: Which blocks are computed at which of the steps: the generation is fitted through with what is reused.
         effort: How much work, see `Effort`.
         samples: Chunks for each observation in the policy's own cloud.
         seed: Of all noise and of what is held back; the same seed gives the same constants.
@@ -86,11 +94,16 @@ def fit_sampler(
         FitError: The fit did not beat its start on the held-back observations; the start is what to use then.
     """
     clouds = Clouds(port_of(policy), observations, samples=samples, seed=seed, progress=progress)
-    return fit(clouds, steps, spread, start, effort or Effort())
+    return fit(clouds, steps, spread, start, effort or Effort(), schedule)
 
 
 def fit(
-    clouds: Clouds, steps: int, spread: float, start: SamplerConfig | None = None, effort: Effort | None = None
+    clouds: Clouds,
+    steps: int,
+    spread: float,
+    start: SamplerConfig | None = None,
+    effort: Effort | None = None,
+    schedule: Schedule | None = None,
 ) -> ChosenSampler:
     """The same on clouds that are at hand."""
     if not 0 < spread <= 1:
@@ -99,10 +112,15 @@ def fit(
         raise FitError(f"a fit of {steps} steps starts from a sampler of as many, got {start.num_inference_steps}")
     started, effort, counted = time.perf_counter(), effort or Effort(), dict(clouds.generations)
     chosen = ChosenSampler(start) if start is not None else place(clouds, steps, "ddpm")
-    begun = Fitted.of(chosen.sampler)
-    run = _Fit(clouds, begun, spread, effort)
-    found, kept = run.best()
-    before, after = (run.judged(constants, 1) for constants in (run.start, found))
+    if schedule is not None:
+        check_fit(schedule.fingerprint, clouds.port.with_sampler(chosen.sampler), "strict")
+    plan = None if schedule is None else compile_plan(schedule)
+    fits = [
+        _Fit(clouds, Fitted.of(one), spread, effort, plan) for one in starts_of(chosen.sampler, effort.starts, clouds)
+    ]
+    ends = [(run, *run.best()) for run in fits]
+    run, found, kept, _ = min(ends, key=lambda end: end[3])
+    begun, before, after = fits[0].begun, fits[0].judged(fits[0].start, 1), run.judged(found, 1)
     if not after.objective < before.objective:
         raise FitError(
             f"the fit of {steps} steps did not beat its start on {len(clouds.held_back)} held-back observations (objective "
@@ -115,6 +133,8 @@ def fit(
         "before": asdict(before),
         "after": asdict(after),
         "start": chosen.sampler.to_dict(),
+        **({} if schedule is None else {"schedule": schedule.describe()}),
+        **({} if effort.starts == 1 else {"objectives": [lowest for *_, lowest in ends]}),
         "kept_iteration": kept,
         "effort": asdict(effort),
         "times": "fitted" if run.times_free else "fixed: the denoiser cannot be differentiated by its time",
@@ -125,11 +145,27 @@ def fit(
     return ChosenSampler(run.sampler(found), clouds.fingerprint, evidence)
 
 
+def starts_of(first: SamplerConfig, count: int, clouds: Clouds) -> list[SamplerConfig]:
+    """The first, and others that are like it at timesteps moved at random, each at most half way to its neighbours."""
+    if count == 1:
+        return [first]
+    if not isinstance(first, Diffusion) or first.needs_fitting:
+        raise FitError(f"several starts move the timesteps of a sampler such as ddpm, got {first.type}; take one start")
+    draws = np.random.default_rng(clouds.noise(7))
+    ends = np.array([first.num_train_timesteps - 1, *first.times(), 0], dtype=float)
+    low, high = (ends[1:-1] + ends[2:]) / 2, (ends[1:-1] + ends[:-2]) / 2
+    least = np.ceil(low)  # so that no two steps meet
+    moved = [
+        np.floor(draws.uniform(low, high)).clip(least, np.maximum(least, np.ceil(high) - 1)) for _ in range(count - 1)
+    ]
+    return [first, *(replace(first, timesteps=tuple(times.astype(int).tolist())) for times in moved)]
+
+
 class _Fit:
     """One fit. Its variables are `(constants - start) / scale`, so that one rate serves timesteps and weights alike."""
 
-    def __init__(self, clouds: Clouds, begun: Fitted, spread: float, effort: Effort) -> None:
-        self.clouds, self.begun, self.spread, self.effort = clouds, begun, spread, effort
+    def __init__(self, clouds: Clouds, begun: Fitted, spread: float, effort: Effort, plan: Plan | None = None) -> None:
+        self.clouds, self.begun, self.spread, self.effort, self.plan = clouds, begun, spread, effort, plan
         self.port, self.clip, self.start = clouds.port.with_sampler(begun), begun.clip, constants_of(begun)
         self.port.module.requires_grad_(False)
         self.port.adapter.denoiser.requires_grad_(False)
@@ -147,8 +183,9 @@ class _Fit:
         self.free[0, COLUMNS.index("c")] = self.free[-1, COLUMNS.index("s")] = 0.0
         self.free[:, 0] = float(self.times_free)
 
-    def best(self) -> tuple[Tensor, int]:
-        """The constants that do best on the held-back observations, and after how many iterations they were there."""
+    def best(self) -> tuple[Tensor, int, float]:
+        """The constants that do best on the held-back observations, after how many iterations they were there, and their
+        objective."""
         effort, change = self.effort, torch.zeros_like(self.start, requires_grad=True)
         adam = torch.optim.Adam([change], lr=effort.rate)
         rate = torch.optim.lr_scheduler.CosineAnnealingLR(adam, effort.iterations)
@@ -173,7 +210,7 @@ class _Fit:
                         if reached < lowest:
                             best, kept, lowest = constants, number, reached
                         bar.set_postfix(held_back=f"{lowest:.4f}")
-        return best, kept
+        return best, kept, lowest
 
     def judged(self, constants: Tensor, draw: int) -> Closeness:
         """On the held-back observations; equal `draw`, equal noise."""
@@ -214,7 +251,7 @@ class _Fit:
         return self.start + change * self.scale * self.free
 
     def _few(self, batch: Any) -> FewSteps:
-        return FewSteps(self.port, batch, whole_times=not self.times_free)
+        return FewSteps(self.port, batch, not self.times_free, self.plan)
 
     def _is_differentiable(self, batch: Any, whole_times: bool) -> bool:
         few = FewSteps(self.port, batch, whole_times)

@@ -180,6 +180,7 @@ def main() -> None:
         lines.append(f"| `{name}` | {seen} | {' | '.join(columns)} |")
     write_bytes(given.page, ("\n".join(lines) + "\n").encode())
     content = {
+        "format": "halving",
         "policy": str(given.policy),
         "rounds": rounds,
         "fresh": last,

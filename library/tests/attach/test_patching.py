@@ -18,7 +18,7 @@ from blockcache.attach.generation import Attached
 from blockcache.attach.patching import Patches, Replacement
 from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import OnnxRunner
-from blockcache.engines.patched import _ScheduledGeneration
+from blockcache.engines.patched import ScheduledGeneration
 from blockcache.errors import PolicyError
 from image_policies import PublicImagePolicy, image_policy, observed
 from repository import HELPERS
@@ -151,7 +151,7 @@ def behind_an_encoder():
     return policy
 
 
-KINDS = {"loop": Loop, "onnx": OnnxRunner, "patched": _ScheduledGeneration}
+KINDS = {"loop": Loop, "onnx": OnnxRunner, "patched": ScheduledGeneration}
 
 
 @pytest.mark.parametrize("make", ["own", "foreign", "behind an encoder"])

@@ -71,7 +71,13 @@ def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
     ]
     assert verbs.cli.list_commands(TOP) == [*verbs.cli.verbs, "policy", "analyse", "paper"]
     assert list(verbs.policy.verbs) == ["convert", "observe", "place", "fit"]
-    assert verbs.policy.list_commands(CONTEXTS["policy"]) == [*verbs.policy.verbs, "demonstrate", "replay", "train"]
+    assert verbs.policy.list_commands(CONTEXTS["policy"]) == [
+        *verbs.policy.verbs,
+        "demonstrate",
+        "pretrain",
+        "replay",
+        "train",
+    ]
     assert list(paper.verbs) == [
         "suite",
         "timing",
@@ -104,6 +110,7 @@ def test_one_word_means_one_thing_in_every_verb():
         "check",
         "analyse",
         "tune",
+        "policy pretrain",
         "policy train",
         "policy place",
         "policy fit",

@@ -33,6 +33,7 @@ LOADERS = {
     "blockcache.schedule": Schedule.load,
     "blockcache.stored": Stored.load,
     "blockcache.timings": Timings.load,
+    "halving": lambda path: [dict(scores) for scores in read_json(path, "file")["rounds"]],  # of examples/halving.py
     "blockcache.tuning": Tuning.load,
 }
 PRINTED = {"published_results.json", "published_schedules.json"}  # the paper's, in no format of ours

@@ -221,6 +221,7 @@ OFFENDERS = (
     Offender("tuning", ".json", "a spread of one number: IndexError", put([0], "goal", "spread")),
     Offender("distances", ".json", "a share that is a text", put("x", "methods", "fitted-3", "modes", "found")),
     Offender("losses", ".json", "a feature of 400 digits", put(10**400, "rows", 0, "features", "rougher")),
+    Offender("loss model", ".json", "a factor that is a text", put("x", "factor")),
     Offender("guard", ".json", "a score that is a text", put("x", "rows", 0, "scores")),
     Offender("parity", ".json", "a difference that is a text", put("x", "largest")),
     Offender("reference", ".npz", "cut in the middle", lambda data: data[: len(data) // 2]),

@@ -232,10 +232,8 @@ def fit(
     from blockcache.schedule import Schedule
 
     begun = None if start is None else SamplerConfig.load(start)
-    through, effort = (
-        None if schedule is None else Schedule.load(schedule),
-        Effort(iterations, rate=rate, starts=starts),
-    )
+    through = None if schedule is None else Schedule.load(schedule)
+    effort = Effort(iterations, rate=rate, starts=starts)
     found = fit_sampler(
         policy.port, observations, steps, spread, start=begun, schedule=through, effort=effort, seed=seed
     )

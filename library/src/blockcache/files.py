@@ -49,18 +49,30 @@ JSON, PACKED = ".json", ".json.gz"
 
 
 def list_of(kind: Kind) -> Kind:
-    """`list[kind]`, where the kind is a `Fields`."""
+    """`list[kind]`, where the kind is a `Fields`.
+
+    Args:
+        kind: The fields of each object in the list.
+    """
     return list[kind]
 
 
 def dict_of(kind: Kind) -> Kind:
-    """`dict[str, kind]`, where the kind is a `Fields`."""
+    """`dict[str, kind]`, where the kind is a `Fields`.
+
+    Args:
+        kind: The fields of the object under each key.
+    """
     return dict[str, kind]
 
 
 @cache
 def keys_of(value: Any) -> Mapping[str, Kind]:
-    """The fields of a dataclass as keys, each with what its annotation says is under it."""
+    """The fields of a dataclass as keys, each with what its annotation says is under it.
+
+    Args:
+        value: The dataclass; a class, not an instance.
+    """
     hints = get_type_hints(value, include_extras=True)
     return {item.name: hints[item.name] for item in fields(value)}
 
@@ -166,7 +178,11 @@ def _unpacked(data: bytes, what: str, path: PathLike) -> bytes:
 
 
 def exists(path: PathLike) -> bool:
-    """Whether there is anything, NAME.json.gz in place of NAME.json too; a name that cannot be one is none."""
+    """Whether there is anything, NAME.json.gz in place of NAME.json too; a name that cannot be one is none.
+
+    Args:
+        path: The file or directory.
+    """
     try:
         return os.path.exists(path) or packed_exists(path)
     except (OSError, ValueError):

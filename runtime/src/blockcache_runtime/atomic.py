@@ -49,14 +49,23 @@ def check_writable(path: PathLike, *, directory: bool = False) -> None:
 
 
 def make_directory(path: PathLike) -> None:
-    """Make a directory that somebody named as an output, and its parent if need be; `check_writable` allows the same."""
+    """Make a directory that somebody named as an output, and its parent if need be; `check_writable` allows the same.
+
+    Args:
+        path: The directory; the parent of its parent must exist.
+    """
     with writing(path):
         for place in (Path(path).parent, Path(path)):
             place.mkdir(exist_ok=True)
 
 
 def write_bytes(path: PathLike, data: bytes) -> None:
-    """Put `data` at `path`: all of it or none of it. The directory must exist; of a link the target is written."""
+    """Put `data` at `path`: all of it or none of it. The directory must exist; of a link the target is written.
+
+    Args:
+        path: The file to write.
+        data: Its whole content.
+    """
     with writing(path):
         target = _behind_links(path)
         temporary, handle = _temporary(target, path)
@@ -78,7 +87,11 @@ def write_bytes(path: PathLike, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: PathLike) -> Iterator[None]:
-    """Errors of the system, said of the output that somebody named."""
+    """Errors of the system, said of the output that somebody named.
+
+    Args:
+        path: The output as the user named it.
+    """
     try:
         yield
     except (TypeError, ValueError) as error:  # "" and "." have no name
@@ -89,7 +102,11 @@ def writing(path: PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
-    """Nobody else who asks for it writes or reads in the directory meanwhile; a writer that is killed lets go of it."""
+    """Nobody else who asks for it writes or reads in the directory meanwhile; a writer that is killed lets go of it.
+
+    Args:
+        directory: An existing directory.
+    """
     handle = os.open(directory, os.O_RDONLY)
     try:
         _wait_for_lock(handle, directory)
@@ -100,7 +117,11 @@ def only_writer(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_writer(directory: Path) -> Iterator[None]:
-    """Nobody who asks for it writes in the directory meanwhile; others may read."""
+    """Nobody who asks for it writes in the directory meanwhile; others may read.
+
+    Args:
+        directory: A directory; if it is missing, there is nothing to wait for.
+    """
     try:
         handle = os.open(directory, os.O_RDONLY)
     except OSError:  # whoever reads a file there says what is wrong

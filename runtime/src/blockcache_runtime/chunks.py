@@ -74,7 +74,13 @@ class Previous:
 
 
 def prefix_weights(delay: Array, overlap: Array, count: int) -> Array:
-    """1 before `delay`, then falling by equal steps to 0 at `overlap`, which is not below `delay`."""
+    """1 before `delay`, then falling by equal steps to 0 at `overlap`, which is not below `delay`.
+
+    Args:
+        delay: Actions that the new chunk begins with unchanged; one number, or one for each chunk (B,).
+        overlap: The action at which the weight has fallen to 0; one number, or (B,).
+        count: How many actions are weighted.
+    """
     place = np.arange(count, dtype=np.float32)
     delay, overlap = np.asarray(delay)[..., None], np.asarray(overlap)[..., None]
     weights: Array = np.clip((overlap - place) / (overlap - delay + 1), 0, 1).astype(np.float32)

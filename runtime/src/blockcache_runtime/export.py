@@ -28,8 +28,8 @@ from blockcache_runtime.errors import ObservationError
 from blockcache_runtime.guard import GuardWatch, Judgement
 from blockcache_runtime.history import FeatureMemory, timeless_inputs
 from blockcache_runtime.parity import TOLERANCE, Parity, check_at_start
-from blockcache_runtime.providers import Provider
-from blockcache_runtime.session import EARLIER_FEATURES, FORMAT, IN_FULL, RATE_HZ, load_export, load_output, run_session
+from blockcache_runtime.providers import Provider, run_session
+from blockcache_runtime.session import EARLIER_FEATURES, FORMAT, IN_FULL, RATE_HZ, load_export, load_output
 
 
 def open_export(

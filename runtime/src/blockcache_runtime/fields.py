@@ -84,7 +84,13 @@ def read(kind: Kind, value: Any, where: str = "") -> Any:
 
 
 def expect_keys(found: Collection[str], required: Collection[str], optional: Collection[str] = ()) -> None:
-    """Refuse keys that are missing or that nobody knows, by name; the reader of the file says of which file."""
+    """Refuse keys that are missing or that nobody knows, by name; the reader of the file says of which file.
+
+    Args:
+        found: The keys that are there.
+        required: Those that must be there.
+        optional: Those that may be there as well.
+    """
     if odd := sorted(map(str, (set(required) - set(found)) | (set(found) - {*required, *optional}))):
         more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
         names = ", ".join(shortened(name, 60) for name in odd[:5])

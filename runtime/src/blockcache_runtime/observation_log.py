@@ -136,7 +136,11 @@ class ObservationLog:
 
 
 def log_files(directory: PathLike) -> list[Path]:
-    """The files of a log, the oldest first."""
+    """The files of a log, the oldest first.
+
+    Args:
+        directory: The directory of an `ObservationLog`.
+    """
     found = {path: match for path in Path(directory).iterdir() if (match := _FILE.fullmatch(path.name))}
     return sorted(found, key=lambda path: int(found[path][1]))
 

@@ -182,12 +182,20 @@ def nodes_text(nodes: Mapping[str, int]) -> str:
 
 
 def reference_path(path: PathLike) -> Path:
-    """Where the reference of an export lies, if it has one: NAME.reference.npz beside NAME.onnx."""
+    """Where the reference of an export lies, if it has one: NAME.reference.npz beside NAME.onnx.
+
+    Args:
+        path: The export, such as policy.onnx.
+    """
     return Path(path).with_suffix(".reference.npz")
 
 
 def export_hash(path: PathLike) -> str:
-    """The hash that an export ends with: it tells files apart."""
+    """The hash that an export ends with: it tells files apart.
+
+    Args:
+        path: The export; 64 bytes or more.
+    """
     with open(path, "rb") as file:
         file.seek(-64, os.SEEK_END)
         return file.read().decode(errors="replace")

@@ -242,7 +242,13 @@ def _require_cpu_float32(port: Port) -> None:
 
 
 def check_fit(bound: Fingerprint, port: Port, check: str = "strict") -> tuple[str, ...]:
-    """Refuse a schedule that was made for something else than a policy; return notes on what was let pass."""
+    """Refuse a schedule that was made for something else than a policy; return notes on what was let pass.
+
+    Args:
+        bound: What the schedule was made for.
+        port: The policy that is to follow it.
+        check: "strict", or "shape" to accept other weights.
+    """
     differences = fingerprint_differences(bound, port.shape)
     other_weights = bound.weights is not None and bound.weights != port.weights
     if differences or (other_weights and check == "strict"):

@@ -130,6 +130,11 @@ def answer_for(policy: Any, port: Port, patches: Patches) -> None:
 
 
 def tuned_port(directory: PathLike, port: Port) -> tuple[Port, Schedule | None]:
-    """The policy with the tuned sampler, sharing its weights, and the schedule to follow."""
+    """The policy with the tuned sampler, sharing its weights, and the schedule to follow.
+
+    Args:
+        directory: A directory that `tune` or `save_tuned` wrote.
+        port: The policy with its own sampler.
+    """
     sampler, schedule = read_tuned(directory, port)
     return port if sampler is None else port.with_sampler(sampler), schedule

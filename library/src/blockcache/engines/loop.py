@@ -47,7 +47,12 @@ class Loop:
 
 
 def by_moment(obs: Mapping[str, Tensor], program: Program) -> dict[str, Tensor]:
-    """As the walk takes an observation: of cameras the moments come before the batch."""
+    """As the walk takes an observation: of cameras the moments come before the batch.
+
+    Args:
+        obs: The observation by the program's input names, each (B, ...).
+        program: Says which inputs are cameras.
+    """
     return {name: value.transpose(0, 1) if name in program.cameras else value for name, value in obs.items()}
 
 

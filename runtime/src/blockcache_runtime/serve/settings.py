@@ -75,7 +75,11 @@ class Settings:
 
 
 def option_name(name: str) -> str:
-    """As it is typed."""
+    """As it is typed.
+
+    Args:
+        name: A field of `Settings`.
+    """
     return "--" + name.replace("_", "-")
 
 

@@ -220,10 +220,10 @@ def _prepare(
         require_onnxruntime()
         _require_cpu_float32(port)
     assert isinstance(strategy, Schedule)
-    built = rehearsed_build(port, strategy, engine, output, trust)
+    built = rehearsed_build(port, strategy, engine, trust)
     if built.more:
         raise RehearsalError(port, engine, f"which returns {', '.join(built.more)} besides, and the engine does not")
-    built = built.told(port) if rtc else built
+    built = built.shaped(port, output, rtc)
     runner: Runner
     if engine == "loop":
         runner = Loop(built.program, built.plan, built.sampler)

@@ -48,14 +48,24 @@ class Build:
     def plan(self) -> Plan:
         return compile_plan(self.schedule, sums=not self.program.gated)
 
+    def shaped(self, port: Port, output: str, rtc: bool) -> Build:
+        """The same for what was asked of an engine or a file.
+
+        Args:
+            port: The policy.
+            output: "chunk", or "action" to leave out what the robot does not execute.
+            rtc: Whether it is told of the chunk before (real-time chunking).
+        """
+        cut = self if output == "chunk" else self.actions_only()
+        return cut._told(port) if rtc else cut
+
     def actions_only(self) -> Build:
         """Without the tokens behind the executed slice; they cannot influence it."""
         if not self.program.causal:
             raise EngineError('output="action" needs causal attention, which this policy lacks; use output="chunk"')
         return replace(self, program=self.program.cut(self.program.executed[1]))
 
-    def told(self, port: Port) -> Build:
-        """The same for chunks that are told of the one before (real-time chunking); `port` is the policy's."""
+    def _told(self, port: Port) -> Build:
         if self.program.chunk[1] != self.program.action_dim:
             raise EngineError(NOT_ACTIONS_ALONE)
         units = {TOLD_SCALE: port.action_scale, TOLD_OFFSET: port.action_offset}

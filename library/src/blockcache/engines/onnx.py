@@ -95,20 +95,22 @@ def _file(
 
 def _content(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
     """What the file was made for."""
-    return {
-        "output": "chunk" if build.program.whole else "action",
-        "executed": list(build.program.executed),
+    program = build.program
+    content = {
+        "output": "chunk" if program.whole else "action",
+        "executed": list(program.executed),
         "schedule": {name: list(steps) for name, steps in build.schedule.updates.items()},
         "origin": dict(build.schedule.origin),
         "fingerprint": fingerprint.to_dict(),
-        **({"encoder": _encoder(build.program)} if build.program.cameras else {}),
-        **({"outside": dict(build.program.outside)} if build.program.outside else {}),
-        **({"fixed": dict(build.program.fixed)} if build.program.fixed else {}),
     }
+    of_some = {"encoder": _encoder(program), "outside": dict(program.outside), "fixed": dict(program.fixed)}
+    return content | {name: value for name, value in of_some.items() if value}
 
 
 def _encoder(program: Program) -> dict[str, Any]:
-    """What a reader must know of cameras that look at moments one by one."""
+    """What a reader must know of cameras that look at moments one by one; nothing of a program without."""
+    if not program.cameras:
+        return {}
     moments = program.inputs[program.cameras[0]][0]
     return {"cameras": list(program.cameras), "n_obs_steps": moments, "features": program.features}
 

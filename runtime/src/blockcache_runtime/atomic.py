@@ -107,12 +107,8 @@ def only_writer(directory: Path) -> Iterator[None]:
     Args:
         directory: An existing directory.
     """
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        _wait_for_lock(handle, directory)
+    with _locked(directory):
         yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -122,24 +118,23 @@ def no_writer(directory: Path) -> Iterator[None]:
     Args:
         directory: A directory; if it is missing, there is nothing to wait for.
     """
-    try:
-        handle = os.open(directory, os.O_RDONLY)
-    except OSError:  # whoever reads a file there says what is wrong
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # whoever reads a file there says what is wrong
+            held.enter_context(_locked(directory, shared=True))
         yield
-        return
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, shared: bool = False) -> Iterator[None]:
+    handle, until = os.open(directory, os.O_RDONLY), time.monotonic() + PATIENCE
     try:
-        _wait_for_lock(handle, directory, shared=True)
+        while not _lock(handle, shared):
+            if time.monotonic() > until:
+                raise FileError(f"another process is writing to {directory}; wait for it, then try again")
+            time.sleep(0.01)
         yield
     finally:
         os.close(handle)
-
-
-def _wait_for_lock(handle: int, directory: Path, shared: bool = False) -> None:
-    until = time.monotonic() + PATIENCE
-    while not _lock(handle, shared):
-        if time.monotonic() > until:
-            raise FileError(f"another process is writing to {directory}; wait for it, then try again")
-        time.sleep(0.01)
 
 
 def _behind_links(path: PathLike) -> Path:

@@ -161,6 +161,8 @@ class ChunkTimeline:
             raise EngineError(f"a chunk is asked for every tick at most, got replan={replan}")
         self.replan, self.stop, self.overlap = replan, stop, overlap
         self._known_delay, self._watcher = delay, watcher
+        self._delays: deque[int] = deque(maxlen=REMEMBERED)
+        self._first_delay: int | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -172,9 +174,6 @@ class ChunkTimeline:
         self._dry = False  # a tick was held since the request
         self._last: Array | None = None
         self._last_begin: int | None = None
-        if not hasattr(self, "_delays"):
-            self._delays: deque[int] = deque(maxlen=REMEMBERED)
-            self._first_delay: int | None = None
 
     @property
     def delay(self) -> int:

@@ -223,7 +223,7 @@ def _object(kind: Fields, make: Callable[..., Any]) -> Reader:
     def check(value: Any) -> Any:
         keys = set(_mapping(value))
         expect_keys(keys & set(known) if kind.others else keys, kind.required, kind.optional)
-        return make(**{_str(key): _inside(known.get(key, _anything), item, key) for key, item in value.items()})
+        return make(**{_str(key): _inside(known.get(key, _anything), item, ".{}", key) for key, item in value.items()})
 
     return check
 
@@ -231,25 +231,19 @@ def _object(kind: Fields, make: Callable[..., Any]) -> Reader:
 def _each(value: Sequence[Any], inner: Reader) -> list[Any]:
     if len(value) > ITEMS:
         raise _need(f"a list of {ITEMS:,} values at most", value)
-    made: list[Any] = []
-    try:
-        for item in value:
-            made.append(inner(item))
-    except _MisfitError as misfit:
-        misfit.place = f"[{len(made)}]{misfit.place}"
-        raise
-    return made
+    return [_inside(inner, item, "[{}]", place) for place, item in enumerate(value)]
 
 
 def _pairs(value: Mapping[Any, Any], inner: Reader) -> dict[str, Any]:
     if len(value) > ITEMS:
         raise _need(f"an object of {ITEMS:,} keys at most", value)
-    return {_str(key): _inside(inner, item, key) for key, item in value.items()}
+    return {_str(key): _inside(inner, item, ".{}", key) for key, item in value.items()}
 
 
-def _inside(inner: Reader, item: Any, key: Any) -> Any:
+def _inside(inner: Reader, item: Any, step: str, place: Any) -> Any:
+    """An item of a list or an object; an error learns how one comes there, such as ".key" or "[3]"."""
     try:
         return inner(item)
     except _MisfitError as misfit:
-        misfit.place = f".{key}{misfit.place}"
+        misfit.place = step.format(place) + misfit.place
         raise

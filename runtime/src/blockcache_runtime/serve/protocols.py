@@ -269,17 +269,20 @@ class VlaEval(Protocol):
 PROTOCOLS: dict[str, type[Protocol]] = {"openpi": Openpi, "vla-eval": VlaEval}
 
 
+def _plain(value: Any) -> Any:
+    """A number that came as an array without axes, as Python has it."""
+    return value.item() if isinstance(value, np.ndarray) and value.shape == () else value
+
+
 def _switch(value: Any, name: str) -> bool:
-    if isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind == "b":
-        return bool(value)
-    if not isinstance(value, bool):
+    found = _plain(value)
+    if not isinstance(found, bool):
         raise ObservationError(f"{name} is true or false, got {short(value)}")
-    return value
+    return found
 
 
 def _seed(value: Any) -> int | None:
-    if isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "iu":
-        value = int(value)
+    value = _plain(value)
     if value is not None and (type(value) is not int or not 0 <= value < 2**63):
         raise ObservationError(f"a seed is a whole number, 0 or more, got {short(value)}")
     return value

@@ -136,7 +136,7 @@ def _size(path: Path) -> int:
 
 @functools.cache
 def source_hash(family: str) -> str:
-    """Of the code that makes what is kept: what an older state made is made again.
+    """A hash of the code that makes what is kept: what older code made is made again.
 
     Args:
         family: The path of a source file of the policy's family; all modules beside it count.

@@ -11,7 +11,9 @@ from typing import Any
 from blockcache_runtime.errors import BlockcacheError, EngineError
 from blockcache_runtime.serve.settings import Settings, options
 
-PROVIDER = "what ONNX Runtime is to run it with, by its own name; may be repeated, the first first; default: the CPU"
+PROVIDER = (
+    "an execution provider of ONNX Runtime to run it with; may be repeated, in order of preference; default: the CPU"
+)
 TOLERANCE = "the largest difference from recorded answers that is accepted, where actions have the range -1 to 1"
 FIXED = "inputs that stay as they are, such as the feature of a task's words: clients need not send them"
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from blockcache_runtime.atomic import PathLike, write_bytes
 from blockcache_runtime.errors import FileError, in_one_line
 
-_UNPACKED, _RATIO = 256 * 2**20, 100  # an .npz may hold more than the first only if it is no more than so much packed
+_UNPACKED, _RATIO = 256 * 2**20, 100  # bytes that an .npz may unpack to, or so many times its own size if that is more
 
 
 def parse_arrays(data: bytes, what: str, path: PathLike) -> dict[str, npt.NDArray[Any]]:

@@ -87,7 +87,7 @@ def write_bytes(path: PathLike, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: PathLike) -> Iterator[None]:
-    """Errors of the system, said of the output that somebody named.
+    """Turns errors of the operating system into a FileError that names the output.
 
     Args:
         path: The output as the user named it.
@@ -102,7 +102,7 @@ def writing(path: PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
-    """Nobody else who asks for it writes or reads in the directory meanwhile; a writer that is killed lets go of it.
+    """An exclusive lock on a directory, between processes that ask for one; a process that is killed releases it.
 
     Args:
         directory: An existing directory.
@@ -113,7 +113,7 @@ def only_writer(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_writer(directory: Path) -> Iterator[None]:
-    """Nobody who asks for it writes in the directory meanwhile; others may read.
+    """A shared lock on a directory: nobody has it as its `only_writer` meanwhile; others may read.
 
     Args:
         directory: A directory; if it is missing, there is nothing to wait for.
@@ -187,7 +187,7 @@ def _remove_if_left(path: Path) -> None:
 
 
 def _lock(handle: int, shared: bool = False) -> bool:
-    """Whether the lock is ours; where the file system has none, everybody's is."""
+    """Whether this process has the lock now; where the file system knows no locks, everybody has it."""
     if fcntl is not None:
         try:
             fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -34,7 +34,7 @@ def within(largest: float, limit: float = LIMIT) -> bool:
 
 
 def beyond(largest: float, limit: float = LIMIT) -> str:
-    """What numbers hold that are not within the limit, for a sentence.
+    """What is wrong with numbers that are not within the limit, as words of an error.
 
     Args:
         largest: The largest magnitude among the numbers; NaN if one of them is.
@@ -199,7 +199,7 @@ def _numbers(value: Any, what: str) -> npt.NDArray[Any]:
 
 
 def shape_text(shape: Sequence[object]) -> str:
-    """A shape behind the batch, for a sentence.
+    """A shape as errors show it, with the batch in front: (batch, 2, 7).
 
     Args:
         shape: The sizes without the batch.

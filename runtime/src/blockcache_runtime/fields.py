@@ -4,7 +4,7 @@ A kind is a type as in an annotation: `bool`, `int`, `float`, `str`, `X | None`,
 `dict[str, X]`, a dataclass (an object with its fields, `NEWER` ones if they are there, and no others), a class with
 `from_dict`, `Fields`, or `Any`: whatever JSON can hold.
 `Annotated[X, Limit(low, high)]` bounds a number or a length; `Annotated[X, Fields(...)]` is an object with these fields.
-Strict: true is no number, "3" is none, and none is infinite.
+Strict: neither true nor "3" is a number, and numbers are finite.
 
 Not msgspec or pydantic, which do the same: an export is opened with numpy and onnxruntime alone, the errors are sentences,
 and both accept a key that stands there twice.
@@ -223,7 +223,7 @@ def _object(kind: Fields, make: Callable[..., Any]) -> Reader:
     def check(value: Any) -> Any:
         keys = set(_mapping(value))
         expect_keys(keys & set(known) if kind.others else keys, kind.required, kind.optional)
-        return make(**{_str(key): _inside(known.get(key, _anything), item, ".{}", key) for key, item in value.items()})
+        return make(**{_str(key): _inside(known.get(key, _anything), item, key) for key, item in value.items()})
 
     return check
 
@@ -231,19 +231,25 @@ def _object(kind: Fields, make: Callable[..., Any]) -> Reader:
 def _each(value: Sequence[Any], inner: Reader) -> list[Any]:
     if len(value) > ITEMS:
         raise _need(f"a list of {ITEMS:,} values at most", value)
-    return [_inside(inner, item, "[{}]", place) for place, item in enumerate(value)]
+    made: list[Any] = []
+    try:
+        for item in value:  # not by `_inside`: lists are long
+            made.append(inner(item))
+    except _MisfitError as misfit:
+        misfit.place = f"[{len(made)}]{misfit.place}"
+        raise
+    return made
 
 
 def _pairs(value: Mapping[Any, Any], inner: Reader) -> dict[str, Any]:
     if len(value) > ITEMS:
         raise _need(f"an object of {ITEMS:,} keys at most", value)
-    return {_str(key): _inside(inner, item, ".{}", key) for key, item in value.items()}
+    return {_str(key): _inside(inner, item, key) for key, item in value.items()}
 
 
-def _inside(inner: Reader, item: Any, step: str, place: Any) -> Any:
-    """An item of a list or an object; an error learns how one comes there, such as ".key" or "[3]"."""
+def _inside(inner: Reader, item: Any, key: Any) -> Any:
     try:
         return inner(item)
     except _MisfitError as misfit:
-        misfit.place = step.format(place) + misfit.place
+        misfit.place = f".{key}{misfit.place}"
         raise

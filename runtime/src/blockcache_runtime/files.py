@@ -69,7 +69,7 @@ def read_bytes(path: PathLike, what: str, most: int | None = None) -> bytes:
 
 @contextlib.contextmanager
 def reading(what: str, path: PathLike, again: str = "make it again") -> Iterator[None]:
-    """Errors of a value that is made from a file name the file; raw ones say that it is garbled, and what to do.
+    """Turns errors about a value that is read from a file into a FileError that names the file and says what to do.
 
     Args:
         what: What the file is called in errors, such as "schedule".

@@ -31,7 +31,7 @@ from blockcache_runtime.history import forms
 ALONE, MOMENTS, ANSWERS = "obs", "moments", "answered_actions"
 """Names in a file: of an observation that is one array, of when each was made, of what the policy answered."""
 FILE_BYTES, FILE_ROWS = 32 * 2**20, 256
-"""A file is written as soon as it would hold so much."""
+"""A file is written as soon as it would hold so many bytes or observations."""
 _MOST_WAITING, _MOST_EPISODES = 4, 4096  # files that wait for the disk; episodes that are under way at once
 _FILE = re.compile(r"observations-(\d{6,9})\.npz")
 _logger = logging.getLogger("blockcache")

@@ -20,10 +20,10 @@ Provider = str | tuple[str, Mapping[str, Any]]
 
 
 def check_providers(asked: Sequence[Provider]) -> None:
-    """Refuse a provider that the installed ONNX Runtime does not have.
+    """Refuse an execution provider that the installed ONNX Runtime does not have.
 
     Args:
-        asked: The providers, the first first.
+        asked: The providers, in order of preference.
     """
     import onnxruntime
 
@@ -99,7 +99,7 @@ def new_session(data: bytes, threads: int, providers: Sequence[Provider] = ()) -
     Args:
         data: The model.
         threads: Of the CPU.
-        providers: What runs it, the first first; none for the CPU. Only then can the session say what runs where.
+        providers: What runs it, in order of preference; none for the CPU. Only with some can it say what runs where.
     """
     import onnxruntime as ort
 

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Encoder:
-    """Of a policy with cameras: what an export must say for its frames to be encoded moment by moment."""
+    """What the export of a policy with cameras must say, so that frames are encoded one moment at a time."""
 
     cameras: Annotated[tuple[Name, ...], Limit(1, 100)]  # the inputs that are frames
     n_obs_steps: Annotated[int, Limit(1, 10_000)]  # moments that the policy looks at
@@ -128,7 +128,7 @@ def load_export(
         threads: How many to use; without it one thread and all cores are tried once, and what was faster is kept.
         data: Its content, where that is at hand.
         rate_hz: How many generations a second will be asked for: so they are tried.
-        providers: What ONNX Runtime is to run it with, the first first; none for the CPU.
+        providers: Execution providers of ONNX Runtime, in order of preference; none for the CPU.
     """
     require_onnxruntime(MINIMUM)
     if providers:
@@ -194,8 +194,8 @@ def load_output(path: Path, like: LoadedExport, output: str) -> Any:
 
 
 def _if_intact(data: bytes, path: Path, make: Callable[[], T]) -> T:
-    """What is made of a file, if its hash is right. That it is damaged comes before what follows from it, unless there is
-    no hash at all: then it is cut short, of another version or no export."""
+    """What is made of a file, if its hash is right. Of a file with a wrong hash the error says that it is damaged, whatever
+    else `make` found; a file without any hash is cut short, of another version or no export, as `make` says."""
     problem: FileError | None = None
     with ThreadPoolExecutor(1) as aside:
         intact = aside.submit(is_intact, data)

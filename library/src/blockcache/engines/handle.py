@@ -72,8 +72,8 @@ class PreparedEngine:
     """An engine that can take the policy's place.
 
     Args:
-        patches: Put it there, and undo it.
-        settle: To be called once it is there.
+        patches: Put the engine in place, and undo that.
+        settle: To be called once the engine is in place.
         verify: Raises a `StaleError` if the policy is no longer what the engine was made of.
         noticed_within: Calls after which any change of weights or settings was noticed.
         rehearsal_seconds: What comparing it with the policy's own actions took.

@@ -95,7 +95,7 @@ class Protocol(ABC):
         self.live = False
         """Whether the client does not wait for answers, so that only its newest observation needs one."""
         self.refused = 0  # messages in a row
-        self._sequence = 0  # of the message that is spoken of
+        self._sequence = 0  # of the message that the next answer belongs to
         self.recorded_as = (-1, -1)  # the client's episode that was recorded last, and its number in the log
 
     def greeting(self) -> bytes | None:

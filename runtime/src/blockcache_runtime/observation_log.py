@@ -16,6 +16,7 @@ import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ _FILE = re.compile(r"observations-(\d{6,9})\.npz")
 _logger = logging.getLogger("blockcache")
 
 
-class ObservationLog:
+class ObservationLog(AbstractContextManager["ObservationLog"]):
     """Several threads may add at once."""
 
     def __init__(self, directory: PathLike, most_bytes: int = 10**9) -> None:
@@ -100,9 +101,6 @@ class ObservationLog:
         with self._lock:
             self._hand_over()
         self._writer.shutdown()
-
-    def __enter__(self) -> ObservationLog:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -89,7 +90,7 @@ class ExportActor:
         return actions
 
 
-class Player:
+class Player(AbstractContextManager["Player"]):
     """Made, used and stopped by one thread, that of the control loop."""
 
     def __init__(
@@ -289,9 +290,6 @@ class Player:
             self._worker.shutdown(wait=True, cancel_futures=True)
         elif self._pending is not None:
             self._pending.exception()  # which waits for it
-
-    def __enter__(self) -> Player:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.stop()

@@ -221,8 +221,8 @@ def _prepare(
         _require_cpu_float32(port)
     assert isinstance(strategy, Schedule)
     built = rehearsed_build(port, strategy, engine, trust)
-    if built.more:
-        raise RehearsalError(port, engine, f"which returns {', '.join(built.more)} besides, and the engine does not")
+    if more := built.compared.more:
+        raise RehearsalError(port, engine, f"which returns {', '.join(more)} besides, and the engine does not")
     built = built.shaped(port, output, rtc)
     runner: Runner
     if engine == "loop":

@@ -24,6 +24,23 @@ from blockcache.schedule import Plan, Schedule, compile_plan
 from blockcache_runtime.chunks import Previous
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What calls of a policy and of its program showed.
+
+    Args:
+        reason: How they differ, as a clause; None if they agree.
+        longer_history: Whether they agree as well where the history is longer than `n_obs_steps`.
+        more: What the policy returns besides actions and chunk, by name, which no engine gives.
+        seconds: What comparing took.
+    """
+
+    reason: str | None
+    longer_history: bool = False
+    more: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Build:
     """A program under a schedule, with the sampler's table.
@@ -32,17 +49,13 @@ class Build:
         program: The denoiser.
         schedule: Which blocks are computed at which step.
         sampler: The coefficients of all steps.
-        longer_history: Whether an observation of more moments than the program takes is read as the policy reads it.
-        more: What the policy returns besides actions and chunk, by name, which no engine gives.
-        rehearsal_seconds: What comparing it with the policy's own actions took.
+        compared: What comparing it with the policy's own actions showed; what is taken for granted where that is left out.
     """
 
     program: Program
     schedule: Schedule
     sampler: SamplerTable
-    longer_history: bool = True
-    more: tuple[str, ...] = ()
-    rehearsal_seconds: float = 0.0
+    compared: Comparison = Comparison(None, longer_history=True)
 
     @cached_property
     def plan(self) -> Plan:

@@ -6,6 +6,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,7 @@ class PreparedEngine:
     rehearsal_seconds: float = 0.0
 
 
-class Acceleration:
+class Acceleration(AbstractContextManager["Acceleration"]):
     """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
 
     def __init__(
@@ -148,9 +149,6 @@ class Acceleration:
     def _require_enabled(self) -> None:
         if not self.enabled:
             raise PolicyError("this acceleration was disabled; call the policy itself, or accelerate it again")
-
-    def __enter__(self) -> Acceleration:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self.disable()

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from blockcache.engines.build import Build, build
+from blockcache.engines.build import Build, Comparison, build
 from blockcache.engines.loop import Loop
 from blockcache.errors import BlockcacheError, EngineError, NonFiniteError, ObservationError, in_one_line
 from blockcache.models.port import Port
@@ -53,21 +53,6 @@ class Trial:
     read: Callable[[Any], tuple[dict[str, Tensor], Tensor | None]]
     what: str = ""
     otherwise: Trial | None = None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What calls of a policy and of its program showed.
-
-    Args:
-        reason: How they differ, as a clause; None if they agree.
-        longer_history: Whether they agree as well where the history is longer than `n_obs_steps`.
-        more: What the policy returns besides, by name.
-    """
-
-    reason: str | None
-    longer_history: bool = False
-    more: tuple[str, ...] = ()
 
 
 class RehearsalError(EngineError):
@@ -144,7 +129,7 @@ def _rehearsed(port: Port, whole: Build, engine: str) -> Build:
         raise RehearsalError(port, engine, found.reason)
     seconds = time.perf_counter() - started
     _logger.info("comparing with the policy's own actions took %.1f s; trust=True would leave it out", seconds)
-    return replace(whole, longer_history=found.longer_history, more=found.more, rehearsal_seconds=seconds)
+    return replace(whole, compared=replace(found, seconds=seconds))
 
 
 def compare(port: Port, built: Build, own: Callable[..., Any], trials: Sequence[Trial] = ()) -> Comparison:

@@ -20,5 +20,9 @@ class Block:
 
 
 def kind_from_name(name: str) -> str:
-    """The part after the last dot. Only for bare names: where a Block is at hand, its `kind` decides."""
+    """The part after the last dot. Only for bare names: where a Block is at hand, its `kind` decides.
+
+    Args:
+        name: A block's name, such as `layers.3.FFN`.
+    """
     return name.rpartition(".")[2]

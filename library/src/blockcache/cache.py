@@ -136,7 +136,11 @@ def _size(path: Path) -> int:
 
 @functools.cache
 def source_hash(family: str) -> str:
-    """Of the code that makes what is kept: what an older state made is made again. `family` is a file of the family's."""
+    """A hash of the code that makes what is kept: what older code made is made again.
+
+    Args:
+        family: The path of a source file of the policy's family; all modules beside it count.
+    """
     package = Path(str(resources.files("blockcache")))
     folders = [
         *(package / room for room in ("engines", "foreign", "models", "samplers", "schedule")),

@@ -12,12 +12,20 @@ _PACKAGES = {"PIL": "Pillow", "cv2": "OpenCV"}  # where a library is known by an
 
 
 def installed(module: str) -> bool:
-    """Whether a top-level module is there; it is not imported."""
+    """Whether a top-level module is there; it is not imported.
+
+    Args:
+        module: Its name, such as "onnxruntime".
+    """
     return find_spec(module) is not None
 
 
 def installed_version(module: str) -> str | None:
-    """The version that the module says it has: ONNX Runtime is also installed under names like onnxruntime-gpu."""
+    """The version that the module says it has: ONNX Runtime is also installed under names like onnxruntime-gpu.
+
+    Args:
+        module: The name by which it is imported, such as "onnxruntime".
+    """
     try:
         return str(importlib.import_module(module).__version__)
     except (ImportError, AttributeError):  # AttributeError: an empty directory of that name

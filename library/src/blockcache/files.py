@@ -15,32 +15,19 @@ from functools import cache
 from typing import Annotated, Any, BinaryIO, ClassVar, TypeVar, get_type_hints
 
 from blockcache_runtime import files
-from blockcache_runtime.arrays import parse_arrays as parse_arrays
-from blockcache_runtime.arrays import write_arrays as write_arrays
-from blockcache_runtime.atomic import PathLike as PathLike
-from blockcache_runtime.atomic import check_writable as check_writable
-from blockcache_runtime.atomic import make_directory as make_directory
-from blockcache_runtime.atomic import no_writer as no_writer
-from blockcache_runtime.atomic import only_writer as only_writer
-from blockcache_runtime.atomic import write_bytes as write_bytes
-from blockcache_runtime.atomic import writing as writing
+from blockcache_runtime.arrays import parse_arrays, write_arrays
+from blockcache_runtime.atomic import (
+    PathLike,
+    check_writable,
+    make_directory,
+    no_writer,
+    only_writer,
+    write_bytes,
+    writing,
+)
 from blockcache_runtime.errors import FileError, in_one_line
-from blockcache_runtime.fields import NEWER as NEWER
-from blockcache_runtime.fields import Count as Count
-from blockcache_runtime.fields import Fields as Fields
-from blockcache_runtime.fields import Kind
-from blockcache_runtime.fields import Limit as Limit
-from blockcache_runtime.fields import Name as Name
-from blockcache_runtime.fields import Names as Names
-from blockcache_runtime.fields import Positive as Positive
-from blockcache_runtime.fields import Steps as Steps
-from blockcache_runtime.fields import expect_keys as expect_keys
-from blockcache_runtime.fields import read as read
-from blockcache_runtime.files import JSON_BYTES as JSON_BYTES
-from blockcache_runtime.files import opened as opened
-from blockcache_runtime.files import parse_json as parse_json
-from blockcache_runtime.files import read_bytes as read_bytes
-from blockcache_runtime.files import reading as reading
+from blockcache_runtime.fields import NEWER, Count, Fields, Kind, Limit, Name, Positive, Steps, expect_keys, read
+from blockcache_runtime.files import JSON_BYTES, opened, parse_json, read_bytes, reading
 
 T = TypeVar("T")
 F = TypeVar("F", bound="JsonFile")
@@ -49,18 +36,30 @@ JSON, PACKED = ".json", ".json.gz"
 
 
 def list_of(kind: Kind) -> Kind:
-    """`list[kind]`, where the kind is a `Fields`."""
+    """`list[kind]`, where the kind is a `Fields`.
+
+    Args:
+        kind: The fields of each object in the list.
+    """
     return list[kind]
 
 
 def dict_of(kind: Kind) -> Kind:
-    """`dict[str, kind]`, where the kind is a `Fields`."""
+    """`dict[str, kind]`, where the kind is a `Fields`.
+
+    Args:
+        kind: The fields of the object under each key.
+    """
     return dict[str, kind]
 
 
 @cache
 def keys_of(value: Any) -> Mapping[str, Kind]:
-    """The fields of a dataclass as keys, each with what its annotation says is under it."""
+    """The fields of a dataclass as keys, each with what its annotation says is under it.
+
+    Args:
+        value: The dataclass; a class, not an instance.
+    """
     hints = get_type_hints(value, include_extras=True)
     return {item.name: hints[item.name] for item in fields(value)}
 
@@ -166,7 +165,11 @@ def _unpacked(data: bytes, what: str, path: PathLike) -> bytes:
 
 
 def exists(path: PathLike) -> bool:
-    """Whether there is anything, NAME.json.gz in place of NAME.json too; a name that cannot be one is none."""
+    """Whether there is anything, NAME.json.gz in place of NAME.json too; a name that cannot be one is none.
+
+    Args:
+        path: The file or directory.
+    """
     try:
         return os.path.exists(path) or packed_exists(path)
     except (OSError, ValueError):
@@ -214,16 +217,15 @@ def read_tensors(
         ) from error
 
 
-def read_metadata(path: PathLike, what: str, again: str = "make it again") -> dict[str, str]:
+def read_metadata(path: PathLike, what: str) -> dict[str, str]:
     """The metadata of a safetensors file; none of its tensors is read.
 
     Args:
         path: The file.
         what: It is called in errors.
-        again: What to do about one that is garbled.
     """
     with opened(path, what) as (file, size):
-        return _read_header(file, size, path, what, again)[0]
+        return _read_header(file, size, path, what, "make it again")[0]
 
 
 def _read_header(

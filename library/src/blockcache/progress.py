@@ -56,5 +56,6 @@ def progress_bar(
         items: What it counts while somebody goes over it; without them, `update` moves it.
         desc: The words before it.
         disable: No bar at all.
+        settings: Further arguments of tqdm, such as `total`, `unit` and `leave`.
     """
     return _Bar(items, desc, disable=disable or None, **settings)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -33,7 +32,7 @@ from blockcache.engines import accelerate
 from blockcache.fingerprint import fingerprint_differences
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
-from blockcache.models.sampling import generate
+from blockcache.models.sampling import generate, takes_generator
 from blockcache.schedule import Schedule
 from blockcache.solvers import solve
 
@@ -209,10 +208,10 @@ class PolicyContract:
     def test_threads_do_not_disturb_each_other(self) -> None:
         for engine in self.engines:
             port = self._port()
-            takes_generator = "generator" in inspect.signature(getattr(port.policy, port.entry)).parameters
+            draws_from_it = takes_generator(getattr(port.policy, port.entry))
             with accelerate(port.policy, _random_schedule(port, 1), engine, threads=1):
                 expected = [self._run(port, 1, seed) for seed in range(4)]
-                if takes_generator:  # torch's global generator is shared, so nothing can be said of who draws from it
+                if draws_from_it:  # torch's global generator is shared, so nothing can be said of who draws from it
                     with ThreadPoolExecutor(4) as pool:
                         found = list(pool.map(partial(self._run, port, 1), range(4)))
                     assert all(map(_same, found, expected)), f"{engine}: threads disturb each other"

@@ -8,7 +8,7 @@ from typing import Any
 
 from blockcache_runtime.errors import BlockcacheError, in_one_line
 
-TESTED = "0.4.4 and 0.6.1"
+_ADVICE = "it was tested with 0.4.4 and 0.6.1"
 _PLACES = {
     "PreTrainedConfig": "lerobot.configs.policies",
     "PreTrainedPolicy": "lerobot.policies.pretrained",
@@ -38,28 +38,22 @@ def part(name: str) -> Any:
     try:
         found = getattr(importlib.import_module(_PLACES[name]), name)
     except (ImportError, AttributeError) as error:
-        raise LeRobotError(_missing(name, error)) from error
+        if _installed() is None:
+            raise LeRobotError(
+                f"lerobot_policy_blockcache runs policies in LeRobot's commands, and LeRobot is not installed; {_ADVICE}"
+            ) from error
+        raise LeRobotError(
+            f"{_other()}: there is no {_PLACES[name]}.{name} ({in_one_line(error)}); {_ADVICE}"
+        ) from error
     more: set[str] = set(getattr(found, "__abstractmethods__", ())) - _ABSTRACT.get(name, set())
     if more:
         asked = ", ".join(sorted(more))
-        raise LeRobotError(f"{_other()}: its {name} asks for {asked}, which this package does not have; {_advice()}")
+        raise LeRobotError(f"{_other()}: its {name} asks for {asked}, which this package does not have; {_ADVICE}")
     return found
-
-
-def _missing(name: str, error: Exception) -> str:
-    if _installed() is None:
-        return (
-            f"lerobot_policy_blockcache runs policies in LeRobot's commands, and LeRobot is not installed; {_advice()}"
-        )
-    return f"{_other()}: there is no {_PLACES[name]}.{name} ({in_one_line(error)}); {_advice()}"
 
 
 def _other() -> str:
     return f"LeRobot {_installed()} has another interface than lerobot_policy_blockcache knows"
-
-
-def _advice() -> str:
-    return f"it was tested with {TESTED}"
 
 
 def _installed() -> str | None:

@@ -9,9 +9,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from blockcache_runtime.errors import BlockcacheError, EngineError
-from blockcache_runtime.serve.settings import Settings, option_name, options
+from blockcache_runtime.serve.settings import Settings, options
 
-PROVIDER = "what ONNX Runtime is to run it with, by its own name; may be repeated, the first first; default: the CPU"
+PROVIDER = (
+    "an execution provider of ONNX Runtime to run it with; may be repeated, in order of preference; default: the CPU"
+)
 TOLERANCE = "the largest difference from recorded answers that is accepted, where actions have the range -1 to 1"
 FIXED = "inputs that stay as they are, such as the feature of a task's words: clients need not send them"
 
@@ -27,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     server = verbs.add_parser("serve", help="serve an export to clients of openpi or vla-eval")
     for name, default, said in options():
         shape = {"action": "append", "default": []} if default == () else {"type": type(default), "default": default}
-        server.add_argument(option_name(name), help=said.pop("help"), **shape, **said)
+        server.add_argument(name, help=said.pop("help"), **shape, **said)
     server.add_argument("--fixed", metavar="FILE.npz", help=FIXED)
     server.set_defaults(run=_serve)
     checker = verbs.add_parser("check", help="compare an export with recorded answers of its policy; 1 if they differ")

@@ -13,11 +13,17 @@ import numpy.typing as npt
 from blockcache_runtime.atomic import PathLike, write_bytes
 from blockcache_runtime.errors import FileError, in_one_line
 
-_UNPACKED, _RATIO = 256 * 2**20, 100  # an .npz may hold more than the first only if it is no more than so much packed
+_UNPACKED, _RATIO = 256 * 2**20, 100  # bytes that an .npz may unpack to, or so many times its own size if that is more
 
 
 def parse_arrays(data: bytes, what: str, path: PathLike) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of an .npz file by name, or that of an .npy file under "obs". None of Python's objects, no pickle."""
+    """The arrays of an .npz file by name, or that of an .npy file under "obs". None of Python's objects, no pickle.
+
+    Args:
+        data: The content of the file.
+        what: What the file is called in errors, such as "observation log".
+        path: Where the content came from, for errors alone.
+    """
     try:
         if not data.startswith(b"PK"):
             return {"obs": _array(data)}
@@ -36,7 +42,12 @@ def parse_arrays(data: bytes, what: str, path: PathLike) -> dict[str, npt.NDArra
 
 
 def write_arrays(path: PathLike, **arrays: npt.NDArray[Any]) -> None:
-    """An .npz file of plain arrays by name."""
+    """An .npz file of plain arrays by name.
+
+    Args:
+        path: The file to write; its directory must exist.
+        arrays: Arrays of numbers; each is stored under the name of its argument.
+    """
     buffer = io.BytesIO()
     # Not by np.savez_compressed: before numpy 2 it cannot forbid pickles, and takes `allow_pickle` for one more array.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -49,14 +49,23 @@ def check_writable(path: PathLike, *, directory: bool = False) -> None:
 
 
 def make_directory(path: PathLike) -> None:
-    """Make a directory that somebody named as an output, and its parent if need be; `check_writable` allows the same."""
+    """Make a directory that somebody named as an output, and its parent if need be; `check_writable` allows the same.
+
+    Args:
+        path: The directory; the parent of its parent must exist.
+    """
     with writing(path):
         for place in (Path(path).parent, Path(path)):
             place.mkdir(exist_ok=True)
 
 
 def write_bytes(path: PathLike, data: bytes) -> None:
-    """Put `data` at `path`: all of it or none of it. The directory must exist; of a link the target is written."""
+    """Put `data` at `path`: all of it or none of it. The directory must exist; of a link the target is written.
+
+    Args:
+        path: The file to write.
+        data: Its whole content.
+    """
     with writing(path):
         target = _behind_links(path)
         temporary, handle = _temporary(target, path)
@@ -78,7 +87,11 @@ def write_bytes(path: PathLike, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: PathLike) -> Iterator[None]:
-    """Errors of the system, said of the output that somebody named."""
+    """Turns errors of the operating system into a FileError that names the output.
+
+    Args:
+        path: The output as the user named it.
+    """
     try:
         yield
     except (TypeError, ValueError) as error:  # "" and "." have no name
@@ -89,36 +102,39 @@ def writing(path: PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
-    """Nobody else who asks for it writes or reads in the directory meanwhile; a writer that is killed lets go of it."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        _wait_for_lock(handle, directory)
+    """An exclusive lock on a directory, between processes that ask for one; a process that is killed releases it.
+
+    Args:
+        directory: An existing directory.
+    """
+    with _locked(directory):
         yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager
 def no_writer(directory: Path) -> Iterator[None]:
-    """Nobody who asks for it writes in the directory meanwhile; others may read."""
-    try:
-        handle = os.open(directory, os.O_RDONLY)
-    except OSError:  # whoever reads a file there says what is wrong
+    """A shared lock on a directory: nobody has it as its `only_writer` meanwhile; others may read.
+
+    Args:
+        directory: A directory; if it is missing, there is nothing to wait for.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # whoever reads a file there says what is wrong
+            held.enter_context(_locked(directory, shared=True))
         yield
-        return
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, shared: bool = False) -> Iterator[None]:
+    handle, until = os.open(directory, os.O_RDONLY), time.monotonic() + PATIENCE
     try:
-        _wait_for_lock(handle, directory, shared=True)
+        while not _lock(handle, shared):
+            if time.monotonic() > until:
+                raise FileError(f"another process is writing to {directory}; wait for it, then try again")
+            time.sleep(0.01)
         yield
     finally:
         os.close(handle)
-
-
-def _wait_for_lock(handle: int, directory: Path, shared: bool = False) -> None:
-    until = time.monotonic() + PATIENCE
-    while not _lock(handle, shared):
-        if time.monotonic() > until:
-            raise FileError(f"another process is writing to {directory}; wait for it, then try again")
-        time.sleep(0.01)
 
 
 def _behind_links(path: PathLike) -> Path:
@@ -171,7 +187,7 @@ def _remove_if_left(path: Path) -> None:
 
 
 def _lock(handle: int, shared: bool = False) -> bool:
-    """Whether the lock is ours; where the file system has none, everybody's is."""
+    """Whether this process has the lock now; where the file system knows no locks, everybody has it."""
     if fcntl is not None:
         try:
             fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -24,22 +24,41 @@ OVERSHOOT = 0.1  # how far a fraction may lie outside of 0 to 1: resizing with a
 
 
 def within(largest: float, limit: float = LIMIT) -> bool:
-    """Whether numbers up to this magnitude are usable; NaN is not."""
+    """Whether numbers up to this magnitude are usable; NaN is not.
+
+    Args:
+        largest: The largest magnitude among the numbers, as `largest` finds it.
+        limit: The largest magnitude that is accepted.
+    """
     return largest <= limit
 
 
 def beyond(largest: float, limit: float = LIMIT) -> str:
-    """What numbers hold that are not within the limit, for a sentence."""
+    """What is wrong with numbers that are not within the limit, as words of an error.
+
+    Args:
+        largest: The largest magnitude among the numbers; NaN if one of them is.
+        limit: The magnitude that was exceeded.
+    """
     return f"values beyond {limit:g}" if math.isfinite(largest) else "NaN or infinity"
 
 
 def largest(array: npt.NDArray[Any]) -> float:
-    """The largest magnitude; NaN if one of the values is."""
+    """The largest magnitude; NaN if one of the values is.
+
+    Args:
+        array: Numbers of any shape; an empty array has 0.
+    """
     return float(np.abs(array).max(initial=0.0))
 
 
 def check_input(largest: float, what: str = "the observation") -> None:
-    """Refuse an observation, or noise (`what` is "noise"), that is not finite or absurdly large, and blame it alone."""
+    """Refuse an observation, or noise, that is not finite or absurdly large, and blame it alone.
+
+    Args:
+        largest: The largest magnitude among its numbers.
+        what: What it is called in the error, such as "the observation 'state'"; "noise" has a limit of its own.
+    """
     sensor = "check the sensor before asking for an action"
     limit, hint = (NOISE_LIMIT, "draw_noise makes it") if what == "noise" else (LIMIT, sensor)
     if not within(largest, limit):
@@ -61,7 +80,12 @@ def check_generation(largest: float, observed: Callable[[], float]) -> None:
 
 
 def read_array(value: Any, what: str) -> Array:
-    """Anything that numpy reads as numbers, as float32, contiguous. `what` names it in an error, such as "noise"."""
+    """Anything that numpy reads as numbers, as float32, contiguous; ObservationError for everything else.
+
+    Args:
+        value: An array, a list of numbers or a tensor on the CPU, of any shape.
+        what: What it is called in an error; "noise" has a limit of its own.
+    """
     array = _numbers(value, what)
     if array.dtype != np.float32 or not array.flags.c_contiguous:
         with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
@@ -71,7 +95,12 @@ def read_array(value: Any, what: str) -> Array:
 
 
 def read_generator(seed: int | None, generator: np.random.Generator | None) -> np.random.Generator:
-    """Where noise is drawn from: numpy's generator, or a new one with that seed."""
+    """Where noise is drawn from: numpy's generator, or a new one with that seed.
+
+    Args:
+        seed: Of a new generator; None for one that differs each time.
+        generator: The generator to draw from, which then must be the only one of the two that is given.
+    """
     if generator is None:
         try:
             return np.random.default_rng(seed)
@@ -84,7 +113,13 @@ def read_generator(seed: int | None, generator: np.random.Generator | None) -> n
 
 
 def read_frames(value: Any, what: str, expected: tuple[int, ...]) -> Array:
-    """A camera's frames, (batch, *expected), as float32 from 0 to 1: bytes of the camera, or that already."""
+    """A camera's frames, (batch, *expected), as float32 from 0 to 1: bytes of the camera, or that already.
+
+    Args:
+        value: The frames, uint8 from 0 to 255 or floats from 0 to 1.
+        what: What they are called in an error.
+        expected: The shape without the batch: moments, channels, height, width.
+    """
     array = _numbers(value, what)
     check_frames(what, array.shape, str(array.dtype), expected, lambda: (float(array.min()), float(array.max())))
     frames = np.asarray(array, dtype=np.float32, order="C")
@@ -164,7 +199,11 @@ def _numbers(value: Any, what: str) -> npt.NDArray[Any]:
 
 
 def shape_text(shape: Sequence[object]) -> str:
-    """A shape behind the batch, for a sentence."""
+    """A shape as errors show it, with the batch in front: (batch, 2, 7).
+
+    Args:
+        shape: The sizes without the batch.
+    """
     return f"(batch, {', '.join(map(str, shape))})"
 
 

@@ -74,7 +74,13 @@ class Previous:
 
 
 def prefix_weights(delay: Array, overlap: Array, count: int) -> Array:
-    """1 before `delay`, then falling by equal steps to 0 at `overlap`, which is not below `delay`."""
+    """1 before `delay`, then falling by equal steps to 0 at `overlap`, which is not below `delay`.
+
+    Args:
+        delay: Actions that the new chunk begins with unchanged; one number, or one for each chunk (B,).
+        overlap: The action at which the weight has fallen to 0; one number, or (B,).
+        count: How many actions are weighted.
+    """
     place = np.arange(count, dtype=np.float32)
     delay, overlap = np.asarray(delay)[..., None], np.asarray(overlap)[..., None]
     weights: Array = np.clip((overlap - place) / (overlap - delay + 1), 0, 1).astype(np.float32)
@@ -155,6 +161,8 @@ class ChunkTimeline:
             raise EngineError(f"a chunk is asked for every tick at most, got replan={replan}")
         self.replan, self.stop, self.overlap = replan, stop, overlap
         self._known_delay, self._watcher = delay, watcher
+        self._delays: deque[int] = deque(maxlen=REMEMBERED)
+        self._first_delay: int | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -166,9 +174,6 @@ class ChunkTimeline:
         self._dry = False  # a tick was held since the request
         self._last: Array | None = None
         self._last_begin: int | None = None
-        if not hasattr(self, "_delays"):
-            self._delays: deque[int] = deque(maxlen=REMEMBERED)
-            self._first_delay: int | None = None
 
     @property
     def delay(self) -> int:

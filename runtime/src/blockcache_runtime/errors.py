@@ -14,12 +14,21 @@ _VALUES.maxlevel, _VALUES.maxother, _VALUES.maxlong = 2, 60, 40
 
 
 def shortened(text: str, most: int) -> str:
-    """A text of at most `most` characters: of a longer one the beginning and the end."""
+    """A text of at most `most` characters: of a longer one the beginning and the end.
+
+    Args:
+        text: A text of any length.
+        most: Characters that it may have.
+    """
     return text if len(text) <= most else f"{text[: most * 3 // 4 - 5]} ... {text[len(text) - most // 4 :]}"
 
 
 def short(value: object) -> str:
-    """A value as Python writes it, for a message, however large the value is."""
+    """A value as Python writes it, for a message, however large the value is.
+
+    Args:
+        value: Any object.
+    """
     try:
         return shortened(_VALUES.repr(value), 100)
     except (ValueError, RecursionError):  # Python does not write down a whole number of more than 4300 digits
@@ -27,7 +36,11 @@ def short(value: object) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What foreign code raised, for a message: its kind and the first line of what it says."""
+    """What foreign code raised, for a message: its kind and the first line of what it says.
+
+    Args:
+        error: The exception; only its kind and its message are read.
+    """
     return shortened(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
 
 

@@ -28,8 +28,8 @@ from blockcache_runtime.errors import ObservationError
 from blockcache_runtime.guard import GuardWatch, Judgement
 from blockcache_runtime.history import FeatureMemory, timeless_inputs
 from blockcache_runtime.parity import TOLERANCE, Parity, check_at_start
-from blockcache_runtime.providers import Provider
-from blockcache_runtime.session import EARLIER_FEATURES, FORMAT, IN_FULL, RATE_HZ, load_export, load_output, run_session
+from blockcache_runtime.providers import Provider, run_session
+from blockcache_runtime.session import EARLIER_FEATURES, FORMAT, IN_FULL, RATE_HZ, load_export, load_output
 
 
 def open_export(
@@ -47,7 +47,7 @@ def open_export(
         threads: How many cores one generation may use; without it one and all of them are tried for up to two seconds when
             a file is first opened on a machine, and what was faster is kept in the user's cache directory.
         rate_hz: How many generations a second will be asked for: so often are they called when they are tried.
-        providers: What ONNX Runtime is to run it with, by its own names, the first first; none for the CPU. With them its
+        providers: Execution providers of ONNX Runtime, in order of preference; none for the CPU. With them the export's
             actions are compared at once with recorded ones (a reference beside the file) or with the CPU's, and refused if
             they differ; `policy.parity` keeps the figures, `policy.nodes` which provider runs how many nodes.
         tolerance: The largest difference that is accepted then, where actions have the range -1 to 1.

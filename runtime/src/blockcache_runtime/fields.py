@@ -4,7 +4,7 @@ A kind is a type as in an annotation: `bool`, `int`, `float`, `str`, `X | None`,
 `dict[str, X]`, a dataclass (an object with its fields, `NEWER` ones if they are there, and no others), a class with
 `from_dict`, `Fields`, or `Any`: whatever JSON can hold.
 `Annotated[X, Limit(low, high)]` bounds a number or a length; `Annotated[X, Fields(...)]` is an object with these fields.
-Strict: true is no number, "3" is none, and none is infinite.
+Strict: neither true nor "3" is a number, and numbers are finite.
 
 Not msgspec or pydantic, which do the same: an export is opened with numpy and onnxruntime alone, the errors are sentences,
 and both accept a key that stands there twice.
@@ -84,7 +84,13 @@ def read(kind: Kind, value: Any, where: str = "") -> Any:
 
 
 def expect_keys(found: Collection[str], required: Collection[str], optional: Collection[str] = ()) -> None:
-    """Refuse keys that are missing or that nobody knows, by name; the reader of the file says of which file."""
+    """Refuse keys that are missing or that nobody knows, by name; the reader of the file says of which file.
+
+    Args:
+        found: The keys that are there.
+        required: Those that must be there.
+        optional: Those that may be there as well.
+    """
     if odd := sorted(map(str, (set(required) - set(found)) | (set(found) - {*required, *optional}))):
         more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
         names = ", ".join(shortened(name, 60) for name in odd[:5])
@@ -227,7 +233,7 @@ def _each(value: Sequence[Any], inner: Reader) -> list[Any]:
         raise _need(f"a list of {ITEMS:,} values at most", value)
     made: list[Any] = []
     try:
-        for item in value:
+        for item in value:  # not by `_inside`: lists are long
             made.append(inner(item))
     except _MisfitError as misfit:
         misfit.place = f"[{len(made)}]{misfit.place}"

@@ -24,7 +24,12 @@ JSON_BYTES = 32 * 2**20  # of a JSON file or header; those that blockcache write
 
 @contextlib.contextmanager
 def opened(path: PathLike, what: str) -> Iterator[tuple[BinaryIO, int]]:
-    """A regular file to be read, and its size; anything else is refused, and a pipe is not waited for."""
+    """A regular file to be read, and its size; anything else is refused, and a pipe is not waited for.
+
+    Args:
+        path: The file.
+        what: What it is called in errors, such as "schedule".
+    """
     try:
         _check_regular(os.stat(path), path, what)  # before it is opened: to open a device can mean something
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -49,7 +54,13 @@ def _check_regular(found: os.stat_result, path: PathLike, what: str) -> None:
 
 
 def read_bytes(path: PathLike, what: str, most: int | None = None) -> bytes:
-    """The file's content. `what` names the thing in the error, such as "schedule"; larger than `most` it is refused."""
+    """The file's content.
+
+    Args:
+        path: The file.
+        what: What it is called in errors, such as "schedule".
+        most: The largest size in bytes that is accepted; None for any.
+    """
     with opened(path, what) as (file, size):
         if most is not None and size > most:
             raise FileError(f"the {what} {path} has {size:,} bytes, expected {most:,} at most; is it another file?")
@@ -58,7 +69,13 @@ def read_bytes(path: PathLike, what: str, most: int | None = None) -> bytes:
 
 @contextlib.contextmanager
 def reading(what: str, path: PathLike, again: str = "make it again") -> Iterator[None]:
-    """Errors of a value that is made from a file name the file; raw ones say that it is garbled, and what to do."""
+    """Turns errors about a value that is read from a file into a FileError that names the file and says what to do.
+
+    Args:
+        what: What the file is called in errors, such as "schedule".
+        path: The file that the value is made from.
+        again: The advice at the end of the sentence: how to come by a good file.
+    """
     try:
         yield
     except FileError:
@@ -71,7 +88,13 @@ def reading(what: str, path: PathLike, again: str = "make it again") -> Iterator
 
 
 def parse_json(data: bytes, what: str, path: PathLike) -> dict[str, Any]:
-    """A JSON object, each key once. What is in it, finite numbers above all, is up to its `Fields`."""
+    """A JSON object, each key once. What is in it, finite numbers above all, is up to its `Fields`.
+
+    Args:
+        data: The text of the JSON object, in UTF-8.
+        what: What the file is called in errors, such as "schedule".
+        path: Where the text came from, for errors alone.
+    """
     try:
         value = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
     except (RecursionError, ValueError) as error:

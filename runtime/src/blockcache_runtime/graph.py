@@ -75,7 +75,11 @@ _KEY, _VALUE = tag(1, BYTES), tag(2, BYTES)
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
-    """The metadata of a serialised model; ContentError if the bytes are none."""
+    """The metadata of a serialised model; ContentError if the bytes are none.
+
+    Args:
+        data: The content of an ONNX file.
+    """
     found = {}
     for key, begin, end in read_fields(data, 0, len(data)):
         if key == _METADATA:
@@ -88,7 +92,11 @@ def read_metadata(data: bytes) -> dict[str, str]:
 
 
 def check_model(data: bytes) -> None:
-    """Refuse a serialised model that holds anything that blockcache does not write, with a ContentError that names it."""
+    """Refuse a serialised model that holds anything that blockcache does not write, with a ContentError that names it.
+
+    Args:
+        data: The content of an ONNX file.
+    """
     checker = _Checker(data)
     graphs = checker.fields("model", 0, len(data), (_GRAPH, _IR_VERSION, _OPSET, _METADATA))[_GRAPH]
     if len(graphs) != 1:
@@ -97,7 +105,12 @@ def check_model(data: bytes) -> None:
 
 
 def model_for(data: bytes, outputs: Collection[str]) -> bytes:
-    """The part of a checked model that some outputs need, as a model of its own: ONNX Runtime would compute everything."""
+    """The part of a checked model that some outputs need, as a model of its own: ONNX Runtime would compute everything.
+
+    Args:
+        data: The content of an ONNX file that `check_model` accepted.
+        outputs: Names of those outputs of its graph that are wanted.
+    """
     parts, start = [], 0
     for key, begin, end in read_fields(data, 0, len(data)):
         if key == _GRAPH:

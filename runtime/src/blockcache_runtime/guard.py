@@ -36,11 +36,13 @@ Positive = Annotated[float, Limit(1e-12, 1e12)]
 class Cloud:
     """Where numbers lay: a distance that is 1 where held-out ones ended.
 
-    mean, scale: (F,) what makes each of them zero in the mean and one in spread.
-    directions: (R, F) unit vectors along which they then varied most.
-    spread: (R,) how much.
-    rest: how much they varied in any other direction.
-    limit: what the distance is divided by.
+    Args:
+        mean: (F,) the mean of each number.
+        scale: (F,) the spread of each number, by which its distance from the mean is divided.
+        directions: (R, F) unit vectors along which the numbers, so scaled, varied most.
+        spread: (R,) how much they varied along each of these.
+        rest: How much they varied in any other direction.
+        limit: What the distance is divided by.
     """
 
     mean: tuple[float, ...]
@@ -79,9 +81,10 @@ class Cloud:
 class Look:
     """Observations as a guard sees them.
 
-    newest: (B, F) the numbers of the newest moment.
-    change: (B, F) what changed since the moment before.
-    parts: the newest moment as a whole, and of each camera; (B, ...) each.
+    Args:
+        newest: (B, F) the numbers of the newest moment.
+        change: (B, F) what changed since the moment before.
+        parts: The newest moment as a whole, and of each camera; (B, ...) each.
     """
 
     newest: npt.NDArray[np.float64]
@@ -93,12 +96,13 @@ class Look:
 class Guard:
     """What a policy's observations looked like when it was tuned, and what to do about one that does not.
 
-    action: one of `ACTIONS`.
-    inputs: what is looked at: shapes by name, the moments first.
-    cameras: which of these are frames.
-    observations: how many it was fitted to.
-    newest: of the newest moment.
-    motion: of what changed since the moment before; None for a policy that looks at one moment.
+    Args:
+        action: One of `ACTIONS`.
+        inputs: What is looked at: shapes by name, the moments first.
+        cameras: Which of these are frames.
+        observations: How many it was fitted to.
+        newest: Where the numbers of the newest moment lay.
+        motion: Where the changes since the moment before lay; None for a policy that looks at one moment.
     """
 
     action: str
@@ -186,10 +190,11 @@ def _small(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """Of a batch of observations.
+    """What a guard found of a batch of observations.
 
-    scores: (B,) beyond 1 it is outside.
-    repeated: (B,) whether the newest moment was seen before, or a camera's newest frame.
+    Args:
+        scores: (B,) how far each is from those of the calibration; beyond 1 it is outside.
+        repeated: (B,) whether the newest moment was seen before, or a camera's newest frame.
     """
 
     scores: npt.NDArray[np.float64]

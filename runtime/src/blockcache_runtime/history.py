@@ -81,7 +81,11 @@ class FeatureMemory:
     """
 
     def __init__(self, features: int) -> None:
-        """Begin with nothing; `features` is how many each moment has."""
+        """Begin with nothing.
+
+        Args:
+            features: How many numbers the frames of one moment become.
+        """
         self._size = features
         self._moments: tuple[tuple[dict[str, Array], Array], ...] = ()  # frames of one moment, and their features
 

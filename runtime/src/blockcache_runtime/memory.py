@@ -16,26 +16,26 @@ from blockcache_runtime.errors import FileError
 
 
 class Remembered:
-    """One answer, a whole number, to a question that is all that the answer depends on."""
+    """A whole number that was found out once, kept under everything that it depends on."""
 
     def __init__(self, kind: str, *question: object) -> None:
-        """Ask.
+        """Nothing is read yet.
 
         Args:
-            kind: What is asked for, in the file's name.
-            question: Plain values, as JSON has them.
+            kind: What was found out, such as "threads"; part of the file's name.
+            question: Everything that the number depends on: plain values, as JSON has them.
         """
         name = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:32]
         self._name = f"{name}.{kind}"  # of the form that the library's cache deletes in the end
 
     def get(self, possible: tuple[int, ...]) -> int | None:
-        """What was kept, if it is one of these."""
+        """What was kept, if it is one of the numbers that are possible."""
         with contextlib.suppress(OSError, RuntimeError, ValueError), (_directory() / self._name).open("rb") as file:
             return {str(answer).encode(): answer for answer in possible}.get(file.read(20))
         return None
 
     def keep(self, answer: int) -> None:
-        """For the next time."""
+        """Keep the number for the next start."""
         with contextlib.suppress(FileError, OSError, RuntimeError, ValueError):
             place = _directory()
             place.mkdir(parents=True, exist_ok=True)

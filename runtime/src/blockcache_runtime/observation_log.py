@@ -16,6 +16,7 @@ import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,13 @@ from blockcache_runtime.history import forms
 ALONE, MOMENTS, ANSWERS = "obs", "moments", "answered_actions"
 """Names in a file: of an observation that is one array, of when each was made, of what the policy answered."""
 FILE_BYTES, FILE_ROWS = 32 * 2**20, 256
-"""A file is written as soon as it would hold so much."""
+"""A file is written as soon as it would hold so many bytes or observations."""
 _MOST_WAITING, _MOST_EPISODES = 4, 4096  # files that wait for the disk; episodes that are under way at once
 _FILE = re.compile(r"observations-(\d{6,9})\.npz")
 _logger = logging.getLogger("blockcache")
 
 
-class ObservationLog:
+class ObservationLog(AbstractContextManager["ObservationLog"]):
     """Several threads may add at once."""
 
     def __init__(self, directory: PathLike, most_bytes: int = 10**9) -> None:
@@ -101,9 +102,6 @@ class ObservationLog:
             self._hand_over()
         self._writer.shutdown()
 
-    def __enter__(self) -> ObservationLog:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -136,7 +134,11 @@ class ObservationLog:
 
 
 def log_files(directory: PathLike) -> list[Path]:
-    """The files of a log, the oldest first."""
+    """The files of a log, the oldest first.
+
+    Args:
+        directory: The directory of an `ObservationLog`.
+    """
     found = {path: match for path in Path(directory).iterdir() if (match := _FILE.fullmatch(path.name))}
     return sorted(found, key=lambda path: int(found[path][1]))
 

@@ -87,11 +87,12 @@ class Export(Protocol):
 class Reference:
     """What a policy answered.
 
-    export: the hash of the file that it is the reference of.
-    inputs: observations as that file takes them, (N, ...) by name.
-    noise: (1 + draws, N, horizon, D).
-    action: the executed actions, (N, n_action_steps, A), in robot units.
-    scale: (A,) what turns robot units into the range that actions have in training, -1 to 1.
+    Args:
+        export: The hash of the export that the answers belong to.
+        inputs: Observations as that file takes them, (N, ...) by name.
+        noise: The noise of each generation, (1 + draws, N, horizon, D).
+        action: The executed actions, (N, n_action_steps, A), in robot units.
+        scale: (A,) what turns robot units into the range that actions have in training, -1 to 1.
     """
 
     export: str
@@ -133,12 +134,16 @@ class Reference:
 class Parity:
     """How an export's actions differ from a reference, in the range that actions have in training, and how long they took.
 
-    count: observations.
-    largest, typical: the largest difference of a number, and the root of the mean square.
-    p50_ms, p95_ms: of one generation, on this machine.
-    same_export: whether the reference was made for this very file.
-    nodes: how many nodes each provider of ONNX Runtime ran, where providers were asked for.
-    beside: whose answers it was compared with.
+    Args:
+        count: How many observations were compared.
+        largest: The largest difference of a number.
+        typical: The root of the mean square of all differences.
+        tolerance: The largest difference that is accepted.
+        p50_ms: The median time of one generation, on this machine.
+        p95_ms: The time that one generation in twenty exceeds.
+        same_export: Whether the reference was made for this very file.
+        nodes: How many nodes each provider of ONNX Runtime ran, where providers were asked for.
+        beside: Whose answers it was compared with.
     """
 
     count: int
@@ -182,12 +187,20 @@ def nodes_text(nodes: Mapping[str, int]) -> str:
 
 
 def reference_path(path: PathLike) -> Path:
-    """Where the reference of an export lies, if it has one: NAME.reference.npz beside NAME.onnx."""
+    """Where the reference of an export lies, if it has one: NAME.reference.npz beside NAME.onnx.
+
+    Args:
+        path: The export, such as policy.onnx.
+    """
     return Path(path).with_suffix(".reference.npz")
 
 
 def export_hash(path: PathLike) -> str:
-    """The hash that an export ends with: it tells files apart."""
+    """The hash that an export ends with: it tells files apart.
+
+    Args:
+        path: The export; 64 bytes or more.
+    """
     with open(path, "rb") as file:
         file.seek(-64, os.SEEK_END)
         return file.read().decode(errors="replace")
@@ -232,20 +245,19 @@ def compare(policy: Export, reference: Reference, tolerance: float = TOLERANCE, 
     )
 
 
-def drawn_reference(policy: Export, count: int = AT_START, full: bool = False) -> Reference:
+def _drawn_reference(policy: Export, full: bool) -> Reference:
     """What an export answers to drawn inputs, to compare another provider with.
 
     Args:
         policy: The export, opened with the provider that is trusted.
-        count: How many observations.
         full: Whether in full precision.
     """
     rng = np.random.default_rng(0)
     inputs = {
-        name: (rng.random if name in policy.cameras else rng.standard_normal)((count, *shape), dtype=np.float32)
+        name: (rng.random if name in policy.cameras else rng.standard_normal)((AT_START, *shape), dtype=np.float32)
         for name, shape in policy.inputs.items()
     }
-    noise = policy.draw_noise(count, rng, full)
+    noise = policy.draw_noise(AT_START, rng, full)
     action = policy.run(policy.check_observation(inputs), noise, full=full)["action"]
     spread = np.ptp(action, axis=(0, 1))
     scale = np.where(spread > 0, 2 / np.where(spread > 0, spread, 1), 1).astype(np.float32)
@@ -264,7 +276,7 @@ def check_at_start(policy: Export, trusted: Callable[[], Export], tolerance: flo
     """
 
     def beside_the_cpu(full: bool) -> Parity:
-        found = compare(policy, drawn_reference(trusted(), full=full), tolerance, full)
+        found = compare(policy, _drawn_reference(trusted(), full), tolerance, full)
         return replace(found, beside="the CPU's answers")
 
     place = reference_path(policy.path)

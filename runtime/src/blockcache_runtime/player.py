@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -89,7 +90,7 @@ class ExportActor:
         return actions
 
 
-class Player:
+class Player(AbstractContextManager["Player"]):
     """Made, used and stopped by one thread, that of the control loop."""
 
     def __init__(
@@ -133,6 +134,15 @@ class Player:
         self._clock, self._period, self._log, self._watcher = clock, 1 / rate_hz, log, watcher
         self._owns_worker = worker is None
         self._worker = worker or ThreadPoolExecutor(1, "blockcache-player")
+        self._stopped = False
+        self._begin()
+        try:
+            self._warm_up(replan)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _begin(self) -> None:
         self._observed: Any = None
         self._seen = False  # something was observed since a chunk was asked for
         self._observed_at = -math.inf
@@ -141,14 +151,8 @@ class Player:
         self._tick, self._last_call = 0, math.inf
         self._encodes_ahead = bool(self._actor.cameras)
         self._counts, self._judged = dict.fromkeys(COUNTED, 0), self._guard_counts()
-        self._stopped = False
         self.error: Exception | None = None
         """What failed last."""
-        try:
-            self._warm_up(replan)
-        except BaseException:
-            self.stop()
-            raise
 
     def _warm_up(self, replan: int) -> None:
         took = []
@@ -273,10 +277,7 @@ class Player:
         """Another episode begins: what was seen, and a chunk that is under way, no longer count."""
         self._history.reset()
         self._timeline.reset()
-        self._observed, self._observed_at, self._pending, self._encoding = None, -math.inf, None, None
-        self._tick, self._last_call = 0, math.inf
-        self._encodes_ahead, self._seen, self.error = bool(self._actor.cameras), False, None
-        self._counts, self._judged = dict.fromkeys(COUNTED, 0), self._guard_counts()
+        self._begin()
         if self._log is not None:
             self._log.begin_episode()
 
@@ -289,9 +290,6 @@ class Player:
             self._worker.shutdown(wait=True, cancel_futures=True)
         elif self._pending is not None:
             self._pending.exception()  # which waits for it
-
-    def __enter__(self) -> Player:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.stop()

@@ -18,12 +18,24 @@ _NUMBERED = {WHOLE, BYTES}  # begin with a number
 
 
 def tag(number: int, wire: int) -> int:
-    """How a field of this number and wire type begins; one of another wire type is another field."""
+    """How a field of this number and wire type begins; one of another wire type is another field.
+
+    Args:
+        number: The number that the message's definition gives the field.
+        wire: `WHOLE`, `BYTES` or `FLOAT`.
+    """
     return number << 3 | wire
 
 
 def read_fields(data: bytes, begin: int, end: int, most: int = MOST_FIELDS) -> list[Field]:
-    """The fields of the message data[begin:end] in their order; ContentError if these are no whole fields, or too many."""
+    """The fields of the message data[begin:end] in their order; ContentError if these are no whole fields, or too many.
+
+    Args:
+        data: The bytes that the message lies in.
+        begin: Its first byte.
+        end: The byte behind its last.
+        most: How many fields it may have.
+    """
     fields: list[Field] = []
     at = begin
     try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import re
+import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from blockcache_runtime.errors import EngineError
+from blockcache_runtime.errors import EngineError, in_one_line
 
 CPU = "CPUExecutionProvider"
 ASSIGNED = "session.record_ep_graph_assignment_info"
@@ -17,10 +20,10 @@ Provider = str | tuple[str, Mapping[str, Any]]
 
 
 def check_providers(asked: Sequence[Provider]) -> None:
-    """Refuse a provider that the installed ONNX Runtime does not have.
+    """Refuse an execution provider that the installed ONNX Runtime does not have.
 
     Args:
-        asked: The providers, the first first.
+        asked: The providers, in order of preference.
     """
     import onnxruntime
 
@@ -70,7 +73,11 @@ def nodes_of(session: Any, asked: Sequence[Provider]) -> dict[str, int]:
 
 
 def require_onnxruntime(minimum: tuple[int, ...]) -> str:
-    """The version that is installed, if it is new enough."""
+    """The version that is installed, if it is new enough.
+
+    Args:
+        minimum: The oldest version that will do, such as (1, 23).
+    """
     hint = (
         f"version {'.'.join(map(str, minimum))} or newer comes with blockcache-runtime, which docs/start.md says how to "
         "install from a clone or a wheel"
@@ -92,7 +99,7 @@ def new_session(data: bytes, threads: int, providers: Sequence[Provider] = ()) -
     Args:
         data: The model.
         threads: Of the CPU.
-        providers: What runs it, the first first; none for the CPU. Only then can the session say what runs where.
+        providers: What runs it, in order of preference; none for the CPU. Only with some can it say what runs where.
     """
     import onnxruntime as ort
 
@@ -114,3 +121,41 @@ def new_session(data: bytes, threads: int, providers: Sequence[Provider] = ()) -
     session = ort.InferenceSession(data, options, providers=[*providers] or [CPU], enable_fallback=0)
     session._model_bytes = None  # it would keep the file's bytes for as long as it lives
     return session
+
+
+_running: dict[object, int] = {}  # calls that are in ONNX Runtime, and the thread of each
+_ending = threading.Event()
+
+
+def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:
+    """One run of a session on what was checked already; if it fails, in one sentence.
+
+    Args:
+        session: A session of ONNX Runtime.
+        outputs: Names of the outputs to compute; an empty list for all of them.
+        feed: Arrays by the names of the session's inputs.
+    """
+    this = object()
+    _running[this] = threading.get_ident()
+    if _ending.is_set() and threading.current_thread() is not threading.main_thread():
+        del _running[this]
+        threading.Event().wait()  # a daemon thread: the process is about to end
+    try:
+        return session.run(outputs, feed)
+    except Exception as error:  # ONNX Runtime's own errors share no base class
+        hint = "take a smaller batch, or export it again"
+        raise EngineError(f"ONNX Runtime cannot run this ({in_one_line(error)}); {hint}") from error
+    finally:
+        _running.pop(this, None)
+
+
+@atexit.register
+def _let_runs_end() -> None:
+    """Python ends a daemon thread where it asks for the interpreter again; out of ONNX Runtime that aborts the process."""
+    _ending.set()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        living = {thread.ident for thread in threading.enumerate()}  # after a fork, others are gone
+        if not living.intersection(_running.values()):
+            return
+        time.sleep(0.001)

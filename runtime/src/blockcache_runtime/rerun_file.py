@@ -10,6 +10,7 @@ loop goes on, and what it holds stays if the program is killed. Knows nothing of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any
 
@@ -39,7 +40,7 @@ def check_rerun(path: PathLike) -> None:
         )
 
 
-class RerunFile:
+class RerunFile(AbstractContextManager["RerunFile"]):
     """One file; several loops may be watched in it, one after the other."""
 
     def __init__(self, path: PathLike) -> None:
@@ -70,9 +71,6 @@ class RerunFile:
         """Write what is left."""
         self._stream.flush()
         self._stream.disconnect()
-
-    def __enter__(self) -> RerunFile:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

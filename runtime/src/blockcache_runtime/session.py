@@ -5,13 +5,11 @@ Knows how ONNX Runtime is set up and how many threads are worth it, and nothing 
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import platform
 import reprlib
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,14 +28,21 @@ from blockcache_runtime.fingerprint import Fingerprint
 from blockcache_runtime.graph import check_model, model_for, read_metadata
 from blockcache_runtime.guard import FULL, Guard
 from blockcache_runtime.memory import Remembered
-from blockcache_runtime.providers import Provider, check_providers, new_session, nodes_of, require_onnxruntime
+from blockcache_runtime.providers import (
+    Provider,
+    check_providers,
+    new_session,
+    nodes_of,
+    require_onnxruntime,
+    run_session,
+)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Of a policy with cameras: what an export must say for its frames to be encoded moment by moment."""
+    """What the export of a policy with cameras must say, so that frames are encoded one moment at a time."""
 
     cameras: Annotated[tuple[Name, ...], Limit(1, 100)]  # the inputs that are frames
     n_obs_steps: Annotated[int, Limit(1, 10_000)]  # moments that the policy looks at
@@ -123,7 +128,7 @@ def load_export(
         threads: How many to use; without it one thread and all cores are tried once, and what was faster is kept.
         data: Its content, where that is at hand.
         rate_hz: How many generations a second will be asked for: so they are tried.
-        providers: What ONNX Runtime is to run it with, the first first; none for the CPU.
+        providers: Execution providers of ONNX Runtime, in order of preference; none for the CPU.
     """
     require_onnxruntime(MINIMUM)
     if providers:
@@ -171,7 +176,13 @@ def _with_faster_threads(one: LoadedExport, data: bytes, path: Path, rate_hz: fl
 
 
 def load_output(path: Path, like: LoadedExport, output: str) -> Any:
-    """A session for one output of a file that was loaded before, without what that output does not need."""
+    """A session for one output of a file that was loaded before, without what that output does not need.
+
+    Args:
+        path: The file.
+        like: What `load_export` made of it; threads and providers are the same.
+        output: The name of the output in the graph, such as "features".
+    """
     data = read_bytes(path, "ONNX file", MOST_BYTES)
 
     def load() -> Any:
@@ -183,8 +194,8 @@ def load_output(path: Path, like: LoadedExport, output: str) -> Any:
 
 
 def _if_intact(data: bytes, path: Path, make: Callable[[], T]) -> T:
-    """What is made of a file, if its hash is right. That it is damaged comes before what follows from it, unless there is
-    no hash at all: then it is cut short, of another version or no export."""
+    """What is made of a file, if its hash is right. Of a file with a wrong hash the error says that it is damaged, whatever
+    else `make` found; a file without any hash is cut short, of another version or no export, as `make` says."""
     problem: FileError | None = None
     with ThreadPoolExecutor(1) as aside:
         intact = aside.submit(is_intact, data)
@@ -200,7 +211,11 @@ def _if_intact(data: bytes, path: Path, make: Callable[[], T]) -> T:
 
 
 def with_hash(content: bytes) -> bytes:
-    """A serialised model with its hash behind it; the model must have none yet."""
+    """A serialised model with its hash behind it; the model must have none yet.
+
+    Args:
+        content: The model, serialised.
+    """
     return content + _hash_entry(content)
 
 
@@ -290,38 +305,6 @@ def _session(data: bytes, path: Path, threads: int, providers: tuple[Provider, .
         return new_session(data, threads, providers)
     except Exception as error:  # ONNX Runtime's own errors share no base class
         raise FileError(f"cannot load the ONNX file {path} ({in_one_line(error)}); export it again") from error
-
-
-_running: dict[object, int] = {}  # calls that are in ONNX Runtime, and the thread of each
-_ending = threading.Event()
-
-
-def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:
-    """One run of a session on what was checked already; if it fails, in one sentence."""
-    this = object()
-    _running[this] = threading.get_ident()
-    if _ending.is_set() and threading.current_thread() is not threading.main_thread():
-        del _running[this]
-        threading.Event().wait()  # a daemon thread: the process is about to end
-    try:
-        return session.run(outputs, feed)
-    except Exception as error:  # ONNX Runtime's own errors share no base class
-        hint = "take a smaller batch, or export it again"
-        raise EngineError(f"ONNX Runtime cannot run this ({in_one_line(error)}); {hint}") from error
-    finally:
-        _running.pop(this, None)
-
-
-@atexit.register
-def _let_runs_end() -> None:
-    """Python ends a daemon thread where it asks for the interpreter again; out of ONNX Runtime that aborts the process."""
-    _ending.set()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        living = {thread.ident for thread in threading.enumerate()}  # after a fork, others are gone
-        if not living.intersection(_running.values()):
-            return
-        time.sleep(0.001)
 
 
 def prefers_second(first: Any, second: Any, encoder: Encoder | None, rate_hz: float) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from blockcache.cli import arguments as arg
 from blockcache_runtime.__main__ import FIXED, PROVIDER, TOLERANCE, check_libraries, serve_export
-from blockcache_runtime.serve.settings import Settings, option_name, options
+from blockcache_runtime.serve.settings import Settings, options
 
 if TYPE_CHECKING:
     from blockcache.models.port import Port
@@ -20,9 +20,8 @@ def _settings(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Every field of `Settings` as an option."""
     for name, default, said in reversed(options()):
         kind = click.Choice(said["choices"]) if "choices" in said else str if default == () else type(default)
-        verb = click.option(
-            option_name(name), type=kind, default=default or None, multiple=default == (), help=said["help"]
-        )(verb)
+        several = default == ()
+        verb = click.option(name, type=kind, default=default or None, multiple=several, help=said["help"])(verb)
     return verb
 
 

@@ -220,10 +220,10 @@ def _prepare(
         require_onnxruntime()
         _require_cpu_float32(port)
     assert isinstance(strategy, Schedule)
-    built = rehearsed_build(port, strategy, engine, output, trust)
-    if built.more:
-        raise RehearsalError(port, engine, f"which returns {', '.join(built.more)} besides, and the engine does not")
-    built = built.told(port) if rtc else built
+    built = rehearsed_build(port, strategy, engine, trust)
+    if more := built.compared.more:
+        raise RehearsalError(port, engine, f"which returns {', '.join(more)} besides, and the engine does not")
+    built = built.shaped(port, output, rtc)
     runner: Runner
     if engine == "loop":
         runner = Loop(built.program, built.plan, built.sampler)
@@ -242,7 +242,13 @@ def _require_cpu_float32(port: Port) -> None:
 
 
 def check_fit(bound: Fingerprint, port: Port, check: str = "strict") -> tuple[str, ...]:
-    """Refuse a schedule that was made for something else than a policy; return notes on what was let pass."""
+    """Refuse a schedule that was made for something else than a policy; return notes on what was let pass.
+
+    Args:
+        bound: What the schedule was made for.
+        port: The policy that is to follow it.
+        check: "strict", or "shape" to accept other weights.
+    """
     differences = fingerprint_differences(bound, port.shape)
     other_weights = bound.weights is not None and bound.weights != port.weights
     if differences or (other_weights and check == "strict"):

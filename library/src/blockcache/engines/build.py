@@ -24,6 +24,23 @@ from blockcache.schedule import Plan, Schedule, compile_plan
 from blockcache_runtime.chunks import Previous
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What calls of a policy and of its program showed.
+
+    Args:
+        reason: How they differ, as a clause; None if they agree.
+        longer_history: Whether they agree as well where the history is longer than `n_obs_steps`.
+        more: What the policy returns besides actions and chunk, by name, which no engine gives.
+        seconds: What comparing took.
+    """
+
+    reason: str | None
+    longer_history: bool = False
+    more: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Build:
     """A program under a schedule, with the sampler's table.
@@ -32,21 +49,28 @@ class Build:
         program: The denoiser.
         schedule: Which blocks are computed at which step.
         sampler: The coefficients of all steps.
-        longer_history: Whether an observation of more moments than the program takes is read as the policy reads it.
-        more: What the policy returns besides actions and chunk, by name, which no engine gives.
-        rehearsal_seconds: What comparing it with the policy's own actions took.
+        compared: What comparing it with the policy's own actions showed; what is taken for granted where that is left out.
     """
 
     program: Program
     schedule: Schedule
     sampler: SamplerTable
-    longer_history: bool = True
-    more: tuple[str, ...] = ()
-    rehearsal_seconds: float = 0.0
+    compared: Comparison = Comparison(None, longer_history=True)
 
     @cached_property
     def plan(self) -> Plan:
         return compile_plan(self.schedule, sums=not self.program.gated)
+
+    def shaped(self, port: Port, output: str, rtc: bool) -> Build:
+        """The same for what was asked of an engine or a file.
+
+        Args:
+            port: The policy.
+            output: "chunk", or "action" to leave out what the robot does not execute.
+            rtc: Whether it is told of the chunk before (real-time chunking).
+        """
+        cut = self if output == "chunk" else self.actions_only()
+        return cut._told(port) if rtc else cut
 
     def actions_only(self) -> Build:
         """Without the tokens behind the executed slice; they cannot influence it."""
@@ -54,8 +78,7 @@ class Build:
             raise EngineError('output="action" needs causal attention, which this policy lacks; use output="chunk"')
         return replace(self, program=self.program.cut(self.program.executed[1]))
 
-    def told(self, port: Port) -> Build:
-        """The same for chunks that are told of the one before (real-time chunking); `port` is the policy's."""
+    def _told(self, port: Port) -> Build:
         if self.program.chunk[1] != self.program.action_dim:
             raise EngineError(NOT_ACTIONS_ALONE)
         units = {TOLD_SCALE: port.action_scale, TOLD_OFFSET: port.action_offset}
@@ -130,6 +153,11 @@ def answer_for(policy: Any, port: Port, patches: Patches) -> None:
 
 
 def tuned_port(directory: PathLike, port: Port) -> tuple[Port, Schedule | None]:
-    """The policy with the tuned sampler, sharing its weights, and the schedule to follow."""
+    """The policy with the tuned sampler, sharing its weights, and the schedule to follow.
+
+    Args:
+        directory: A directory that `tune` or `save_tuned` wrote.
+        port: The policy with its own sampler.
+    """
     sampler, schedule = read_tuned(directory, port)
     return port if sampler is None else port.with_sampler(sampler), schedule

@@ -65,8 +65,7 @@ def export_policy(
     if tuned is not None:
         port, schedule = tuned_port(tuned, port)
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
-    built = build_for_file(port, schedule or full_schedule(port), output, trust, fixed)
-    built = built.told(port) if rtc else built
+    built = build_for_file(port, schedule or full_schedule(port), trust, fixed or {}).shaped(port, output, rtc)
     require_size(built.program)
     known = None if guard is None else fit_guard(port, guard, observations, built.program.inputs)
     full = None
@@ -75,8 +74,7 @@ def export_policy(
             raise ScheduleError(
                 "a guard falls back to full precision, which this file is already; give a schedule or tuned"
             )
-        full = build_for_file(own, full_schedule(own), output, True, fixed)
-        full = full.told(own) if rtc else full
+        full = build_for_file(own, full_schedule(own), True, fixed or {}).shaped(own, output, rtc)
     export(built, port.fingerprint, path, guard=known, full=full)
     outside = tuple(f"the file takes {name!r}: {what}" for name, what in built.program.outside.items())
     return (*notes, *outside)

@@ -6,6 +6,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +73,8 @@ class PreparedEngine:
     """An engine that can take the policy's place.
 
     Args:
-        patches: Put it there, and undo it.
-        settle: To be called once it is there.
+        patches: Put the engine in place, and undo that.
+        settle: To be called once the engine is in place.
         verify: Raises a `StaleError` if the policy is no longer what the engine was made of.
         noticed_within: Calls after which any change of weights or settings was noticed.
         rehearsal_seconds: What comparing it with the policy's own actions took.
@@ -86,7 +87,7 @@ class PreparedEngine:
     rehearsal_seconds: float = 0.0
 
 
-class Acceleration:
+class Acceleration(AbstractContextManager["Acceleration"]):
     """An accelerated policy: use it as the policy, or the policy itself, until `disable()` or the end of the `with`."""
 
     def __init__(
@@ -148,9 +149,6 @@ class Acceleration:
     def _require_enabled(self) -> None:
         if not self.enabled:
             raise PolicyError("this acceleration was disabled; call the policy itself, or accelerate it again")
-
-    def __enter__(self) -> Acceleration:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self.disable()

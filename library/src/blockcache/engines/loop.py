@@ -6,7 +6,8 @@ Nothing is copied to the host, shapes depend on the batch size alone. Knows noth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,16 @@ from blockcache.observations.tensors import largest
 from blockcache.samplers import SamplerTable
 from blockcache.schedule.plan import Plan
 from blockcache_runtime.checks import check_generation
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "cos": torch.cos,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "mish": F.mish,
+    "relu": F.relu,
+    "silu": F.silu,
+    "sin": torch.sin,
+}
 
 
 class Loop:
@@ -47,7 +58,12 @@ class Loop:
 
 
 def by_moment(obs: Mapping[str, Tensor], program: Program) -> dict[str, Tensor]:
-    """As the walk takes an observation: of cameras the moments come before the batch."""
+    """As the walk takes an observation: of cameras the moments come before the batch.
+
+    Args:
+        obs: The observation by the program's input names, each (B, ...).
+        program: Says which inputs are cameras.
+    """
     return {name: value.transpose(0, 1) if name in program.cameras else value for name, value in obs.items()}
 
 
@@ -111,15 +127,7 @@ class TorchBackend(TorchArithmetic):
         return x * (spread * math.sqrt(unbiased))
 
     def activation(self, x: Tensor, kind: Activation) -> Tensor:
-        if kind in ("cos", "sin"):
-            return x.cos() if kind == "cos" else x.sin()
-        if kind == "mish":
-            return F.mish(x)
-        if kind == "silu":
-            return F.silu(x)
-        if kind == "relu":
-            return F.relu(x)
-        return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+        return _ACTIVATIONS[kind](x)
 
     def softmax(self, x: Tensor) -> Tensor:
         return x.softmax(dim=-1)

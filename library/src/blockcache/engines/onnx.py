@@ -60,8 +60,16 @@ def export(
     guard: Guard | None = None,
     full: Build | None = None,
 ) -> None:
-    """Write one ONNX file, atomically. `fingerprint` is the policy's, in full; for `unrolled` see `build_graph`; `full` is
-    what a guard falls back to."""
+    """Write one ONNX file, atomically.
+
+    Args:
+        build: The program with its schedule and its sampler.
+        fingerprint: The policy's, in full.
+        path: The file to write.
+        unrolled: Whether full precision is unrolled, see `build_graph`.
+        guard: What the file judges observations by, if it has a guard.
+        full: The program in full precision, for a guard that falls back to it.
+    """
     held = {} if guard is None else {"guard": guard.to_dict()}
     write_bytes(path, _file(build, {**_content(build, fingerprint), **held}, path, unrolled, full))
 
@@ -87,26 +95,35 @@ def _file(
 
 def _content(build: Build, fingerprint: Fingerprint) -> dict[str, Any]:
     """What the file was made for."""
-    return {
-        "output": "chunk" if build.program.whole else "action",
-        "executed": list(build.program.executed),
+    program = build.program
+    content = {
+        "output": "chunk" if program.whole else "action",
+        "executed": list(program.executed),
         "schedule": {name: list(steps) for name, steps in build.schedule.updates.items()},
         "origin": dict(build.schedule.origin),
         "fingerprint": fingerprint.to_dict(),
-        **({"encoder": _encoder(build.program)} if build.program.cameras else {}),
-        **({"outside": dict(build.program.outside)} if build.program.outside else {}),
-        **({"fixed": dict(build.program.fixed)} if build.program.fixed else {}),
     }
+    of_some = {"encoder": _encoder(program), "outside": dict(program.outside), "fixed": dict(program.fixed)}
+    return content | {name: value for name, value in of_some.items() if value}
 
 
 def _encoder(program: Program) -> dict[str, Any]:
-    """What a reader must know of cameras that look at moments one by one."""
+    """What a reader must know of cameras that look at moments one by one; nothing of a program without."""
+    if not program.cameras:
+        return {}
     moments = program.inputs[program.cameras[0]][0]
     return {"cameras": list(program.cameras), "n_obs_steps": moments, "features": program.features}
 
 
 def open_cached(build: Build, fingerprint: Fingerprint, threads: int | None, rate_hz: float = RATE_HZ) -> OnnxRunner:
-    """A runner for just this policy, schedule and output, from the cache; made if there is none that is whole and right."""
+    """A runner for just this policy, schedule and output, from the cache; made if there is none that is whole and right.
+
+    Args:
+        build: The program with its schedule and its sampler.
+        fingerprint: The policy's, in full.
+        threads: Cores of one generation; None to try one and all of them.
+        rate_hz: Calls a second for which the number of threads is chosen.
+    """
     key = _digest(build, fingerprint)
     content = {**_content(build, fingerprint), "build": key}
     runner = _EXPORTS.get(key, lambda path: _open_kept(path, content, threads, rate_hz))

@@ -30,10 +30,50 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-class OnnxBackend:
-    """A graph under construction: nodes and initializers, whose names are given out in order.
+class GraphWriter:
+    """A graph under construction: nodes and initializers. Values are names, which are given out in order."""
 
-    See `models.program.Ops` for what each operation does. Rows of tables are constants of their step.
+    def __init__(self, prefix: str, initializers: dict[str, onnx.TensorProto]) -> None:
+        """Begin without nodes.
+
+        Args:
+            prefix: How names of values begin.
+            initializers: Constants by name, to which others are added.
+        """
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers = initializers
+        self._prefix, self._count = prefix, 0
+
+    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        return self.several(kind, 1, *inputs, **attributes)[0]
+
+    def several(self, kind: str, outputs: int, *inputs: str, **attributes: Any) -> list[str]:
+        """A node with several outputs."""
+        names = [f"{self._prefix}{self._count + index}" for index in range(outputs)]
+        self._count += outputs
+        self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
+        return names
+
+    def name(self, value: str, name: str) -> None:
+        """Give a value another name, such as that of an output."""
+        self.nodes.append(helper.make_node("Identity", [value], [name]))
+
+    def constant(self, value: Any, name: str | None = None) -> str:
+        """An initializer: float32, or int64 for whole numbers. A given name stands for one value for ever."""
+        array = np.asarray(value)
+        whole = array.dtype.kind in "iu"
+        array = array.astype(np.int64 if whole else np.float32)
+        if name is None:
+            name = f"i{'_'.join(map(str, array.ravel()))}" if whole else f"c{len(self.initializers)}"
+        if name not in self.initializers:
+            self.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        return name
+
+
+class OnnxBackend(GraphWriter):
+    """One generation as a graph. See `models.program.Ops` for what each operation does.
+
+    Rows of tables are constants of their step.
 
     Args:
         program: Whose weights and tables are written.
@@ -42,37 +82,11 @@ class OnnxBackend:
     """
 
     def __init__(self, program: Program, unrolled: bool | None = None, outer: OnnxBackend | None = None) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: dict[str, onnx.TensorProto] = outer.initializers if outer else {}
-        self._prefix, self._count = "s" if outer else "t", 0
+        super().__init__("s" if outer else "t", outer.initializers if outer else {})
         self._program, self._unrolled = program, unrolled
         self._rows_like = ""  # the start of the sample: a value with one row for each token of the batch
         self._outputs: list[str] = []  # of the denoiser, to be measured in the end
         self._norms: list[str] = []  # (n, 1) each
-
-    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        return self._nodes(kind, 1, *inputs, **attributes)[0]
-
-    def _nodes(self, kind: str, outputs: int, *inputs: str, **attributes: Any) -> list[str]:
-        names = [f"{self._prefix}{self._count + index}" for index in range(outputs)]
-        self._count += outputs
-        self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
-        return names
-
-    def name(self, value: str, name: str) -> None:
-        """Give a value the name of an output."""
-        self.nodes.append(helper.make_node("Identity", [value], [name]))
-
-    def constant(self, value: Any, name: str | None = None) -> str:
-        """An initializer: float32, or int64 for whole numbers. A given name stands for one value for ever."""
-        array = np.asarray(value)
-        array = array.astype(np.int64) if array.dtype.kind in "iu" else array.astype(np.float32)
-        if name is None:
-            whole = array.dtype == np.int64
-            name = f"i{'_'.join(map(str, array.ravel()))}" if whole else f"c{len(self.initializers)}"
-        if name not in self.initializers:
-            self.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
-        return name
 
     def weight(self, name: str) -> str:
         return name if name in self.initializers else self.constant(_finite(self._program.weights[name]), name)
@@ -146,7 +160,7 @@ class OnnxBackend:
         return self.node("Transpose", x, perm=list(order))
 
     def split(self, x: str, parts: int, axis: int = 0) -> list[str]:
-        return [x] if parts == 1 else self._nodes("Split", parts, x, axis=axis, num_outputs=parts)
+        return [x] if parts == 1 else self.several("Split", parts, x, axis=axis, num_outputs=parts)
 
     def slice(self, x: str, axis: int, start: int, stop: int) -> str:
         return self.node("Slice", x, *(self.constant([item]) for item in (start, stop, axis)))
@@ -166,10 +180,8 @@ class OnnxBackend:
     def group_norm(self, x: str, gain: str, bias: str, groups: int, eps: float, sides: tuple[int, int]) -> str:
         """A group as one channel of an instance norm: ONNX Runtime puts a group norm together out of slower parts."""
         channels = len(self._program.weights[gain])
-        ones, zeros = (
-            self.constant(np.ones(groups), f"ones_{groups}"),
-            self.constant(np.zeros(groups), f"zeros_{groups}"),
-        )
+        ones = self.constant(np.ones(groups), f"ones_{groups}")
+        zeros = self.constant(np.zeros(groups), f"zeros_{groups}")
         size = channels // groups * sides[0] * sides[1]
         normed = self.node("InstanceNormalization", self.reshape(x, (-1, groups, size)), ones, zeros, epsilon=eps)
         for kind, name in (("Mul", gain), ("Add", bias)):
@@ -248,7 +260,7 @@ class OnnxBackend:
             [value_info(name, None) for name in ("x", "x0_prev", *rows)],
             [value_info(name, None) for name in ("x_next", "x0_next", "step_norm")],
         )
-        clean, _, norms = self._nodes("Scan", 3, start, blank, *rows.values(), body=graph, num_scan_inputs=len(rows))
+        clean, _, norms = self.several("Scan", 3, start, blank, *rows.values(), body=graph, num_scan_inputs=len(rows))
         self._norms.append(norms)  # (K, 1)
         return clean
 

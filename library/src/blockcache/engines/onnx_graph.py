@@ -74,7 +74,7 @@ def joined(fast: onnx.ModelProto, full: onnx.ModelProto) -> None:
         names[constant.name] = f"{IN_FULL}{constant.name}"
         graph.initializer.add().CopyFrom(constant)
         graph.initializer[-1].name = names[constant.name]
-    _rename(full.graph.node, names)
+    rename_values(full.graph.node, names)
     graph.node.extend(full.graph.node)
     shared = {item.name for item in graph.input} - {"noise"}
     for items, more in ((graph.input, full.graph.input), (graph.output, full.graph.output)):
@@ -88,13 +88,13 @@ def _held(constant: onnx.TensorProto) -> tuple[Any, ...]:
     return constant.data_type, tuple(constant.dims), constant.raw_data
 
 
-def _rename(nodes: Any, names: Mapping[str, str]) -> None:
-    """What is defined outside of a Scan; names inside it are its own."""
+def rename_values(nodes: Any, names: Mapping[str, str]) -> None:
+    """Give values other names wherever nodes take or give them, inside a Scan too: what it takes from outside."""
     for node in nodes:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
         for attribute in node.attribute:
-            _rename(attribute.g.node, names)
+            rename_values(attribute.g.node, names)
 
 
 def _inputs(program: Program) -> dict[str, list[Any]]:

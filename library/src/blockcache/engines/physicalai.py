@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
+from blockcache.engines.onnx_backend import GraphWriter, value_info
+from blockcache.engines.onnx_graph import rename_values
 from blockcache.errors import EngineError
 from blockcache.files import PathLike, read_bytes, write_bytes
 from blockcache_runtime import ExportedPolicy
+from blockcache_runtime.checks import LIMIT
 from blockcache_runtime.session import EARLIER_FEATURES, HASH, MOST_BYTES
 
 MANIFEST = "manifest.json"
 _FEATURE = "physicalai.inference.data.features.InferenceFeature"
 _COINS = 24  # binary digits of a uniform number
-_LIMIT = 1e18  # see docs/on-a-robot.md: what `norms` may reach
 
 
 def write_package(path: PathLike, directory: PathLike, name: str) -> tuple[Path, Path]:
@@ -97,99 +101,60 @@ def _manifest(policy: ExportedPolicy, names: dict[str, str], name: str) -> dict[
 
 
 def _package_graph(policy: ExportedPolicy, names: dict[str, str]) -> bytes:
-    import onnx
-    from onnx import helper, numpy_helper
-
     model = onnx.load_from_string(read_bytes(policy.path, "ONNX file", MOST_BYTES))
-    graph = model.graph
-    before, behind = [], []
-    for node in graph.node:  # `action` is what leaves the package
-        for items in (node.input, node.output):
-            for place, item in enumerate(items):
-                items[place] = "action_unchecked" if item == "action" else item
+    rename_values(model.graph.node, {"action": "action_unchecked"})  # `action` is what leaves the package
+    writer = GraphWriter("package.", {item.name: item for item in model.graph.initializer})
     draws, _, horizon, size = policy.sizes["noise"]
-    drawing, constants = _drawn(next(iter(names.values())), [draws, 1, horizon, size])
-    before += [helper.make_node(*node[:3], **(node[3] if len(node) > 3 else {})) for node in drawing]
+    _draw_normal(writer, next(iter(names.values())), [draws, 1, horizon, size])
     inputs = []
     for name, called in names.items():
         shape = _shape(policy, name)
-        inputs.append(helper.make_tensor_value_info(called, 1, [1, *shape]))
+        inputs.append(value_info(called, [1, *shape]))
         if called == name:
             if shape == [*policy.inputs[name]] and name not in policy.cameras:
                 continue
             raise EngineError(f"a package of physicalai cannot have an input that is called {name!r} in the policy too")
-        given = called
+        value = called
         if policy.n_obs_steps == 1 and name not in policy.timeless:
-            axis = numpy_helper.from_array(np.array([0 if name in policy.cameras else 1]), f"{called}.axis")
-            graph.initializer.append(axis)
-            before.append(helper.make_node("Unsqueeze", [given, axis.name], [name]))
+            value = writer.node("Unsqueeze", called, writer.constant([0 if name in policy.cameras else 1]))
         elif name in policy.cameras:  # moments before the batch
-            before.append(helper.make_node("Transpose", [given], [name], perm=[1, 0, 2, 3, 4]))
-        else:
-            before.append(helper.make_node("Identity", [given], [name]))
-    checked = ["norms"]
+            value = writer.node("Transpose", called, perm=[1, 0, 2, 3, 4])
+        writer.name(value, name)
+    writer.nodes += model.graph.node
+    norms = "norms"
     if policy.cameras:
-        features = policy._loaded.encoder.features  # type: ignore[union-attr]
-        graph.initializer.append(numpy_helper.from_array(np.zeros((0, 1, features), np.float32), EARLIER_FEATURES))
-        behind.append(helper.make_node("ReduceL2", ["features"], ["features.norm"], keepdims=0))
-        behind.append(helper.make_node("Max", ["norms", "features.norm"], ["all.norms"]))
-        checked = ["all.norms"]
-    constants |= {"norms.limit": np.array([_LIMIT], np.float32), "norms.nothing": np.array([np.nan], np.float32)}
-    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
-    behind.append(helper.make_node("LessOrEqual", [*checked, "norms.limit"], ["norms.right"]))
-    behind.append(helper.make_node("Where", ["norms.right", "action_unchecked", "norms.nothing"], ["action"]))
-    nodes = [*before, *graph.node, *behind]
-    for field, items in (("node", nodes), ("input", inputs)):
-        graph.ClearField(field)
-        getattr(graph, field).extend(items)
-    graph.ClearField("output")
-    graph.output.append(helper.make_tensor_value_info("action", 1, [1, policy.n_action_steps, policy.action_dim]))
-    graph.output.append(helper.make_tensor_value_info("noise", 1, [draws, 1, horizon, size]))
-    kept = [entry for entry in model.metadata_props if entry.key != HASH]
-    model.ClearField("metadata_props")
-    model.metadata_props.extend(kept)
-    return bytes(model.SerializeToString())
+        writer.constant(np.zeros((0, 1, policy.header["encoder"].features)), EARLIER_FEATURES)
+        norms = writer.node("Max", norms, writer.node("ReduceL2", "features", keepdims=0))
+    right = writer.node("LessOrEqual", norms, writer.constant([LIMIT]))
+    writer.name(writer.node("Where", right, "action_unchecked", writer.constant([np.nan])), "action")
+    action = value_info("action", [1, policy.n_action_steps, policy.action_dim])
+    outputs = [action, value_info("noise", [draws, 1, horizon, size])]
+    constants = list(writer.initializers.values())
+    graph = helper.make_graph(writer.nodes, model.graph.name, inputs, outputs, constants)
+    package = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    package.metadata_props.extend(entry for entry in model.metadata_props if entry.key != HASH)
+    return bytes(package.SerializeToString())
 
 
-def _drawn(given: str, shape: list[int]) -> tuple[list[Any], dict[str, Any]]:
-    """Nodes that draw normal numbers, and their constants.
+def _draw_normal(writer: GraphWriter, given: str, shape: list[int]) -> None:
+    """Nodes that draw normal numbers, as the value `noise`.
 
     ONNX Runtime has no kernel of its random operators at opset 23 but Dropout's: 48 coins become two uniform numbers, and
     these a normal one (Box and Muller). `given`, an input, keeps it from drawing once while it loads.
     """
-    single = np.float32
-    constants = {
-        "draw.shape": np.array([*shape, 2, _COINS]),
-        "draw.half": np.array(0.5, single),
-        "draw.train": np.array(True),
-        "draw.one": np.array(1, single),
-        "draw.weights": 0.5 ** np.arange(1, _COINS + 1, dtype=single),
-        "draw.least": np.array(0.5 ** (_COINS + 1), single),
-        "draw.minus_two": np.array(-2, single),
-        "draw.circle": np.array(2 * np.pi, single),
-        "draw.axis": np.array([-1]),
-    }
-    nodes = [
-        ("IsNaN", [given], ["draw.odd"]),
-        ("Cast", ["draw.odd"], ["draw.number"], {"to": 1}),
-        ("ReduceMax", ["draw.number"], ["draw.most"], {"keepdims": 0}),
-        ("Max", ["draw.most", "draw.one"], ["draw.always_one"]),
-        ("Expand", ["draw.always_one", "draw.shape"], ["draw.ones"]),
-        (
-            "Dropout",
-            ["draw.ones", "draw.half", "draw.train"],
-            ["draw.dropped", "draw.mask"],
-        ),  # the mask: or it is cut out
-        ("Cast", ["draw.mask"], ["draw.coins"], {"to": 1}),
-        ("MatMul", ["draw.coins", "draw.weights"], ["draw.fractions"]),
-        ("Add", ["draw.fractions", "draw.least"], ["draw.uniform"]),
-        ("Split", ["draw.uniform"], ["draw.first", "draw.second"], {"axis": -1, "num_outputs": 2}),
-        ("Log", ["draw.first"], ["draw.log"]),
-        ("Mul", ["draw.log", "draw.minus_two"], ["draw.square"]),
-        ("Sqrt", ["draw.square"], ["draw.radius"]),
-        ("Mul", ["draw.second", "draw.circle"], ["draw.angle"]),
-        ("Cos", ["draw.angle"], ["draw.cosine"]),
-        ("Mul", ["draw.radius", "draw.cosine"], ["draw.normal"]),
-        ("Squeeze", ["draw.normal", "draw.axis"], ["noise"]),
-    ]
-    return nodes, constants
+    number = writer.node("Cast", writer.node("IsNaN", given), to=TensorProto.FLOAT)
+    one = writer.node("Max", writer.node("ReduceMax", number, keepdims=0), writer.constant(1.0))
+    ones = writer.node("Expand", one, writer.constant([*shape, 2, _COINS]))
+    scalars = {"package.half": np.array(0.5, np.float32), "package.always": np.array(True)}
+    writer.initializers |= {name: numpy_helper.from_array(value, name) for name, value in scalars.items()}
+    # the mask is used, not the numbers: or ONNX Runtime would leave Dropout out
+    _, mask = writer.several("Dropout", 2, ones, *scalars)
+    fractions = writer.node(
+        "MatMul", writer.node("Cast", mask, to=TensorProto.FLOAT), writer.constant(0.5 ** np.arange(1, _COINS + 1))
+    )
+    uniform = writer.node("Add", fractions, writer.constant(0.5 ** (_COINS + 1)))
+    first, second = writer.several("Split", 2, uniform, axis=-1, num_outputs=2)
+    radius = writer.node("Sqrt", writer.node("Mul", writer.node("Log", first), writer.constant(-2.0)))
+    cosine = writer.node("Cos", writer.node("Mul", second, writer.constant(2 * np.pi)))
+    normal = writer.node("Squeeze", writer.node("Mul", radius, cosine), writer.constant([-1]))
+    writer.name(normal, "noise")

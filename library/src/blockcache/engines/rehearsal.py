@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import is_
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from blockcache.engines.build import Build, build
+from blockcache.engines.build import Build, Comparison, build
 from blockcache.engines.loop import Loop
 from blockcache.errors import BlockcacheError, EngineError, NonFiniteError, ObservationError, in_one_line
 from blockcache.models.port import Port
@@ -32,6 +32,8 @@ from blockcache.schedule import Schedule, compile_plan
 
 _CONTAINERS = (dict, OrderedDict, list, set, deque)
 _logger = logging.getLogger("blockcache")
+Runner: TypeAlias = Callable[[Mapping[str, Tensor], Tensor], dict[str, Tensor]]
+"""obs by name in robot units, noise (1 + draws, B, horizon, D) -> what `predict_action` returns."""
 SECOND_CALL, TWO_AT_ONCE = " in the second of two calls", " with two observations at once"
 _DEPTH = 3  # objects within objects that a policy's own code may write something down in
 
@@ -53,21 +55,6 @@ class Trial:
     otherwise: Trial | None = None
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What calls of a policy and of its program showed.
-
-    Args:
-        reason: How they differ, as a clause; None if they agree.
-        longer_history: Whether they agree as well where the history is longer than `n_obs_steps`.
-        more: What the policy returns besides, by name.
-    """
-
-    reason: str | None
-    longer_history: bool = False
-    more: tuple[str, ...] = ()
-
-
 class RehearsalError(EngineError):
     """A policy does not act as its program, which loop and onnx both run."""
 
@@ -82,14 +69,13 @@ class RehearsalError(EngineError):
         return RehearsalError(self.port, engine, self.reason)
 
 
-def rehearsed_build(port: Port, schedule: Schedule, engine: str, output: str = "chunk", trust: bool = False) -> Build:
+def rehearsed_build(port: Port, schedule: Schedule, engine: str, trust: bool = False) -> Build:
     """Fold a policy for an engine that is about to take its place; a foreign one must act as its program does.
 
     Args:
         port: The policy.
         schedule: What the engine follows.
         engine: Its name, for the sentences that refuse a policy.
-        output: "chunk", or "action" to leave out what the robot does not execute.
         trust: Whether to leave the comparison out.
     """
     try:
@@ -104,29 +90,26 @@ def rehearsed_build(port: Port, schedule: Schedule, engine: str, output: str = "
             raise
         reason = in_one_line(error)  # a foreign policy may differ in more ways than can be listed
         raise EngineError(f'the {engine} engine cannot run this policy ({reason}); use engine="patched"') from error
-    return whole if output == "chunk" else whole.actions_only()
+    return whole
 
 
-def build_for_file(
-    port: Port, schedule: Schedule, output: str = "chunk", trust: bool = False, fixed: Mapping[str, Any] | None = None
-) -> Build:
+def build_for_file(port: Port, schedule: Schedule, trust: bool, fixed: Mapping[str, Any]) -> Build:
     """The same for a file, which has to hold a policy's encoders too.
 
     Args:
         port: The policy.
         schedule: What the file follows.
-        output: "chunk", or "action" to leave out what the robot does not execute.
         trust: Whether to leave the comparison with the policy's own actions out.
         fixed: Inputs that never change, by name; they become constants.
     """
     if not port.begins_after_encoder and not fixed:
-        return rehearsed_build(port, schedule, "onnx", output, trust)
-    whole = build(port, schedule, "onnx", lambda: port.file_program(fixed or {}))
+        return rehearsed_build(port, schedule, "onnx", trust)
+    whole = build(port, schedule, "onnx", lambda: port.file_program(fixed))
     if not trust:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             made = port.synthetic_observations(2)
-        constant = {name: torch.as_tensor(value).expand_as(made[name]) for name, value in (fixed or {}).items()}
+        constant = {name: torch.as_tensor(value).expand_as(made[name]) for name, value in fixed.items()}
 
         def read(obs: Any) -> tuple[dict[str, Tensor], None]:
             given = port.file_inputs(obs)
@@ -136,7 +119,7 @@ def build_for_file(
         found = compare(port, whole, getattr(port.policy, port.entry), [trial])
         if found.reason is not None:
             raise EngineError(f"a file cannot stand in for this policy's own {port.entry}, {found.reason}")
-    return whole if output == "chunk" else whole.actions_only()
+    return whole
 
 
 def _rehearsed(port: Port, whole: Build, engine: str) -> Build:
@@ -146,7 +129,7 @@ def _rehearsed(port: Port, whole: Build, engine: str) -> Build:
         raise RehearsalError(port, engine, found.reason)
     seconds = time.perf_counter() - started
     _logger.info("comparing with the policy's own actions took %.1f s; trust=True would leave it out", seconds)
-    return replace(whole, longer_history=found.longer_history, more=found.more, rehearsal_seconds=seconds)
+    return replace(whole, compared=replace(found, seconds=seconds))
 
 
 def compare(port: Port, built: Build, own: Callable[..., Any], trials: Sequence[Trial] = ()) -> Comparison:
@@ -195,12 +178,6 @@ def compare(port: Port, built: Build, own: Callable[..., Any], trials: Sequence[
             longer_history |= one.otherwise is not None
             bar.update()
     return Comparison(None, longer_history, tuple(more))
-
-
-class Runner(Protocol):
-    """obs by name in robot units, noise (1 + draws, B, horizon, D) -> what `predict_action` returns."""
-
-    def __call__(self, obs: Mapping[str, Tensor], noise: Tensor) -> dict[str, Tensor]: ...
 
 
 def runner_difference(port: Port, built: Build, runner: Runner, trials: Sequence[Trial] = ()) -> str | None:

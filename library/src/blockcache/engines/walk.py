@@ -87,7 +87,14 @@ def guided(
 
 
 def perceive(ops: Ops, program: Program, obs: Mapping[str, Value]) -> tuple[Mapping[str, Value], dict[str, Value]]:
-    """What `conditions` is given, and the features of all moments, (moments, B, features), if there are cameras."""
+    """What `conditions` is given, and the features of all moments, (moments, B, features), if there are cameras.
+
+    Args:
+        ops: Executes operations, or writes them down.
+        program: The denoiser.
+        obs: The observation by the program's input names; of cameras the moments come before the batch. It may hold
+            `EARLIER_FEATURES`, of the moments before its frames.
+    """
     if not program.cameras:
         return obs, {}
     frames = {name: ops.reshape(obs[name], (-1, *program.inputs[name][1:])) for name in program.cameras}
@@ -136,7 +143,17 @@ def denoiser_output(
     now: Any,
     x: Value,
 ) -> Value:
-    """One step of the denoiser under a plan's operations: the sample (rows, D) -> its output (rows, D)."""
+    """One step of the denoiser under a plan's operations: the sample (rows, D) -> its output (rows, D).
+
+    Args:
+        ops: Executes operations, or writes them down.
+        program: The denoiser.
+        operations: Which blocks this step computes and which it reuses, in order.
+        reuse: The residuals that earlier steps left behind.
+        conditions: What `program.conditions` made of the observation.
+        now: The number of the step, or None inside a loop of the backend's own.
+        x: The sample (rows, D).
+    """
     conditions = program.begin(ops, conditions, now)
     stream: Value = None
     waiting: list[Value] = []  # to be added before the stream is used again

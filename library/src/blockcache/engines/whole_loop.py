@@ -71,14 +71,14 @@ def prepare_runner(port: Port, built: Build, runner: Runner, counts: Counts) -> 
     reader = _FeatureReader(port, built, own, patches) if port.begins_after_encoder else _ObservationReader(port, built)
     patches.replace_entry(port.policy, port.entry, replacement)
     # the guard is to see that the entry is replaced before the first call, which would look at everything
-    return PreparedEngine(patches, guard.check, verify, PARTS, built.rehearsal_seconds)
+    return PreparedEngine(patches, guard.check, verify, PARTS, built.compared.seconds)
 
 
 class _ObservationReader:
     """Reads an observation for a program that holds everything: it goes in as it is."""
 
     def __init__(self, port: Port, built: Build) -> None:
-        self._port, self._program, self._longer_history = port, built.program, built.longer_history
+        self._port, self._program, self._longer_history = port, built.program, built.compared.longer_history
         self._foreign = not port.trusted
 
     def __call__(self, obs: Any) -> tuple[dict[str, Tensor], Tensor | None]:

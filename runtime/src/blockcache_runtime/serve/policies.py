@@ -83,7 +83,7 @@ class ServedExport:
 
 
 class ClientState:
-    """One client's history and noise. What is refused leaves both as they were."""
+    """One client's history and noise. An observation that is refused leaves both as they were."""
 
     def __init__(self, policy: ServedPolicy, renamed: Mapping[str, str]) -> None:
         """Begin with nothing.

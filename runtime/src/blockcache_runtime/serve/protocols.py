@@ -95,7 +95,7 @@ class Protocol(ABC):
         self.live = False
         """Whether the client does not wait for answers, so that only its newest observation needs one."""
         self.refused = 0  # messages in a row
-        self._sequence = 0  # of the message that is spoken of
+        self._sequence = 0  # of the message that the next answer belongs to
         self.recorded_as = (-1, -1)  # the client's episode that was recorded last, and its number in the log
 
     def greeting(self) -> bytes | None:
@@ -269,17 +269,20 @@ class VlaEval(Protocol):
 PROTOCOLS: dict[str, type[Protocol]] = {"openpi": Openpi, "vla-eval": VlaEval}
 
 
+def _plain(value: Any) -> Any:
+    """A number that came as an array without axes, as Python has it."""
+    return value.item() if isinstance(value, np.ndarray) and value.shape == () else value
+
+
 def _switch(value: Any, name: str) -> bool:
-    if isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind == "b":
-        return bool(value)
-    if not isinstance(value, bool):
+    found = _plain(value)
+    if not isinstance(found, bool):
         raise ObservationError(f"{name} is true or false, got {short(value)}")
-    return value
+    return found
 
 
 def _seed(value: Any) -> int | None:
-    if isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "iu":
-        value = int(value)
+    value = _plain(value)
     if value is not None and (type(value) is not int or not 0 <= value < 2**63):
         raise ObservationError(f"a seed is a whole number, 0 or more, got {short(value)}")
     return value

@@ -32,22 +32,14 @@ _CLOSED = object()
 _logger = logging.getLogger("blockcache.serve")
 
 
-def serve(
-    policy: ServedPolicy,
-    settings: Settings,
-    *,
-    say: Callable[[str], None] | None = None,
-    stop: asyncio.Event | None = None,
-) -> None:
+def serve(policy: ServedPolicy, settings: Settings) -> None:
     """Serve a policy until Ctrl-C or SIGTERM; the request that is under way is finished first.
 
     Args:
         policy: What is served.
-        settings: See there.
-        say: Given one line once the port is open; without it the line is printed.
-        stop: Also stops the server, where somebody sets it within the same loop.
+        settings: Where, to whom and within which limits.
     """
-    asyncio.run(Server(policy, settings).run(say or (lambda line: print(line, flush=True)), stop))
+    asyncio.run(Server(policy, settings).run(lambda line: print(line, flush=True)))
 
 
 class Server:
@@ -58,7 +50,7 @@ class Server:
 
         Args:
             policy: What is served.
-            settings: See there.
+            settings: Where, to whom and within which limits.
         """
         self.settings, self.metrics = settings, Metrics()
         self.served = Served(policy, settings.renamed, settings.replan or policy.n_action_steps)
@@ -70,7 +62,12 @@ class Server:
         self.port = 0
 
     async def run(self, say: Callable[[str], None], stop: asyncio.Event | None = None) -> None:
-        """See `serve`."""
+        """Serve until Ctrl-C or SIGTERM.
+
+        Args:
+            say: Given one line once the port is open.
+            stop: Also stops the server, where somebody sets it within the same loop.
+        """
         from websockets.asyncio.server import serve as open_port
 
         logging.getLogger("websockets.server").setLevel(logging.CRITICAL)  # a hostile client would fill the log

@@ -35,12 +35,8 @@ class Settings:
     record_mb: int = _option(1000, "Megabytes that --record may take; the oldest are deleted.")
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("port", 0, 65535),
-            ("connections", 1, 1024),
-            ("record_mb", 1, 10**6),
-            ("replan", 0, 10**4),
-        ):
+        limits = {"port": (0, 65535), "connections": (1, 1024), "record_mb": (1, 10**6), "replan": (0, 10**4)}
+        for name, (low, high) in limits.items():
             if not low <= getattr(self, name) <= high:
                 raise EngineError(f"{name} is {low} to {high}, got {getattr(self, name)}")
         if not 0 < self.rate <= 1e6 or not 0 < self.patience <= 86_400:
@@ -74,11 +70,6 @@ class Settings:
         return key
 
 
-def option_name(name: str) -> str:
-    """As it is typed."""
-    return "--" + name.replace("_", "-")
-
-
 def options() -> list[tuple[str, Any, dict[str, Any]]]:
-    """Each option: its field's name, its default and what is said of it."""
-    return [(item.name, item.default, dict(item.metadata)) for item in fields(Settings)]
+    """Each option as it is typed, its default and what is said of it."""
+    return [(f"--{item.name.replace('_', '-')}", item.default, dict(item.metadata)) for item in fields(Settings)]

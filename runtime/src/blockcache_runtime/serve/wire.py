@@ -8,6 +8,7 @@ before it is unpacked. Knows nothing of policies and sockets.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -31,12 +32,18 @@ def unpack(data: bytes, most_pixels: int) -> dict[str, Any]:
         data: The message.
         most_pixels: Numbers that a packed picture may have once it is unpacked.
     """
-    reader = _Reader(most_pixels)
+    containers = itertools.count(1)
+
+    def counted(items: Any) -> Any:
+        if next(containers) > MOST_CONTAINERS:
+            raise ContentError(f"the message has more than {MOST_CONTAINERS} lists and maps")
+        return items
+
     try:
-        found = msgpack.unpackb(
+        found = msgpack.unpackb(  # which calls the hooks from the inside out
             data,
-            object_hook=reader.map,
-            list_hook=reader.list,
+            object_hook=lambda given: _map(counted(given), most_pixels),
+            list_hook=counted,
             raw=False,
             strict_map_key=True,  # texts or bytes: other keys may be slow to hash
             max_array_len=MOST_ITEMS,
@@ -52,33 +59,18 @@ def unpack(data: bytes, most_pixels: int) -> dict[str, Any]:
     return found
 
 
-class _Reader:
-    """Sees each list and map of one message, from the inside out."""
-
-    def __init__(self, most_pixels: int) -> None:
-        self._pixels, self._left = most_pixels, MOST_CONTAINERS
-
-    def list(self, items: list[Any]) -> list[Any]:
-        self._count()
-        return items
-
-    def map(self, given: dict[Any, Any]) -> Any:
-        self._count()
-        named = {_text(key): value for key, value in given.items()}
-        if len(named) < len(given):
-            raise ContentError("a map has the same name twice, as text and as bytes")
-        if "__ndarray__" in named:
-            return _array(named)
-        if "__npgeneric__" in named:
-            return _scalar(named)
-        if "__image__" in named:
-            return _array(named) if str(named.get("format")) == "raw" else _picture(named, self._pixels)
-        return named
-
-    def _count(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise ContentError(f"the message has more than {MOST_CONTAINERS} lists and maps")
+def _map(given: dict[Any, Any], most_pixels: int) -> Any:
+    """A map of texts, or the array, number or picture that it describes."""
+    named = {_text(key): value for key, value in given.items()}
+    if len(named) < len(given):
+        raise ContentError("a map has the same name twice, as text and as bytes")
+    if "__ndarray__" in named:
+        return _array(named)
+    if "__npgeneric__" in named:
+        return _scalar(named)
+    if "__image__" in named:
+        return _array(named) if str(named.get("format")) == "raw" else _picture(named, most_pixels)
+    return named
 
 
 def _text(value: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 import numpy as np
@@ -29,9 +29,7 @@ WORTH = 0.9  # several are answered at once if each then takes at most so much o
 @dataclass(eq=False)
 class _Waiting:
     question: Question
-    result: asyncio.Future[tuple[Array, float]] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    result: asyncio.Future[tuple[Array, float]]
 
 
 class Worker:
@@ -84,7 +82,7 @@ class Worker:
             question: What is asked.
             patience: Seconds after which an EngineError is raised instead.
         """
-        waiting = _Waiting(question)
+        waiting = _Waiting(question, asyncio.get_running_loop().create_future())
         self._metrics.count("waiting")
         self._queue.put(waiting)
         try:

@@ -35,7 +35,11 @@ def valid_interval(differences: ArrayLike) -> Estimate:
 
 
 def settled(difference: Estimate) -> bool:
-    """Whether more pairs would not change the verdict: a loss of 0.03 is ruled out, or that there is none."""
+    """Whether more pairs would not change the verdict: a loss of 0.03 is ruled out, or that there is none.
+
+    Args:
+        difference: Of the score, method less full policy, with an interval that holds at any time.
+    """
     return difference.lossless or difference.high < 0
 
 

@@ -11,7 +11,11 @@ _FORM = "{:.3f}"
 
 
 def check_blocks(found: Check) -> tuple[Block, ...]:
-    """A check, from the verdict on."""
+    """A check, from the verdict on.
+
+    Args:
+        found: What the check found.
+    """
     distances, floor, setting = found.distances, found.floor, found.setting
     rows = [
         ["action error", _FORM.format(found.error.mean), _FORM.format(found.noise_floor.mean)],

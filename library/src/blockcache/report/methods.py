@@ -13,7 +13,11 @@ SCORE, SUCCESS, DIFFERENCE = "score, 95 %", "success, 95 %", "difference to full
 
 
 def cells(row: MethodSummary) -> dict[str, str]:
-    """Every figure that a method has by itself, "" where it has none."""
+    """Every figure that a method has by itself, "" where it has none.
+
+    Args:
+        row: The method's summary.
+    """
     method, pairs, difference = row.method, row.discordant, row.difference
     return {
         "method": plain(method_named(method.name).label) + ("" if method.shares_all_noise else " †"),
@@ -35,20 +39,40 @@ def cells(row: MethodSummary) -> dict[str, str]:
 
 
 def pick_columns(columns: Sequence[str], rows: Iterable[Mapping[str, str]], left: int = 1) -> Table:
-    """A table of some of the cells, in that order; the first `left` columns are names."""
+    """A table of some of the cells, in that order; the first `left` columns are names.
+
+    Args:
+        columns: Names of the cells to show, which head their columns.
+        rows: For each row of the table, its cells by name.
+        left: How many columns hold names and so stand on the left.
+    """
     return table(columns, [[row[name] for name in columns] for row in rows], left=left)
 
 
 def of_full(flops: float, full: float) -> str:
-    """A share of the full policy's FLOPs, as "1/6.0"; nothing where a family does not say its FLOPs, which are then 0."""
+    """A share of the full policy's FLOPs, as "1/6.0"; nothing where a family does not say its FLOPs, which are then 0.
+
+    Args:
+        flops: Of the method, for one chunk.
+        full: Of the full policy.
+    """
     return f"1/{full / flops:.1f}" if flops and full else ""
 
 
 def estimate(value: Estimate | None, form: str) -> str:
-    """A mean with its interval in the form of one number, such as "{:+.3f}"; nothing where there is none."""
+    """A mean with its interval in the form of one number, such as "{:+.3f}"; nothing where there is none.
+
+    Args:
+        value: The mean with its interval.
+        form: How each of its numbers is written.
+    """
     return "" if value is None else value.text(form)
 
 
 def lossless(difference: Estimate | None) -> str:
-    """The verdict on a paired difference of scores."""
+    """The verdict on a paired difference of scores.
+
+    Args:
+        difference: Of the score, method less full policy; None where there are no pairs.
+    """
     return "" if difference is None else "yes" if difference.lossless else "no"

@@ -59,7 +59,11 @@ def _bound(point: Point) -> str:
 
 
 def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
-    """A tuning, from the answer on."""
+    """A tuning, from the answer on.
+
+    Args:
+        found: What the tuning found.
+    """
     hz = found.setting.get("rate_hz")
     rate = f"asked for {hz:g} times a second as a control loop does, " if isinstance(hz, int | float) else ""
     notes = [

@@ -35,13 +35,21 @@ class MethodSummary:
 
 
 def summarise(results: Results) -> tuple[MethodSummary, ...]:
-    """Differences of rollouts that ended when they sufficed have intervals that allow for that."""
+    """Differences of rollouts that ended when they sufficed have intervals that allow for that.
+
+    Args:
+        results: Rollouts of several methods, the full policy among them.
+    """
     baseline, stopped = results.of(BASELINE), bool(results.setting.get(SETTLED))
     return tuple(_row(method, results.of(method.name), baseline, stopped) for method in results.methods)
 
 
 def most_rollouts(rows: Iterable[MethodSummary]) -> dict[str, MethodSummary]:
-    """Each method's row by name; of several of one name, the first with the most rollouts."""
+    """Each method's row by name; of several of one name, the first with the most rollouts.
+
+    Args:
+        rows: Of one or of several results files.
+    """
     found: dict[str, MethodSummary] = {}
     for row in rows:
         if row.method.name not in found or row.count > found[row.method.name].count:

@@ -23,7 +23,11 @@ from blockcache.results.tuning import Tuning
 
 
 def page(sources: Sources) -> Document:
-    """What the files say, from the answer on; a section without its files says which command would fill it."""
+    """What the files say, from the answer on; a section without its files says which command would fill it.
+
+    Args:
+        sources: Everything that was read of one policy.
+    """
     on = f" on {plain(sources.task)}" if sources.task and sources.task != sources.name else ""
     return Document(
         f"{plain(sources.name)}{on}: what caching gains, and what it costs",

@@ -106,14 +106,11 @@ class Running:
     stats: Callable[[], Stats | None]
     execution: Execution = AS_TRAINED
 
-    def act(self, obs: Any, seed: int) -> NDArray[np.float64]:
-        """Executed actions (B, n_action_steps, A) of a batch of observations, with noise that depends on the seed alone."""
-        return self._generate(obs, None, seed, None, self.port.action_of)
-
-    def act_on(self, obs: Any, noise: Tensor) -> NDArray[np.float64]:
-        """The same with given noise, for policies that take it: (1 + draws, B, T, D), where there are several candidates for
-        each observation B times as many, those for one observation together."""
-        return self._generate(obs, noise, 0, None, self.port.action_of)
+    def act(self, obs: Any, seed: int = 0, noise: Tensor | None = None) -> NDArray[np.float64]:
+        """Executed actions (B, n_action_steps, A) of a batch of observations, with noise that depends on the seed alone; or
+        with given noise, for policies that take it: (1 + draws, B, T, D), where there are several candidates for each
+        observation B times as many, those for one observation together."""
+        return self._generate(obs, noise, seed, None, self.port.action_of)
 
     def chunk(self, obs: Any, previous: Previous | None, noise: Tensor | None, seed: int) -> NDArray[np.float64]:
         """Whole chunks (B, actions, A), their first actions due now, told of those before; drawn by `seed` without noise."""

@@ -29,7 +29,7 @@ from blockcache.compare.reuse_parts import ScheduleFile
 from blockcache.compare.store import Outcome, Store, digest
 from blockcache.compare.time_box import TimeBox, TimeUpError
 from blockcache.errors import BlockcacheError, in_one_line
-from blockcache.fitting.clouds import BATCH, pass_seed
+from blockcache.fitting.clouds import BATCH, seed_of
 from blockcache.measure.distance import Cloud, distances
 from blockcache.measure.latency import measure
 from blockcache.models.port import Port
@@ -311,7 +311,7 @@ class Trials:
         saved = time.monotonic()
         with progress_bar(asked, unit="call", leave=False, disable=not self.progress) as bar:
             for sample, place in bar:
-                chunks = fast.act(batches[place], pass_seed(self.seed, sample, place)) * self.port.action_scale
+                chunks = fast.act(batches[place], seed_of(self.seed, sample, place)) * self.port.action_scale
                 kept[place].append(chunks.reshape(len(chunks), -1).tolist())
                 if time.monotonic() > saved + SAVE_SECONDS:
                     self._save(keys, kept)

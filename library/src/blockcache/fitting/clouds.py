@@ -85,7 +85,7 @@ class Clouds:
 
     def noise(self, *key: int) -> int:
         """A seed that depends on this choice's seed and a key alone."""
-        return int(np.random.SeedSequence([self.seed, *key]).generate_state(1)[0])
+        return seed_of(self.seed, *key)
 
     def evidence(self) -> dict[str, Any]:
         """What was looked at."""
@@ -155,22 +155,19 @@ def draw_chunks(
         for sample in range(samples):
             chunks = []
             for place, part in enumerate(batches):
-                chunks.append(act(part, pass_seed(seed, sample, place)) * scale)
+                chunks.append(act(part, seed_of(seed, sample, place)) * scale)
                 bar.update(len(chunks[-1]))
             drawn.append(np.concatenate(chunks))
     return np.stack(drawn, axis=1)
 
 
-def pass_seed(seed: int, sample: int, place: int) -> int:
-    """The seed of the noise of one call: all three are mixed, not added, since seeds that are neighbours must not share a
-    pass.
+def seed_of(*numbers: int) -> int:
+    """One seed for noise from several numbers. They are mixed, not added: seeds that are neighbours must not share noise.
 
     Args:
-        seed: Of all noise.
-        sample: Which one of each observation.
-        place: Of the batch.
+        *numbers: Such as the seed of all noise, and which sample at which place it is for.
     """
-    return int(np.random.SeedSequence((seed, sample, place)).generate_state(1)[0])
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 @dataclass(frozen=True)

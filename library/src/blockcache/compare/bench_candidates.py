@@ -96,31 +96,26 @@ class CandidateMaker:
             self.add(name, EAGER, 1, self._plain_call(other, 1), cost, comparable=False)
 
     def engines(self, counts: list[int], quick: bool) -> None:
-        reduced = self.schedule
-        self._accelerated(
-            f"{self.named}, patched", "patched", reduced, 1, self._plain(reduced), (f"{EAGER}, 1 thread",)
-        )
+        reduced, named, whole = self.schedule, self.named, "full precision"
+        self._accelerated(named, "patched", reduced, self._plain(reduced), full=(f"{EAGER}, 1 thread",))
         try:
             built = rehearsed_build(self.port, reduced, "loop")
         except EngineError as error:
             self.unavailable["loop and onnx"] = str(error)
             return
-        full = self._accelerated("full precision, loop", "loop", None, 1, _flops(built.program, self.everything))
-        self._accelerated(f"{self.named}, loop", "loop", reduced, 1, _flops(built.program, reduced), full)
+        most, cost = _flops(built.program, self.everything), _flops(built.program, reduced)
+        full = self._accelerated(whole, "loop", None, most)
+        self._accelerated(named, "loop", reduced, cost, full=full)
         for count in counts:
-            name = f"full precision, onnx, {_threads(count)}"
-            full = self._accelerated(name, "onnx", None, count, _flops(built.program, self.everything))
+            full = self._accelerated(whole, "onnx", None, most, count)
             if full and not quick and not self.port.begins_after_encoder:
                 full += self._unrolled(count, built)
-            name = f"{self.named}, onnx, {_threads(count)}"
-            self._accelerated(name, "onnx", reduced, count, _flops(built.program, reduced), full, limit=True)
-        count, even = counts[-1], self._uniform_at_equal_flops()
-        name = f"Uniform at equal FLOPs, onnx, {_threads(count)}"
-        self._accelerated(name, "onnx", even, count, _flops(built.program, even), full)
+            self._accelerated(named, "onnx", reduced, cost, count, full, limit=True)
+        even = self._uniform_at_equal_flops()
+        self._accelerated("Uniform at equal FLOPs", "onnx", even, _flops(built.program, even), counts[-1], full)
         if built.program.causal:  # else the tokens behind the executed actions have a say in them
-            cost = _flops(built.actions_only().program, reduced)
-            name = f"{self.named}, onnx, {_threads(count)}, executed actions only"
-            self._accelerated(name, "onnx", reduced, count, cost, full, output="action")
+            fewer = _flops(built.actions_only().program, reduced)
+            self._accelerated(named, "onnx", reduced, fewer, counts[-1], full, only_executed=True)
 
     def _unrolled(self, threads: int, built: Build) -> tuple[str, ...]:
         """Full precision unrolled: with many steps too large and too slow to load to be the engine's own form."""
@@ -182,16 +177,19 @@ class CandidateMaker:
 
     def _accelerated(
         self,
-        name: str,
+        what: str,
         engine: str,
         schedule: Schedule | None,
-        threads: int,
         cost: int,
+        threads: int = 1,
         full: tuple[str, ...] = (),
-        output: str = "chunk",
+        only_executed: bool = False,
         limit: bool = False,
     ) -> tuple[str, ...]:
-        own = self.port.copy()
+        """One engine under one schedule; the candidate's name, or nothing where that engine cannot run it."""
+        own, output = self.port.copy(), "action" if only_executed else "chunk"
+        name = f"{what}, {engine}" + f", {_threads(threads)}" * (engine == "onnx")
+        name += ", executed actions only" * only_executed
         try:
             self.stack.enter_context(accelerate(own, schedule, engine, output, threads=threads, trust=True))
         except (EngineError, FileError) as error:

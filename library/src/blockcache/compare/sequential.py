@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from blockcache.compare.evaluation import Evaluation
 from blockcache.compare.jobs import Backend, one_by_one
-from blockcache.measure.sequences import settled
 from blockcache.progress import progress_bar
 from blockcache.results.rollouts import BASELINE, SETTLED, Results
 from blockcache.results.summary import summarise
@@ -32,7 +31,7 @@ def run_until_settled(evaluation: Evaluation, backend: Backend = one_by_one, *, 
             waiting = {
                 name: candidate
                 for name, candidate in waiting.items()
-                if name == BASELINE or (found := rows[name]) is None or not settled(found)
+                if name == BASELINE or (found := rows[name]) is None or not found.settled
             }
             bar.set_postfix_str(f"{len(waiting) - 1} not settled")
             if set(waiting) == {BASELINE}:

@@ -31,6 +31,11 @@ class Estimate:
         """For a paired difference of scores: a loss of 0.03 or more is ruled out."""
         return self.low > LOSSLESS
 
+    @property
+    def settled(self) -> bool:
+        """For such a difference: whether a loss of 0.03 is ruled out, or that there is none; more pairs would not change that."""
+        return self.lossless or self.high < 0
+
     def text(self, form: str) -> str:
         """For tables: `form` is that of one number, such as "{:+.3f}"; an infinite interval is left out."""
         mean, low, high = (_unsigned_zero(form.format(value), form) for value in (self.mean, self.low, self.high))

@@ -116,16 +116,18 @@ class Table:
                 raise ValueError(f"a cell is one line, got {row}")
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> Table:
+def table(names: Sequence[str], rows: Iterable[Sequence[str]] | Iterable[Mapping[str, str]], *, left: int = 1) -> Table:
     """A table of names and figures.
 
     Args:
         names: The columns' heads.
-        rows: The cells, row by row.
+        rows: Row by row, its cells in the order of the columns; or by the columns' heads, with others that are not shown.
         left: How many columns, from the first, hold names and so stand on the left; figures stand on the right.
     """
     columns = tuple(Column(name, "left" if place < left else "right") for place, name in enumerate(names))
-    return Table(columns, tuple(tuple(row) for row in rows))
+    return Table(
+        columns, tuple(tuple(map(row.__getitem__, names) if isinstance(row, Mapping) else row) for row in rows)
+    )
 
 
 def table_of(columns: Mapping[str, tuple[str, str]], rows: Iterable[Mapping[str, Any]]) -> Table:

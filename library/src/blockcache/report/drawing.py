@@ -139,12 +139,8 @@ def _draw_heat(axes: Any, heat: HeatMap, named: bool, small: bool) -> None:
 
     rows, columns = heat.values.shape
     every, down = heat.every, 1 if named else heat.every
-    extent = (
-        -0.5 * every,
-        (columns - 0.5) * every,
-        (rows - 0.5) * down,
-        -0.5 * down,
-    )  # the first row stands at the top
+    # the first row stands at the top
+    extent = (-0.5 * every, (columns - 0.5) * every, (rows - 0.5) * down, -0.5 * down)
     colours = LinearSegmentedColormap.from_list("page", list(SCALE))
     picture = axes.imshow(
         np.ma.masked_invalid(heat.values), cmap=colours, vmin=heat.low, vmax=heat.high, extent=extent, aspect="auto", interpolation="nearest"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import Estimate
-from blockcache.report.document import Table, plain, table
+from blockcache.report.document import plain
 from blockcache.results.summary import MethodSummary
 
 SCORE, SUCCESS, DIFFERENCE = "score, 95 %", "success, 95 %", "difference to full, 95 %"
@@ -36,17 +34,6 @@ def cells(row: MethodSummary) -> dict[str, str]:
         "jerk": "" if row.jerk is None else f"{row.jerk:.4f}",
         "jump": "" if row.jump is None else f"{row.jump:.4f}",
     }
-
-
-def pick_columns(columns: Sequence[str], rows: Iterable[Mapping[str, str]], left: int = 1) -> Table:
-    """A table of some of the cells, in that order; the first `left` columns are names.
-
-    Args:
-        columns: Names of the cells to show, which head their columns.
-        rows: For each row of the table, its cells by name.
-        left: How many columns hold names and so stand on the left.
-    """
-    return table(columns, [[row[name] for name in columns] for row in rows], left=left)
 
 
 def of_full(flops: float, full: float) -> str:

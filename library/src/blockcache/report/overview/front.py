@@ -15,7 +15,7 @@ from blockcache.palette import Colour, Marker
 from blockcache.report.bench import bar_chart, bench_chart
 from blockcache.report.chart import Axis, Bars, Panel, Rule, Series
 from blockcache.report.document import Block, Chart, Section, code, missing, plain, table
-from blockcache.report.methods import DIFFERENCE, SCORE, cells, pick_columns
+from blockcache.report.methods import DIFFERENCE, SCORE, cells
 from blockcache.report.overview.answer import Answer
 from blockcache.report.overview.sources import Source, Sources
 from blockcache.report.tuning import MS, tuning_chart
@@ -79,7 +79,7 @@ def _methods(sources: Sources, timed: Timings | None, answer: Answer | None) -> 
         what,
         f"{len(costs)} methods. {_seen(sources, costs, answer, unit)}",
         tuple(panels),
-        pick_columns([*columns, *(["energy beyond spread"] if known else [])], figures),
+        table([*columns, *(["energy beyond spread"] if known else [])], figures),
         f"Left is {'faster' if timed else 'cheaper'}. *Score*: paired difference to the full policy with its 95 % interval, higher is better; "
         f"what loses more than {-LOWEST:g} stands at the edge."
         + (" *Distance*: how far the actions are from the policy's own as distributions, lower is better." if known else ""),

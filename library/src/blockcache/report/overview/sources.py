@@ -194,7 +194,10 @@ def load_sources(places: Mapping[str, PathLike], command: str = "blockcache repo
         command: What was typed.
     """
     found: dict[str, tuple[Source[Any], ...]] = {}
-    readers = {**_brought_readers(), **_READERS}
+    points = entry_points(
+        group="blockcache.files"
+    )  # by the name of a format, a function of a path that returns a Brought
+    readers = {**{point.name: ("brought", partial(_read_brought, point)) for point in points}, **_READERS}
     for given, place in places.items():
         is_directory = os.path.isdir(place)
         files = _inside(given, Path(place)) if is_directory else {given: os.fspath(place)}
@@ -210,12 +213,6 @@ def load_sources(places: Mapping[str, PathLike], command: str = "blockcache repo
             name = "clocked" if isinstance(value, Results) and value.clocked else name
             found[name] = (*found.get(name, ()), Source(shown, value))
     return Sources(**found, command=command)
-
-
-def _brought_readers() -> dict[str, tuple[str, Callable[[str], Any]]]:
-    """Each entry of `blockcache.files` has the name of a format, and is a function of a path that returns a Brought."""
-    points = entry_points(group="blockcache.files")
-    return {point.name: ("brought", partial(_read_brought, point)) for point in points}
 
 
 def _read_brought(point: EntryPoint, path: str) -> Brought:

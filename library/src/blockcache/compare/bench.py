@@ -78,6 +78,30 @@ def run_bench(
         gaps = {name: np.abs((action - plain).cpu().numpy() * scale).max() for name, action in found.items()}
     eager = min((c.name for c in candidates[: len(counts)]), key=lambda name: latencies[name].p50)
     batch = batch_size(observations)
+
+    def row(candidate: Timed) -> Measurement:
+        latency, gap = latencies[candidate.name], gaps.get(candidate.name)
+        rate = batch * candidate.flops / latency.p50 / 1e9
+        return Measurement(
+            name=candidate.name,
+            engine=candidate.engine,
+            threads=candidate.threads,
+            p50_ms=latency.p50 * 1e3,
+            p95_ms=latency.percentile(95) * 1e3,
+            p99_ms=latency.percentile(99) * 1e3,
+            chunk_hz=1 / latency.p50,
+            action_hz=port.n_action_steps / latency.p50,
+            speedup=latency.over(latencies[eager]),
+            over_full=min((latency.over(latencies[name]) for name in candidate.full), default=None),
+            gflop=candidate.flops / 1e9,
+            gflops=rate,
+            of_peak=rate / peaks[str(candidate.threads)],
+            max_difference=None if gap is None else float(gap),
+            saving=candidate.saving,
+            limit=candidate.limit,
+            samples_ms=[round(float(value) * 1e3, 4) for value in latency.seconds],
+        )
+
     return Bench(
         shape=shape,
         schedule={"computed": schedule.computed, "reused_share": schedule.reused_share, **dict(schedule.origin)},
@@ -85,41 +109,9 @@ def run_bench(
         peak_gflops=peaks,
         repeats=repeats,
         eager=eager,
-        rows=[_row(c, latencies, eager, port.n_action_steps, batch, peaks, gaps.get(c.name)) for c in candidates],
+        rows=list(map(row, candidates)),
         unavailable=maker.unavailable,
         encoder=[_encoder_time(look, candidates, latencies, port.begins_after_encoder, eager) for look in looks],
-    )
-
-
-def _row(
-    candidate: Timed,
-    latencies: dict[str, Latency],
-    eager: str,
-    n_action_steps: int,
-    batch: int,
-    peaks: dict[str, float],
-    difference: float | None,
-) -> Measurement:
-    latency = latencies[candidate.name]
-    rate = batch * candidate.flops / latency.p50 / 1e9
-    return Measurement(
-        name=candidate.name,
-        engine=candidate.engine,
-        threads=candidate.threads,
-        p50_ms=latency.p50 * 1e3,
-        p95_ms=latency.percentile(95) * 1e3,
-        p99_ms=latency.percentile(99) * 1e3,
-        chunk_hz=1 / latency.p50,
-        action_hz=n_action_steps / latency.p50,
-        speedup=latency.over(latencies[eager]),
-        over_full=min((latency.over(latencies[name]) for name in candidate.full), default=None),
-        gflop=candidate.flops / 1e9,
-        gflops=rate,
-        of_peak=rate / peaks[str(candidate.threads)],
-        max_difference=None if difference is None else float(difference),
-        saving=candidate.saving,
-        limit=candidate.limit,
-        samples_ms=[round(float(value) * 1e3, 4) for value in latency.seconds],
     )
 
 

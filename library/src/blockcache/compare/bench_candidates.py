@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blockcache.attach.generation import first_denoiser_call
 from blockcache.attach.patching import Patches
-from blockcache.compare.candidates import Running, program_flops
+from blockcache.compare.candidates import Candidate, Running, program_flops
 from blockcache.engines import accelerate
 from blockcache.engines.build import Build
 from blockcache.engines.loop import Constants, TorchBackend, by_moment
@@ -32,7 +32,7 @@ from blockcache.models.sampling import draw_all, generate
 from blockcache.observations import batch_size
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import fewer_steps
-from blockcache.schedule import Schedule, generation_flops
+from blockcache.schedule import Schedule
 from blockcache.solvers import uniform
 
 Call = Callable[[], Any]
@@ -88,12 +88,9 @@ class CandidateMaker:
             return
         kind = "euler" if own.type == "euler" else "ddim"
         for count in sorted((count for count in counts if count < self.steps), reverse=True):
-            other = self.port.with_sampler(fewer_steps(own, kind, count)).copy()
-            cost = self.port.encoder_flops + generation_flops(
-                self.port.adapter.blocks, self.port.adapter.every_step, count
-            )
-            name = f"{kind.upper()}-{count}, {EAGER}"
-            self.add(name, EAGER, 1, self._plain_call(other, 1), cost, comparable=False)
+            less = Candidate(sampler=fewer_steps(own, kind, count))
+            call, cost = self._plain_call(less.on(self.port).copy(), 1), less.flops(self.port, 0.0)
+            self.add(f"{kind.upper()}-{count}, {EAGER}", EAGER, 1, call, cost, comparable=False)
 
     def engines(self, counts: list[int], quick: bool) -> None:
         reduced, named, whole = self.schedule, self.named, "full precision"
@@ -208,8 +205,7 @@ class CandidateMaker:
         return on_threads(threads, Running(port, EAGER, lambda: None).timed(self.obs))
 
     def _plain(self, schedule: Schedule | None) -> int:
-        steps = generation_flops(self.port.adapter.blocks, self.port.adapter.every_step, self.steps, schedule)
-        return self.port.encoder_flops + steps
+        return Candidate(schedule, "patched").flops(self.port, 0.0)
 
     def _uniform_at_equal_flops(self) -> Schedule:
         goal, names, origin = self._plain(self.schedule), self.schedule.blocks, {"method": "uniform"}

@@ -44,9 +44,6 @@ def observe(
     episodes: int,
     count: int,
     first_seed: int = 0,
-    *,
-    engine: str = "auto",
-    progress: bool = True,
 ) -> Decisions:
     """What a policy sees while it does its task, spread evenly over all decisions of some whole episodes, in random order.
     Decisions come in the order of time; shuffled, the first few stand for the whole task too.
@@ -57,8 +54,6 @@ def observe(
         episodes: How many, from `first_seed` on; test seeds are refused.
         count: Observations to keep.
         first_seed: Of the episodes.
-        engine: That drives, at full precision: states are all that is recorded.
-        progress: Whether to show a bar.
     """
     port = port_of(policy)
     last_seed, spec = first_seed + episodes - 1, task_spec(task)
@@ -72,8 +67,8 @@ def observe(
         return fast.act(obs, first_seed + chunk)
 
     most = math.ceil(spec.max_steps / port.n_action_steps)
-    bar = progress_bar(desc=f"{episodes} episodes", total=most, unit="decision", disable=not progress)
-    with running(port, Candidate(engine=engine)) as fast, bar:
+    bar = progress_bar(desc=f"{episodes} episodes", total=most, unit="decision")
+    with running(port, Candidate(engine="auto")) as fast, bar:  # states are all that is recorded, whatever drives
         records = rollout(
             partial(make_task, task),
             act,

@@ -172,9 +172,8 @@ def play(
     with running(setting.port, group.candidate, rtc=clock is not None and clock.rtc) as fast:
         if clock is not None:
             return clocked_rollout(make, _answer(fast, seeds), seeds, clock, **shared)
-        return rollout(
-            make, _act(fast, seeds), seeds, n_action_steps=fast.execution.replan or fast.port.n_action_steps, **shared
-        )
+        executed = fast.execution.replan or setting.port.n_action_steps
+        return rollout(make, _act(fast, seeds), seeds, n_action_steps=executed, **shared)
 
 
 def _act(fast: Running, seeds: Sequence[int]) -> Act:

@@ -101,10 +101,8 @@ class Clouds:
         entry: Callable[..., Any] = getattr(port.policy, port.entry)
         each = max(1, TOGETHER // samples)
         calls = [places[start : start + each] for start in range(0, len(places), each)]
-        found = []
-        for number, part in enumerate(
-            progress_bar(calls, shown, unit="call", disable=shown is None or not self.progress)
-        ):
+        found, bar = [], progress_bar(calls, shown, unit="call", disable=shown is None or not self.progress)
+        for number, part in enumerate(bar):
             batch = pick(self.observations, [place for place in part for _ in range(samples)])
             returned = generate(entry, port.prepare_observation(batch), self.noise(noise, number))
             found.append(executed(port, port.action_of(returned)).reshape(len(part), samples, -1))

@@ -33,7 +33,7 @@ class Estimate:
 
     @property
     def settled(self) -> bool:
-        """For such a difference: whether a loss of 0.03 is ruled out, or that there is none; more pairs would not change that."""
+        """For such a difference: it is lossless, or a loss is shown; more pairs would not change that."""
         return self.lossless or self.high < 0
 
     def text(self, form: str) -> str:

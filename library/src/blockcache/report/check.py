@@ -31,9 +31,7 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
     if features is not None:
         measures.insert(-2, ("roughness", features.own_roughness + features.rougher, features.own_roughness))
     share = of_full(found.method["flops"], found.method["full_flops"]) or "an unknown share"
-    noise = (
-        "the same noise" if found.method["shares_all_noise"] else "the same noise at the start only (another sampler)"
-    )
+    noise = "the same noise" + " at the start only (another sampler)" * (not found.method["shares_all_noise"])
     notes = [
         f"{setting['observations']} observations, {setting['samples']} chunks each, executed slice, normalised units; brackets: 95 % "
         "intervals over observations.",

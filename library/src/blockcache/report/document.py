@@ -125,9 +125,8 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]] | Iterable[Mapping
         left: How many columns, from the first, hold names and so stand on the left; figures stand on the right.
     """
     columns = tuple(Column(name, "left" if place < left else "right") for place, name in enumerate(names))
-    return Table(
-        columns, tuple(tuple(map(row.__getitem__, names) if isinstance(row, Mapping) else row) for row in rows)
-    )
+    cells = ([row[name] for name in names] if isinstance(row, Mapping) else row for row in rows)
+    return Table(columns, tuple(map(tuple, cells)))
 
 
 def table_of(columns: Mapping[str, tuple[str, str]], rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -257,9 +256,8 @@ def _check_line(what: str, text: str) -> None:
 def in_words(block: Facts | Chart) -> tuple[Paragraph | Bullets | Table, ...]:
     """What is shown of it where nothing is drawn."""
     if isinstance(block, Facts):
-        return (
-            Bullets(tuple(f"**{one.value}** {one.what}" + f": {one.note}" * bool(one.note) for one in block.items)),
-        )
+        items = (f"**{one.value}** {one.what}" + f": {one.note}" * bool(one.note) for one in block.items)
+        return (Bullets(tuple(items)),)
     return Paragraph(f"**{block.title}.** {block.caption}".rstrip()), block.table
 
 

@@ -30,20 +30,19 @@ def require_matplotlib() -> None:
     require("matplotlib", "plots", "a picture", error=FileError)
 
 
-def save_charts(charts: Iterable[Chart], directory: Path, kinds: tuple[str, ...] = ("svg", "pdf")) -> list[Path]:
-    """One file for each chart and kind, called after the chart.
+def save_charts(charts: Iterable[Chart], directory: Path) -> list[Path]:
+    """An SVG and a PDF of each chart, called after it.
 
     Args:
         charts: Those to draw; their names differ.
         directory: An existing one.
-        kinds: Endings of the files' names.
     """
     paths = []
     for chart in charts:
         figure = draw(chart)
         figure.draw_without_rendering()  # places are found once for all kinds of files: that is what takes long
         figure.set_layout_engine("none")
-        for kind in kinds:
+        for kind in ("svg", "pdf"):
             paths.append(directory / f"{chart.name}.{kind}")
             save_figure(figure, paths[-1])
     return paths

@@ -30,9 +30,8 @@ def evaluation_blocks(results: Results, timings: Timings | None = None) -> tuple
     def hz(name: str) -> str:
         return "" if timings is None else f"{1 / timings.seconds[name].p50:.1f}"
 
-    rows = [
-        {**cells(row), "method": plain(row.method.name), "chunk Hz": hz(row.method.name)} for row in summarise(results)
-    ]
+    named = {row.method.name: row for row in summarise(results)}
+    rows = [{**cells(row), "method": plain(name), "chunk Hz": hz(name)} for name, row in named.items()]
     floor, stopped = results.noise_floor, bool(results.setting.get(SETTLED))
     notes = [
         "Score and its paired difference with 95 % intervals."

@@ -202,20 +202,16 @@ def check_alike(
     """
     if not exists(path):
         return
-    old = Results.load(path)
-    reason = None
+    old, reason = Results.load(path), None
+    before = {method.name: method for method in old.methods}
     if old.task["name"] != task:
         reason = f"task {old.task['name']} instead of {task}"
     elif old.setting.get("clock") != clock:
         reason = "another clock, or of none"
     elif differences := fingerprint_differences(policy, old.fingerprint):
         reason = f"another policy ({'; '.join(differences)})"
-    else:
-        before = {method.name: method for method in old.methods}
-        for name, described in methods:
-            if name in before and not before[name].same(described):
-                reason = f"another schedule, sampler or engine under the name {name}"
-                break
+    elif changed := [name for name, now in methods if name in before and not before[name].same(now)]:
+        reason = f"another schedule, sampler or engine under the name {changed[0]}"
     if reason is not None:
         raise EvaluationError(f"{path} holds results of {reason}; write to another file, or move that one away")
 

@@ -53,11 +53,9 @@ class Goal:
         return point.p50_ms if self.deadline_ms is None else point.p95_ms
 
     def text(self) -> str:
-        return (
-            f"within {self.deadline_ms:g} ms"
-            if self.deadline_ms is not None
-            else f"for a loss of at most {self.loss:g}"
-        )
+        if self.deadline_ms is not None:
+            return f"within {self.deadline_ms:g} ms"
+        return f"for a loss of at most {self.loss:g}"
 
     def order(self, point: Point) -> tuple[float, ...]:
         """Points in the order in which they are wanted: those that meet the goal first, the nearest miss after them."""

@@ -122,9 +122,8 @@ class Sources:
     def fingerprints(self) -> list[tuple[str, Fingerprint]]:
         """What each file is bound to; benchmarks and configs say nothing of weights."""
         bound = (*self.runs, *self.recordings, *self.schedules, *self.brought)
-        found = [(one.path, one.value.fingerprint) for one in bound] + [
-            (one.path, one.value.policy) for one in self.timings
-        ]
+        found = [(one.path, one.value.fingerprint) for one in bound]
+        found += [(one.path, one.value.policy) for one in self.timings]
         return [(path, fingerprint) for path, fingerprint in found if fingerprint is not None]
 
     @property
@@ -153,9 +152,8 @@ class Sources:
 
     @property
     def task(self) -> str | None:
-        tasks = [one.value.task["name"] for one in (*self.results, *self.clocked)] + [
-            one.value.get("task") for one in self.policies
-        ]
+        tasks = [one.value.task["name"] for one in (*self.results, *self.clocked)]
+        tasks += [one.value.get("task") for one in self.policies]
         return next((task for task in tasks if task), None)
 
     def timed(self) -> Timings | None:

@@ -178,37 +178,6 @@ def _method_or_schedule(text: str) -> tuple[Schedule | str, str]:
     return name, name
 
 
-def _check_export(
-    path: arg.PolicySource | str,
-    schedule: str | None,
-    against: arg.PolicySource | None,
-    sampler_file: str | None,
-    tuned: Path | None,
-    observations: str | None,
-    count: int,
-    tolerance: float,
-    output: str | None,
-) -> None:
-    """An export beside its policy; ends with exit code 1 if they differ."""
-    if not isinstance(path, str) or against is None or schedule is not None:
-        raise click.UsageError("--against compares an export: blockcache check FILE.onnx --against POLICY")
-    if idle := arg.given(["samples", "generations", "seed", "engine", "threads"]):
-        raise click.UsageError(f"{', '.join(idle)} have no meaning beside --against; leave them out")
-    if tuned is not None and sampler_file is not None:
-        raise click.UsageError("--tuned brings its own sampler; leave out --sampler-file")
-    seen = against.known_observations(observations)
-
-    from blockcache.compare.parity import check_export
-
-    port = against.port_with(sampler_file) if tuned is None else against.tuned(tuned)[0]
-    found = check_export(path, port, seen, count, tolerance)
-    click.echo(f"{path} {found}")
-    if output is not None:
-        found.save(output)
-    if not found.agrees:
-        sys.exit(1)
-
-
 @click.command(epilog=f"\b\nMethods:\n{NAMES}")
 @arg.policy_argument(type=arg.POLICY_OR_EXPORT)
 @click.argument("schedule", required=False)
@@ -250,8 +219,23 @@ def check(
       blockcache check my_module:make_policy bac:S=10,n=5,metric=mse --observations obs.npz -o check.json
     """
     if isinstance(policy, str) or against is not None:
-        count = settings["count"]
-        _check_export(policy, schedule, against, sampler_file, tuned, observations, count, tolerance, output)
+        if not isinstance(policy, str) or against is None or schedule is not None:
+            raise click.UsageError("--against compares an export: blockcache check FILE.onnx --against POLICY")
+        if idle := arg.given(["samples", "generations", "seed", "engine", "threads"]):
+            raise click.UsageError(f"{', '.join(idle)} have no meaning beside --against; leave them out")
+        if tuned is not None and sampler_file is not None:
+            raise click.UsageError("--tuned brings its own sampler; leave out --sampler-file")
+        known = against.known_observations(observations)
+
+        from blockcache.compare.parity import check_export
+
+        port = against.port_with(sampler_file) if tuned is None else against.tuned(tuned)[0]
+        parity = check_export(policy, port, known, settings["count"], tolerance)
+        click.echo(f"{policy} {parity}")
+        if output is not None:
+            parity.save(output)
+        if not parity.agrees:
+            sys.exit(1)
         return
     if schedule is None or arg.given(["tolerance", "sampler_file", "tuned"]):
         raise click.UsageError("name a SCHEDULE to compare; or an export FILE.onnx, and --against what it was made of")

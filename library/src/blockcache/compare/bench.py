@@ -71,8 +71,8 @@ def run_bench(
                     continue
                 add(maker)
         candidates = maker.candidates
-        looks = maker.encoder(counts)
-        latencies = measure({c.name: c.call for c in (*candidates, *looks)}, repeats, progress=progress)
+        encoders = maker.encoder(counts)
+        latencies = measure({c.name: c.call for c in (*candidates, *encoders)}, repeats, progress=progress)
         found = {c.name: port.action_of(c.answer()).detach() for c in candidates if c.comparable}
         plain, scale = found[candidates[0].name], port.action_scale
         gaps = {name: np.abs((action - plain).cpu().numpy() * scale).max() for name, action in found.items()}
@@ -111,27 +111,27 @@ def run_bench(
         eager=eager,
         rows=list(map(row, candidates)),
         unavailable=maker.unavailable,
-        encoder=[_encoder_time(look, candidates, latencies, port.begins_after_encoder, eager) for look in looks],
+        encoder=[_encoder_time(one, candidates, latencies, port.begins_after_encoder, eager) for one in encoders],
     )
 
 
 def _encoder_time(
-    look: Timed, candidates: list[Timed], latencies: dict[str, Latency], behind: bool, eager: str
+    encoder: Timed, candidates: list[Timed], latencies: dict[str, Latency], own_code: bool, eager: str
 ) -> EncoderTime:
     """The encoder by itself beside the candidates that run it so, and the ceiling that it sets: caching makes the denoiser
-    faster, and never the encoder (Amdahl's law). `behind` an encoder that nobody knows, all candidates run it in torch."""
+    faster, and never the encoder (Amdahl's law). With `own_code` all engines leave it to the policy's own code."""
 
     def runs_it(candidate: Timed) -> bool:
-        engine = candidate.engine if candidate.engine in ("loop", "onnx") and not behind else EAGER
-        threads = 1 if behind and candidate.engine != EAGER else candidate.threads
-        return (look.engine, look.threads) == (engine, threads) and not candidate.saving
+        engine = candidate.engine if candidate.engine in ("loop", "onnx") and not own_code else EAGER
+        threads = 1 if own_code and candidate.engine != EAGER else candidate.threads
+        return (encoder.engine, encoder.threads) == (engine, threads) and not candidate.saving
 
-    seconds = latencies[look.name].p50
+    seconds = latencies[encoder.name].p50
     return EncoderTime(
-        engine=look.engine,
-        threads=look.threads,
+        engine=encoder.engine,
+        threads=encoder.threads,
         p50_ms=seconds * 1e3,
-        gflop=look.flops / 1e9,
+        gflop=encoder.flops / 1e9,
         ceiling=latencies[eager].p50 / seconds,
         shares={one.name: seconds / latencies[one.name].p50 for one in candidates if runs_it(one)},
     )

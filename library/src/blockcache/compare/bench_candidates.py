@@ -148,10 +148,10 @@ class CandidateMaker:
         program, constants, observed = built.program, Constants(built.program), self.observed(built.program)
 
         @torch.no_grad()
-        def look() -> Any:
+        def encode_in_loop() -> Any:
             return perceive(TorchBackend(constants, batch_size(self.obs)), program, by_moment(observed, program))
 
-        found.append(one("loop", 1, look))
+        found.append(one("loop", 1, encode_in_loop))
         for count in counts:
             try:
                 runner = open_cached(built, self.port.fingerprint, count)

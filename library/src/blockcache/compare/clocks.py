@@ -79,12 +79,10 @@ def describe_clocks(clocks: Mapping[str, Clock]) -> dict[str, Any]:
     """
     shared = next(iter(clocks.values())).describe()
     del shared["seconds"]
-    times = {
-        name: {}
-        if clock.seconds is None
-        else {"chunks": len(clock.seconds), "median_ms": float(np.median(clock.seconds)) * 1e3}
-        for name, clock in clocks.items()
-    }
+    times = {}
+    for name, clock in clocks.items():
+        known = clock.seconds
+        times[name] = {"chunks": len(known), "median_ms": float(np.median(known)) * 1e3} if known else {}
     return {**shared, "latency": times}
 
 

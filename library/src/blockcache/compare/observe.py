@@ -38,13 +38,7 @@ class Decisions:
         save_observations(path, self.obs, self.moments)
 
 
-def observe(
-    policy: Any,
-    task: str,
-    episodes: int,
-    count: int,
-    first_seed: int = 0,
-) -> Decisions:
+def observe(policy: Any, task: str, episodes: int, count: int, first_seed: int = 0) -> Decisions:
     """What a policy sees while it does its task, spread evenly over all decisions of some whole episodes, in random order.
     Decisions come in the order of time; shuffled, the first few stand for the whole task too.
 
@@ -69,13 +63,8 @@ def observe(
     most = math.ceil(spec.max_steps / port.n_action_steps)
     bar = progress_bar(desc=f"{episodes} episodes", total=most, unit="decision")
     with running(port, Candidate(engine="auto")) as fast, bar:  # states are all that is recorded, whatever drives
-        records = rollout(
-            partial(make_task, task),
-            act,
-            range(first_seed, first_seed + episodes),
-            n_obs_steps=port.n_obs_steps,
-            n_action_steps=port.n_action_steps,
-        )
+        steps = {"n_obs_steps": port.n_obs_steps, "n_action_steps": port.n_action_steps}
+        records = rollout(partial(make_task, task), act, range(first_seed, last_seed + 1), **steps)
     for record in records:
         if record.error is not None:
             raise TaskError(f"the simulator failed with seed {record.seed}: {record.error}; observe other seeds")

@@ -45,10 +45,5 @@ def _together(parts: Sequence[Results]) -> Results:
     order = [method.name for method in first.methods]
     records = sorted((item for part in parts for item in part.records), key=lambda item: order.index(item.method))
     clocked = sorted((item for part in parts for item in part.clocked), key=lambda item: order.index(item.method))
-    rollouts = sum(part.setting["rollouts"] for part in parts)
-    return replace(
-        first,
-        setting={**first.setting, "rollouts": rollouts, SETTLED: True},
-        records=tuple(records),
-        clocked=tuple(clocked),
-    )
+    setting = {**first.setting, "rollouts": sum(part.setting["rollouts"] for part in parts), SETTLED: True}
+    return replace(first, setting=setting, records=tuple(records), clocked=tuple(clocked))

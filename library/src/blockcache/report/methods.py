@@ -20,7 +20,7 @@ def cells(row: MethodSummary) -> dict[str, str]:
     return {
         "method": plain(method_named(method.name).label) + ("" if method.shares_all_noise else " †"),
         "engine": plain(method.engine),
-        "n": f"{0 if row.score is None else row.score.n}" + (f" ({row.failed} failed)" if row.failed else ""),
+        "n": f"{row.count}" + (f" ({row.failed} failed)" if row.failed else ""),
         SCORE: estimate(row.score, "{:.3f}"),
         SUCCESS: estimate(row.success, "{:.2f}"),
         DIFFERENCE: estimate(difference, "{:+.3f}"),

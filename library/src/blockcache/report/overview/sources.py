@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from importlib.metadata import EntryPoint, entry_points
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from blockcache.solvers.recording import FORMAT as RECORDING
 from blockcache.solvers.recording import Recording
 
 T = TypeVar("T")
+
+Readers: TypeAlias = Mapping[str, tuple[str, Callable[[str], Any]]]
+"""By the name of a file's format, the field of `Sources` that it belongs to, and what reads it."""
 
 POLICY, NAMELESS = "blockcache.policy", "a policy"
 SAMPLER_FREE = ("sampler", "steps")
@@ -167,7 +170,7 @@ def _policy(path: str) -> Any:
     return {"task": task if isinstance(task, str) else None}
 
 
-_READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+_READERS: Readers = {
     RECORDING.name: ("recordings", Recording.load),
     SCHEDULE.name: ("schedules", Schedule.load),
     Results.FORMAT.name: ("results", Results.load),
@@ -192,10 +195,8 @@ def load_sources(places: Mapping[str, PathLike], command: str = "blockcache repo
         command: What was typed.
     """
     found: dict[str, tuple[Source[Any], ...]] = {}
-    points = entry_points(
-        group="blockcache.files"
-    )  # by the name of a format, a function of a path that returns a Brought
-    readers = {**{point.name: ("brought", partial(_read_brought, point)) for point in points}, **_READERS}
+    points = entry_points(group="blockcache.files")  # each a function of a path that returns a Brought
+    readers: Readers = {**{point.name: ("brought", partial(_read_brought, point)) for point in points}, **_READERS}
     for given, place in places.items():
         is_directory = os.path.isdir(place)
         files = _inside(given, Path(place)) if is_directory else {given: os.fspath(place)}

@@ -29,7 +29,7 @@ from blockcache.observations import batch_size, hash_observations, parts
 from blockcache.results.rollouts import EAGER, Clocked, MethodRun, Record
 from blockcache.samplers import SamplerTable, table
 from blockcache.tasks import Clock, ClockedRollout, Rollout, Task, clocked_rollout, rollout
-from blockcache.tasks.clock import Answer
+from blockcache.tasks.clock import ActOnClock
 from blockcache.tasks.rollout import Act
 from blockcache_runtime.chunks import Previous, Watcher
 
@@ -204,7 +204,7 @@ def _noise(fast: Running, seeds: Sequence[int], chunks: Sequence[int]) -> Tensor
     return torch.from_numpy(np.concatenate(drawn, axis=1))
 
 
-def _answer(fast: Running, seeds: Sequence[int]) -> Answer:
+def _answer(fast: Running, seeds: Sequence[int]) -> ActOnClock:
     """Noise is keyed as in other rollouts; the episodes that ask at one tick are a batch."""
 
     def answer(

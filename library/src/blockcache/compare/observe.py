@@ -63,7 +63,7 @@ def observe(policy: Any, task: str, episodes: int, count: int, first_seed: int =
     most = math.ceil(spec.max_steps / port.n_action_steps)
     bar = progress_bar(desc=f"{episodes} episodes", total=most, unit="decision")
     with running(port, Candidate(engine="auto")) as fast, bar:  # states are all that is recorded, whatever drives
-        steps = {"n_obs_steps": port.n_obs_steps, "n_action_steps": port.n_action_steps}
+        steps: dict[str, Any] = {"n_obs_steps": port.n_obs_steps, "n_action_steps": port.n_action_steps}
         records = rollout(partial(make_task, task), act, range(first_seed, last_seed + 1), **steps)
     for record in records:
         if record.error is not None:

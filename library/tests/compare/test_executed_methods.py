@@ -59,7 +59,7 @@ def test_the_medoid_of_the_candidates_is_executed(make_policy):
         [rollout_noise([seed], 0, sampler, (6, 3), n) for seed in range(3) for n in range(5)], axis=1
     )
     with running(port, candidate) as fast:
-        found = fast.act_on(seen, torch.from_numpy(noise))
+        found = fast.act(seen, noise=torch.from_numpy(noise))
         assert fast.act(seen, 3).shape == found.shape == (3, 4, 3)
     assert np.array_equal(rollout_noise([1], 0, sampler, (6, 3)), noise[:, 5:6])  # the first is the chunk drawn alone
     assert len(np.unique(noise)) == noise.size

@@ -213,7 +213,7 @@ def test_every_diffusion_sampler_runs_in_every_engine(ready, observe, name):
     for engine in (None, "patched", "loop"):
         with running(ready.port, ready.candidate(parse_method(name), engine)) as fast:
             noise = fast.port.policy.draw_noise(1, torch.Generator().manual_seed(0)) if noise is None else noise
-            found.append(fast.act_on(observe(), noise))
+            found.append(fast.act(observe(), noise=noise))
     assert np.array_equal(found[0], found[1])
     assert np.allclose(found[0], found[2], atol=1e-4)
 

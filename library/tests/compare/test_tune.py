@@ -375,7 +375,7 @@ def test_every_point_gets_its_fastest_engine_and_threads(policy, run, monkeypatc
 
 
 def test_a_tuning_goes_on_where_it_was_killed(policy, run, monkeypatch, tmp_path):
-    drawn, seed_of = [], trials.pass_seed
+    drawn, seed_of = [], trials.seed_of
 
     def counted(*place):
         if len(drawn) == killed_at:
@@ -383,7 +383,7 @@ def test_a_tuning_goes_on_where_it_was_killed(policy, run, monkeypatch, tmp_path
         drawn.append(place)
         return seed_of(*place)
 
-    monkeypatch.setattr(trials, "pass_seed", counted)
+    monkeypatch.setattr(trials, "seed_of", counted)
     monkeypatch.setattr(tuner, "FINALISTS", 99)  # all: which ones are promising depends on times, as do budgets
     monkeypatch.setattr(trials.Trials, "_block_costs", lambda self: dict.fromkeys(BLOCKS, 1.0))
     killed_at = None

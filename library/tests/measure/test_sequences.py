@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from blockcache.measure.sequences import settled, valid_interval
+from blockcache.measure.sequences import valid_interval
 
 # differences of scores with a known mean: ties, losses and wins of whole episodes; and scores between 0 and 1
 DRAWS = {
@@ -46,13 +46,13 @@ def test_a_fixed_interval_would_not_hold():
 def test_verdicts_are_reached():
     rng = np.random.default_rng(1)
     ties, bad = valid_interval(np.zeros(150)), valid_interval(rng.choice([-1.0, 0.0], 60, p=[0.4, 0.6]))
-    assert settled(ties)
+    assert ties.settled
     assert ties.lossless
     assert ties.low < 0 < ties.high
-    assert settled(bad)
+    assert bad.settled
     assert not bad.lossless
     assert bad.high < 0
-    assert not settled(valid_interval(np.zeros(60)))
+    assert not valid_interval(np.zeros(60)).settled
     assert valid_interval([1.0]).low < 0  # one value says little, but the mean stays inside
     assert valid_interval([-1.0] * 500).high < -0.95
 

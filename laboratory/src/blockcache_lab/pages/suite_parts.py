@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Bullets, Paragraph, Section, Table, table
-from blockcache.report.methods import cells, estimate, of_full, pick_columns
+from blockcache.report.methods import cells, estimate, of_full
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.timings import Timings
 from blockcache_lab.studies.suite_results import Collection, SuiteResults
@@ -99,7 +99,7 @@ def suite_tables(
         }
 
     return tuple(
-        Section(title, (pick_columns(names, [figures(cell.method) for cell in group]),))
+        Section(title, (table(names, [figures(cell.method) for cell in group]),))
         for title, group in item.suite.sections.items()
     )
 

@@ -221,6 +221,7 @@ def _new_directory(path: str) -> Path:
 POLICY = Checked("policy", PolicySource)
 POLICY_OR_EXPORT = Checked("policy", lambda name: name if name.endswith(".onnx") else PolicySource(name))
 TASK = Checked("task", _known_task)
+TUNED = Checked("directory", _tuned_directory)
 OUTPUT = Checked("file", _writable_file)
 OUTPUT_DIRECTORY = Checked("directory", _writable_directory)
 NEW_DIRECTORY = Checked("directory", _new_directory)  # made whole or not at all; what it is in exists
@@ -228,6 +229,8 @@ MOST = 1_000_000  # of anything that is counted: a number with a few digits too 
 COUNT = click.IntRange(1, MOST)
 CORES = click.IntRange(1, 1024)  # threads, or processes
 LAYERS = click.IntRange(1, 1000)
+COUNT_OR_0 = click.IntRange(0, MOST)
+POSITIVE, SHARE = click.FloatRange(0, min_open=True), click.FloatRange(0, 1, min_open=True)
 SIZE = click.IntRange(1, 100_000)  # widths, lengths, steps
 SEED = click.IntRange(0, 2**31 - 1)  # what every random generator takes
 ENGINE = click.Choice(["auto", "onnx", "loop", "patched"])
@@ -254,23 +257,15 @@ observations_option = click.option(
     help="A .npz with an array 'obs' (N, ...), or several by the policy's names, or the directory of a log. Default: those "
     "beside the policy.",
 )
-generations_option = click.option(
-    "--generations", type=COUNT, default=GENERATIONS, help="Observations to calibrate on."
-)
+generations_option = click.option("--generations", type=COUNT, default=GENERATIONS, help="How many to calibrate on.")
 sampler_file_option = click.option(
     "--sampler-file", metavar="FILE", help="A sampler file in place of the policy's own, such as 'policy fit' writes."
 )
-tuned_option = click.option(
-    "--tuned",
-    type=Checked("directory", _tuned_directory),
-    help="What 'tune' wrote for POLICY: its sampler and schedule.",
-)
+tuned_option = click.option("--tuned", type=TUNED, help="What 'tune' wrote for POLICY: its sampler and schedule.")
 threads_option = click.option("--threads", type=CORES, default=1, help="Threads for torch.")
 task_option = click.option("--task", type=TASK, help="Default: the one that the policy says it was trained for.")
 engine_option = click.option("--engine", type=ENGINE, default="auto")
-first_seed_option = click.option(
-    "--first-seed", type=SEED, default=0, help="First environment seed; test seeds are refused."
-)
+first_seed_option = click.option("--first-seed", type=SEED, default=0, help="Of the episodes; test seeds are refused.")
 
 
 until_settled_option = click.option(

@@ -27,9 +27,7 @@ GROUP, MOST, ROUNDS = 5, 250, 5  # rollouts at a time and at most, and timed rou
 @click.option("--repeats", type=arg.COUNT, default=7, help="Timed calls per method.")
 @arg.threads_option
 @click.option("--report", type=arg.OUTPUT, help="A page of what came out, such as demo.html.")
-@click.option(
-    "--seconds", type=click.IntRange(0, arg.MOST), default=150, help="For rollouts in the simulator; 0 leaves them out."
-)
+@click.option("--seconds", type=arg.COUNT_OR_0, default=150, help="For rollouts in the simulator; 0 leaves them out.")
 def demo(
     policy: arg.PolicySource,
     observations: str | None,

@@ -26,38 +26,25 @@ if TYPE_CHECKING:
 @arg.policy_argument()
 @click.argument("schedule", required=False)
 @click.option("-o", "--output", type=arg.OUTPUT, default="policy.onnx", help="The file to write.")
-@click.option(
-    "--card", type=arg.OUTPUT_DIRECTORY, metavar="DIR", help="Write policy.onnx there, with a model card, README.md."
-)
-@click.option(
-    "--manifest",
-    type=click.Choice(["physicalai"]),
-    help="With --card: a package of that project in place of policy.onnx.",
-)
+@click.option("--card", type=arg.OUTPUT_DIRECTORY, metavar="DIR", help="Write policy.onnx and a model card there.")
+@click.option("--manifest", type=click.Choice(["physicalai"]), help="With --card: that project's package instead.")
 @click.option("--license", "licence", default="unknown", help="On the card: its identifier on the hub, such as mit.")
 @click.option("--actions-only", is_flag=True, help="Leave out what the robot does not execute (causal policies).")
 @click.option("--other-weights", is_flag=True, help="Accept a schedule that was made for other weights.")
-@click.option(
-    "--fixed", metavar="FILE.npz", help="Inputs that never change, such as the token ids of one task: become constants."
-)
+@click.option("--fixed", metavar="FILE.npz", help="Inputs that become constants, such as the token ids of one task.")
 @click.option("--rtc", is_flag=True, help="Take the chunk before as inputs, for the new one to go on from it.")
 @click.option(
     "--with-reference",
     type=click.IntRange(1, 1000),
     metavar="N",
-    help="Also write the policy's own answers to N observations, to compare with on the robot.",
+    help="Also write the policy's own answers to N inputs.",
 )
 @click.option(
     "--guard",
     type=click.Choice(["count", "warn", "full"]),
     help="Have the file notice observations unlike --observations: count them, warn too, or answer in full precision too.",
 )
-@click.option(
-    "--lerobot",
-    type=arg.NEW_DIRECTORY,
-    metavar="OUT",
-    help="Write a directory that LeRobot's own commands run, of a directory that LeRobot wrote.",
-)
+@click.option("--lerobot", type=arg.NEW_DIRECTORY, metavar="OUT", help="Write a directory for LeRobot's own commands.")
 @arg.observations_option
 @arg.sampler_file_option
 @arg.tuned_option
@@ -276,11 +263,8 @@ def bench(
         FORMAT.save(json_path, {**figures, "command": arg.typed()})
     if plot:
         save_figure(draw(bench_chart(figures)), plot)
-    click.echo(
-        json.dumps(
-            {row.name: {"p50_ms": round(row.p50_ms, 3), "speedup": round(row.speedup, 2)} for row in result.rows}
-        )
-    )
+    summary = {row.name: {"p50_ms": round(row.p50_ms, 3), "speedup": round(row.speedup, 2)} for row in result.rows}
+    click.echo(json.dumps(summary))
 
 
 def _sizes(port: Port, batch: int) -> dict[str, Any]:

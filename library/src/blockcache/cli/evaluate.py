@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,26 +44,16 @@ def _method(text: str) -> Method:
 @click.option("--first-seed", type=arg.SEED, help="First environment seed. Default: the task's first test seed.")
 @arg.run_options
 @arg.until_settled_option
-@click.option("--repeats", type=click.IntRange(0, arg.MOST), default=5, help="Timed chunks per method.")
+@click.option("--repeats", type=arg.COUNT_OR_0, default=5, help="Timed chunks per method.")
 @click.option("--video", type=arg.OUTPUT, help="A .gif or .mp4 of the first episode: full beside the last method.")
-@click.option(
-    "--rerun", type=arg.OUTPUT, help="A .rrd for the Rerun viewer: what both saw, planned and did in the first episode."
-)
-@click.option(
-    "--clock", help="Let time pass while the policy computes: live, a time (40ms), or a file of recorded times."
-)
-@click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), default=10.0, help="On the clock: actions in a second."
-)
-@click.option(
-    "--replan", type=arg.COUNT, help="On the clock: actions from one chunk to the next. Default: half a chunk."
-)
+@click.option("--rerun", type=arg.OUTPUT, help="A .rrd of that episode for the Rerun viewer: what both saw and did.")
+@click.option("--clock", help="Let time pass while the policy computes: live, a time (40ms), or a file of times.")
+@click.option("--rate", type=arg.POSITIVE, default=10.0, help="On the clock: actions in a second.")
+@click.option("--replan", type=arg.COUNT, help="On the clock: actions from chunk to chunk. Default: half a chunk.")
 @click.option("--stop", is_flag=True, help="On the clock: stop and think, instead of asking while the robot moves.")
 @click.option("--rtc", is_flag=True, help="On the clock: tell each chunk what is executed while it is made.")
 @click.option("--overlap", type=click.IntRange(0, 1000), default=0, help="With --rtc: how far the old chunk pulls.")
-@click.option(
-    "--hold", is_flag=True, help="On the clock: let chunks run out before the next, and hold the last action."
-)
+@click.option("--hold", is_flag=True, help="On the clock: let chunks run out, and hold the last action until the next.")
 def evaluate(
     policy: arg.PolicySource,
     methods: tuple[Method, ...],
@@ -78,13 +67,7 @@ def evaluate(
     video: str | None,
     rerun: str | None,
     clock: str | None,
-    rate: float,
-    replan: int | None,
-    stop: bool,
-    rtc: bool,
-    overlap: int,
-    hold: bool,
-    **amount: Any,
+    **asked: Any,
 ) -> None:
     """Let POLICY do its task under several methods: the same episodes, the same noise, compared pair by pair.
 
@@ -101,7 +84,7 @@ def evaluate(
       blockcache eval pusht/tuned --clock 400ms --rate 10 --replan 4 --rtc -o late.json --rerun late.rrd
       blockcache eval pusht -m bac --clock results.timings.json -o clock.json
     """
-    from blockcache.tasks.video import check_video
+    from blockcache.tasks.video import check_video, write_video
 
     backend = arg.chosen_backend(workers, ray)
     if video is not None:
@@ -110,17 +93,17 @@ def evaluate(
         from blockcache_runtime.rerun_file import check_rerun
 
         check_rerun(rerun)
+    ticking = {name: asked.pop(name) for name in ("rate", "replan", "stop", "rtc", "overlap", "hold")}
     clocks: Callable[[str], Clock] | None = None
     if clock is not None:
         from blockcache.compare.clocks import choose_clock, read_latencies
 
         latencies = read_latencies(clock)
-        settings = {"rate": rate, "replan": replan, "stop": stop, "rtc": rtc, "overlap": overlap, "hold": hold}
 
         def clocks(name: str) -> Clock:
-            return choose_clock(latencies.of(name), policy.port.n_action_steps, **settings)
+            return choose_clock(latencies.of(name), policy.port.n_action_steps, **ticking)
 
-    elif replan is not None or stop or rtc or overlap or hold:
+    elif arg.given(ticking.keys() - {"rate"}):
         raise click.UsageError("--replan, --stop, --rtc, --overlap and --hold go with --clock")
     chosen, seen = policy.task(task), policy.observations(observations)
 
@@ -132,9 +115,7 @@ def evaluate(
 
     state = Path(output).with_suffix(".state")
     with arg.resumable(state):
-        evaluation = prepare(
-            policy.port, chosen, methods, seen, state=state, source=str(policy), clock=clocks, **amount
-        )
+        evaluation = prepare(policy.port, chosen, methods, seen, state=state, source=str(policy), clock=clocks, **asked)
         evaluation.check_output(output)
         results = (run_until_settled if until_settled else Evaluation.run)(evaluation, backend)
         check_nothing_lost(output, results.rollouts)
@@ -147,9 +128,9 @@ def evaluate(
         display(*evaluation_blocks(results, timings))
         click.echo(f"\nwritten to {output}")
         if video is not None:
-            _film(evaluation, video)
+            write_video(video, dict(_watch(evaluation, name) for name in _compared(evaluation)))
         if rerun is not None:
-            _record(evaluation, rerun, rate)
+            _record(evaluation, rerun, ticking["rate"])
     arg.exit_if_failed(results, output)
 
 
@@ -159,23 +140,17 @@ def _compared(evaluation: Evaluation) -> tuple[str, ...]:
     return tuple(dict.fromkeys((names[0], names[-1])))
 
 
-def _film(evaluation: Evaluation, path: str) -> None:
-    from blockcache.tasks.video import write_video
-
-    write_video(path, dict(_watch(evaluation, name) for name in _compared(evaluation)))
-
-
 def _record(evaluation: Evaluation, path: str, rate: float) -> None:
     from blockcache_runtime.rerun_file import RerunFile
 
     with RerunFile(path) as file:
         for name in _compared(evaluation):
             watcher = file.watcher(name, rate)
-            evaluation.play(name, evaluation.seeds[0], partial(_show, watcher), watcher)
 
+            def show(task: Task, watcher: RerunWatcher = watcher) -> None:
+                watcher.pictured(task.render())
 
-def _show(watcher: RerunWatcher, task: Task) -> None:
-    watcher.pictured(task.render())
+            evaluation.play(name, evaluation.seeds[0], show, watcher)
 
 
 def _watch(evaluation: Evaluation, name: str) -> tuple[str, list[Frame]]:
@@ -203,37 +178,6 @@ def _method_or_schedule(text: str) -> tuple[Schedule | str, str]:
     return name, name
 
 
-def _check_export(
-    path: arg.PolicySource | str,
-    schedule: str | None,
-    against: arg.PolicySource | None,
-    sampler_file: str | None,
-    tuned: Path | None,
-    observations: str | None,
-    count: int,
-    tolerance: float,
-    output: str | None,
-) -> None:
-    """An export beside its policy; ends with exit code 1 if they differ."""
-    if not isinstance(path, str) or against is None or schedule is not None:
-        raise click.UsageError("--against compares an export: blockcache check FILE.onnx --against POLICY")
-    if idle := arg.given(["samples", "generations", "seed", "engine", "threads"]):
-        raise click.UsageError(f"{', '.join(idle)} have no meaning beside --against; leave them out")
-    if tuned is not None and sampler_file is not None:
-        raise click.UsageError("--tuned brings its own sampler; leave out --sampler-file")
-    seen = against.known_observations(observations)
-
-    from blockcache.compare.parity import check_export
-
-    port = against.port_with(sampler_file) if tuned is None else against.tuned(tuned)[0]
-    found = check_export(path, port, seen, count, tolerance)
-    click.echo(f"{path} {found}")
-    if output is not None:
-        found.save(output)
-    if not found.agrees:
-        sys.exit(1)
-
-
 @click.command(epilog=f"\b\nMethods:\n{NAMES}")
 @arg.policy_argument(type=arg.POLICY_OR_EXPORT)
 @click.argument("schedule", required=False)
@@ -244,15 +188,8 @@ def _check_export(
 @arg.sampler_file_option
 @arg.tuned_option
 @click.option("--count", type=click.IntRange(2, arg.MOST), default=OBSERVATIONS, help="Observations to compare at.")
-@click.option(
-    "--samples", type=click.IntRange(4, arg.MOST), default=SAMPLES, help="Chunks for each observation; an even number."
-)
-@click.option(
-    "--generations",
-    type=arg.COUNT,
-    default=GENERATIONS,
-    help="The first observations, to calibrate on; none of them is compared at.",
-)
+@click.option("--samples", type=click.IntRange(4, arg.MOST), default=SAMPLES, help="Chunks for each observation; even.")
+@click.option("--generations", type=arg.COUNT, default=GENERATIONS, help="Of the observations, only to calibrate on.")
 @click.option("--seed", type=arg.SEED, default=0, help="Of the noise and the choice of observations.")
 @click.option("--engine", type=arg.ENGINE, default="auto")
 @click.option("--threads", type=arg.CORES, default=cores, show_default="all cores", help="Threads for the engine.")
@@ -282,8 +219,23 @@ def check(
       blockcache check my_module:make_policy bac:S=10,n=5,metric=mse --observations obs.npz -o check.json
     """
     if isinstance(policy, str) or against is not None:
-        count = settings["count"]
-        _check_export(policy, schedule, against, sampler_file, tuned, observations, count, tolerance, output)
+        if not isinstance(policy, str) or against is None or schedule is not None:
+            raise click.UsageError("--against compares an export: blockcache check FILE.onnx --against POLICY")
+        if idle := arg.given(["samples", "generations", "seed", "engine", "threads"]):
+            raise click.UsageError(f"{', '.join(idle)} have no meaning beside --against; leave them out")
+        if tuned is not None and sampler_file is not None:
+            raise click.UsageError("--tuned brings its own sampler; leave out --sampler-file")
+        known = against.known_observations(observations)
+
+        from blockcache.compare.parity import check_export
+
+        port = against.port_with(sampler_file) if tuned is None else against.tuned(tuned)[0]
+        parity = check_export(policy, port, known, settings["count"], tolerance)
+        click.echo(f"{policy} {parity}")
+        if output is not None:
+            parity.save(output)
+        if not parity.agrees:
+            sys.exit(1)
         return
     if schedule is None or arg.given(["tolerance", "sampler_file", "tuned"]):
         raise click.UsageError("name a SCHEDULE to compare; or an export FILE.onnx, and --against what it was made of")

@@ -29,14 +29,10 @@ def _new(path: str) -> str:
 @click.command()
 @click.argument("source", metavar="CHECKPOINT")
 @click.argument("output", metavar="OUT", type=arg.Checked("place", _new))
-@click.option(
-    "--steps", type=arg.SIZE, default=100, help="Of a folder of schedules: denoising steps of one generation."
-)
+@click.option("--steps", type=arg.SIZE, default=100, help="Of a folder of schedules: steps of one generation.")
 @click.option("-S", "--updates", type=arg.COUNT, help="Of a folder with several schedules: the one with S updates.")
 @click.option("--metric", help="Of a folder with several schedules: the one by this metric.")
-@click.option(
-    "--last", is_flag=True, help="Of a folder of schedules: every block at the last step too, as their code runs."
-)
+@click.option("--last", is_flag=True, help="Of a folder of schedules: all blocks at the last step too, as their code.")
 def convert(source: str, output: str, steps: int, updates: int | None, metric: str | None, last: bool) -> None:
     """Make a policy directory OUT of a CHECKPOINT file that the public Diffusion Policy code wrote.
 
@@ -62,9 +58,8 @@ def convert(source: str, output: str, steps: int, updates: int | None, metric: s
         schedule = read_authors_schedule(source, steps=steps, updates=updates, metric=metric, last=last)
         check_writable(output)
         schedule.save(output)
-        click.echo(
-            f"{output}: {len(schedule.blocks)} blocks x {schedule.steps} steps, {schedule.reused_share:.1%} reused"
-        )
+        size = f"{len(schedule.blocks)} blocks x {schedule.steps} steps"
+        click.echo(f"{output}: {size}, {schedule.reused_share:.1%} reused")
         return
     if options := arg.given(["steps", "updates", "metric", "last"]):
         raise click.UsageError(f"{', '.join(options)} is for a folder of schedules; {source} is none")
@@ -186,19 +181,12 @@ def place(policy: arg.PolicySource, output: str, steps: int, sampler: str, seed:
 @arg.policy_argument()
 @click.option("-o", "--output", type=arg.OUTPUT, default="fitted.json", help="The sampler file to write.")
 @click.option("--steps", type=arg.COUNT, default=5)
-@click.option(
-    "--spread",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=SPREAD,
-    help="1 keeps the spread of the policy's actions; less makes them sharper.",
-)
+@click.option("--spread", type=arg.SHARE, default=SPREAD, help="1 keeps the spread of the actions; less is sharper.")
 @click.option("--start", metavar="FILE", help="A sampler file to start from. Default: DDPM steps, placed first.")
 @click.option("--iterations", type=arg.COUNT, default=100)
 @click.option("--starts", type=arg.COUNT, default=1, help="So many fits, the others from steps moved at random.")
-@click.option("--rate", type=click.FloatRange(0, 1, min_open=True), default=0.02, help="Adam's first step.")
-@click.option(
-    "--schedule", metavar="FILE", help="Fit through what it reuses; beside OUTPUT it is written for the result."
-)
+@click.option("--rate", type=arg.SHARE, default=0.02, help="Adam's first step.")
+@click.option("--schedule", metavar="FILE", help="Fit through what it reuses; written beside OUTPUT for the result.")
 @sampling_options
 def fit(
     policy: arg.PolicySource,
@@ -234,9 +222,8 @@ def fit(
     begun = None if start is None else SamplerConfig.load(start)
     through = None if schedule is None else Schedule.load(schedule)
     effort = Effort(iterations, rate=rate, starts=starts)
-    found = fit_sampler(
-        policy.port, observations, steps, spread, start=begun, schedule=through, effort=effort, seed=seed
-    )
+    how: dict[str, Any] = {"start": begun, "schedule": through, "effort": effort, "seed": seed}
+    found = fit_sampler(policy.port, observations, steps, spread, **how)
     _written(found, output)
     if through is not None:
         beside = f"{output.removesuffix('.json')}.schedule.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -67,32 +67,16 @@ def calibrate(
 @click.argument("recording")
 @click.option("-o", "--output", type=arg.OUTPUT, default="schedule.json", help="The schedule.")
 @click.option("-S", "--updates", type=arg.COUNT, help="Update steps per block, step 0 among them. Default: 10.")
+@click.option("-n", "--union", type=arg.COUNT_OR_0, help="Blocks that the bubbling union repairs. Default: up to 5.")
 @click.option(
-    "-n",
-    "--union",
-    type=click.IntRange(0, arg.MOST),
-    help="Blocks that the bubbling union repairs. Default: 5, or all if fewer.",
-)
-@click.option(
-    "--metric", type=click.Choice(list(METRICS)), default="cosine", help="Cosine is the paper's, MSE as a rule better."
+    "--metric", type=click.Choice([*METRICS]), default="cosine", help="Cosine is the paper's, MSE as a rule better."
 )
 @click.option("--method", type=click.Choice(METHODS), default="bac")
 @click.option("--objective", type=click.Choice(OBJECTIVES), default="anchor")
 @click.option("--last", is_flag=True, help="Every block at the last step too, as the authors' released code has it.")
 @click.option("--budget", type=float, help="With --method action: the share of the full FLOPs. Default: 0.15.")
 @click.option("--flops", type=float, help="With --method action, instead of a budget: FLOPs of one generation.")
-def solve(
-    recording: str,
-    output: str,
-    updates: int | None,
-    union: int | None,
-    metric: str,
-    method: str,
-    objective: str,
-    last: bool,
-    budget: float | None,
-    flops: float | None,
-) -> None:
+def solve(recording: str, output: str, **settings: Any) -> None:
     """Solve a RECORDING for the steps at which each block is computed.
 
     The objective is the one that the paper's code has; "consecutive" is as the paper prints it. --method action asks
@@ -108,9 +92,7 @@ def solve(
     from blockcache.solvers import solve as run_solver
     from blockcache.solvers.recording import Recording
 
-    schedule = run_solver(
-        Recording.load(recording), updates, union, metric, method, objective, last, budget=budget, flops=flops
-    )
+    schedule = run_solver(Recording.load(recording), **settings)
     replace(schedule, origin={**schedule.origin, "command": arg.typed("output")}).save(output)
     click.echo(
         f"{output}: {schedule.computed} of {schedule.steps * len(schedule.blocks)} block computations, "

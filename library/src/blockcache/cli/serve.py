@@ -34,11 +34,8 @@ class ServedPort:
         self.name, self._port = name, port
         self.inputs, self.cameras = dict(port.inputs), frozenset(port.cameras)
         self.outside: Mapping[str, str] = {}
-        self.n_obs_steps, self.n_action_steps, self.action_dim = (
-            port.n_obs_steps,
-            port.n_action_steps,
-            len(port.action_scale),
-        )
+        self.n_obs_steps, self.n_action_steps = port.n_obs_steps, port.n_action_steps
+        self.action_dim = len(port.action_scale)
 
     def predict(self, observations: Sequence[Any], generators: Sequence[np.random.Generator]) -> list[Any]:
         """See `ServedPolicy`: the noise of each has a seed that is drawn from the generator beside it."""

@@ -25,11 +25,12 @@ def _milliseconds(text: str) -> float:
     return float(found[1]) * (1e3 if found[2] == "s" else 1)
 
 
+TIME = arg.Checked("time", _milliseconds)
+
+
 @click.command()
 @arg.policy_argument()
-@click.option(
-    "--deadline", type=arg.Checked("time", _milliseconds), help="For one chunk, such as 25ms: the least loss in it."
-)
+@click.option("--deadline", type=TIME, help="For one chunk, such as 25ms: the least loss within it.")
 @click.option("--loss", type=click.FloatRange(0.001, 1.0), help="Of the score that may be lost: the fastest within it.")
 @click.option("-o", "--output", type=arg.OUTPUT_DIRECTORY, default="tuned", help="The tuned policy, a new directory.")
 @arg.observations_option
@@ -38,9 +39,7 @@ def _milliseconds(text: str) -> float:
 @click.option(
     "--minutes", type=click.FloatRange(0.1, 10_000), default=10.0, help="For all but rollouts. More go on from here."
 )
-@click.option(
-    "--rate", "rate_hz", type=click.FloatRange(0.1, 1000), default=10.0, help="Control rate in Hz, to time at."
-)
+@click.option("--rate", "rate_hz", type=click.FloatRange(0.1, 1000), default=10.0, help="In Hz: the control rate.")
 @click.option("--keep-sampler", is_flag=True, help="Only schedules, under the policy's own sampler.")
 @click.option("--keep-spread", is_flag=True, help="Only what keeps the spread of the policy's own actions.")
 @click.option("--seed", type=arg.SEED, default=0, help="Of the noise and the split of the observations.")

@@ -71,13 +71,37 @@ def run_bench(
                     continue
                 add(maker)
         candidates = maker.candidates
-        looks = maker.encoder(counts)
-        latencies = measure({c.name: c.call for c in (*candidates, *looks)}, repeats, progress=progress)
+        encoders = maker.encoder(counts)
+        latencies = measure({c.name: c.call for c in (*candidates, *encoders)}, repeats, progress=progress)
         found = {c.name: port.action_of(c.answer()).detach() for c in candidates if c.comparable}
         plain, scale = found[candidates[0].name], port.action_scale
         gaps = {name: np.abs((action - plain).cpu().numpy() * scale).max() for name, action in found.items()}
     eager = min((c.name for c in candidates[: len(counts)]), key=lambda name: latencies[name].p50)
     batch = batch_size(observations)
+
+    def row(candidate: Timed) -> Measurement:
+        latency, gap = latencies[candidate.name], gaps.get(candidate.name)
+        rate = batch * candidate.flops / latency.p50 / 1e9
+        return Measurement(
+            name=candidate.name,
+            engine=candidate.engine,
+            threads=candidate.threads,
+            p50_ms=latency.p50 * 1e3,
+            p95_ms=latency.percentile(95) * 1e3,
+            p99_ms=latency.percentile(99) * 1e3,
+            chunk_hz=1 / latency.p50,
+            action_hz=port.n_action_steps / latency.p50,
+            speedup=latency.over(latencies[eager]),
+            over_full=min((latency.over(latencies[name]) for name in candidate.full), default=None),
+            gflop=candidate.flops / 1e9,
+            gflops=rate,
+            of_peak=rate / peaks[str(candidate.threads)],
+            max_difference=None if gap is None else float(gap),
+            saving=candidate.saving,
+            limit=candidate.limit,
+            samples_ms=[round(float(value) * 1e3, 4) for value in latency.seconds],
+        )
+
     return Bench(
         shape=shape,
         schedule={"computed": schedule.computed, "reused_share": schedule.reused_share, **dict(schedule.origin)},
@@ -85,61 +109,29 @@ def run_bench(
         peak_gflops=peaks,
         repeats=repeats,
         eager=eager,
-        rows=[_row(c, latencies, eager, port.n_action_steps, batch, peaks, gaps.get(c.name)) for c in candidates],
+        rows=list(map(row, candidates)),
         unavailable=maker.unavailable,
-        encoder=[_encoder_time(look, candidates, latencies, port.begins_after_encoder, eager) for look in looks],
-    )
-
-
-def _row(
-    candidate: Timed,
-    latencies: dict[str, Latency],
-    eager: str,
-    n_action_steps: int,
-    batch: int,
-    peaks: dict[str, float],
-    difference: float | None,
-) -> Measurement:
-    latency = latencies[candidate.name]
-    rate = batch * candidate.flops / latency.p50 / 1e9
-    return Measurement(
-        name=candidate.name,
-        engine=candidate.engine,
-        threads=candidate.threads,
-        p50_ms=latency.p50 * 1e3,
-        p95_ms=latency.percentile(95) * 1e3,
-        p99_ms=latency.percentile(99) * 1e3,
-        chunk_hz=1 / latency.p50,
-        action_hz=n_action_steps / latency.p50,
-        speedup=latency.over(latencies[eager]),
-        over_full=min((latency.over(latencies[name]) for name in candidate.full), default=None),
-        gflop=candidate.flops / 1e9,
-        gflops=rate,
-        of_peak=rate / peaks[str(candidate.threads)],
-        max_difference=None if difference is None else float(difference),
-        saving=candidate.saving,
-        limit=candidate.limit,
-        samples_ms=[round(float(value) * 1e3, 4) for value in latency.seconds],
+        encoder=[_encoder_time(one, candidates, latencies, port.begins_after_encoder, eager) for one in encoders],
     )
 
 
 def _encoder_time(
-    look: Timed, candidates: list[Timed], latencies: dict[str, Latency], behind: bool, eager: str
+    encoder: Timed, candidates: list[Timed], latencies: dict[str, Latency], own_code: bool, eager: str
 ) -> EncoderTime:
     """The encoder by itself beside the candidates that run it so, and the ceiling that it sets: caching makes the denoiser
-    faster, and never the encoder (Amdahl's law). `behind` an encoder that nobody knows, all candidates run it in torch."""
+    faster, and never the encoder (Amdahl's law). With `own_code` all engines leave it to the policy's own code."""
 
     def runs_it(candidate: Timed) -> bool:
-        engine = candidate.engine if candidate.engine in ("loop", "onnx") and not behind else EAGER
-        threads = 1 if behind and candidate.engine != EAGER else candidate.threads
-        return (look.engine, look.threads) == (engine, threads) and not candidate.saving
+        engine = candidate.engine if candidate.engine in ("loop", "onnx") and not own_code else EAGER
+        threads = 1 if own_code and candidate.engine != EAGER else candidate.threads
+        return (encoder.engine, encoder.threads) == (engine, threads) and not candidate.saving
 
-    seconds = latencies[look.name].p50
+    seconds = latencies[encoder.name].p50
     return EncoderTime(
-        engine=look.engine,
-        threads=look.threads,
+        engine=encoder.engine,
+        threads=encoder.threads,
         p50_ms=seconds * 1e3,
-        gflop=look.flops / 1e9,
+        gflop=encoder.flops / 1e9,
         ceiling=latencies[eager].p50 / seconds,
         shares={one.name: seconds / latencies[one.name].p50 for one in candidates if runs_it(one)},
     )

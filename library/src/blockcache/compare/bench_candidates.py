@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blockcache.attach.generation import first_denoiser_call
 from blockcache.attach.patching import Patches
-from blockcache.compare.candidates import Running, program_flops
+from blockcache.compare.candidates import Candidate, Running, program_flops
 from blockcache.engines import accelerate
 from blockcache.engines.build import Build
 from blockcache.engines.loop import Constants, TorchBackend, by_moment
@@ -32,7 +32,7 @@ from blockcache.models.sampling import draw_all, generate
 from blockcache.observations import batch_size
 from blockcache.results.rollouts import EAGER
 from blockcache.samplers import fewer_steps
-from blockcache.schedule import Schedule, generation_flops
+from blockcache.schedule import Schedule
 from blockcache.solvers import uniform
 
 Call = Callable[[], Any]
@@ -88,39 +88,31 @@ class CandidateMaker:
             return
         kind = "euler" if own.type == "euler" else "ddim"
         for count in sorted((count for count in counts if count < self.steps), reverse=True):
-            other = self.port.with_sampler(fewer_steps(own, kind, count)).copy()
-            cost = self.port.encoder_flops + generation_flops(
-                self.port.adapter.blocks, self.port.adapter.every_step, count
-            )
-            name = f"{kind.upper()}-{count}, {EAGER}"
-            self.add(name, EAGER, 1, self._plain_call(other, 1), cost, comparable=False)
+            less = Candidate(sampler=fewer_steps(own, kind, count))
+            call, cost = self._plain_call(less.on(self.port).copy(), 1), less.flops(self.port, 0.0)
+            self.add(f"{kind.upper()}-{count}, {EAGER}", EAGER, 1, call, cost, comparable=False)
 
     def engines(self, counts: list[int], quick: bool) -> None:
-        reduced = self.schedule
-        self._accelerated(
-            f"{self.named}, patched", "patched", reduced, 1, self._plain(reduced), (f"{EAGER}, 1 thread",)
-        )
+        reduced, named, whole = self.schedule, self.named, "full precision"
+        self._accelerated(named, "patched", reduced, self._plain(reduced), full=(f"{EAGER}, 1 thread",))
         try:
             built = rehearsed_build(self.port, reduced, "loop")
         except EngineError as error:
             self.unavailable["loop and onnx"] = str(error)
             return
-        full = self._accelerated("full precision, loop", "loop", None, 1, _flops(built.program, self.everything))
-        self._accelerated(f"{self.named}, loop", "loop", reduced, 1, _flops(built.program, reduced), full)
+        most, cost = _flops(built.program, self.everything), _flops(built.program, reduced)
+        full = self._accelerated(whole, "loop", None, most)
+        self._accelerated(named, "loop", reduced, cost, full=full)
         for count in counts:
-            name = f"full precision, onnx, {_threads(count)}"
-            full = self._accelerated(name, "onnx", None, count, _flops(built.program, self.everything))
+            full = self._accelerated(whole, "onnx", None, most, count)
             if full and not quick and not self.port.begins_after_encoder:
                 full += self._unrolled(count, built)
-            name = f"{self.named}, onnx, {_threads(count)}"
-            self._accelerated(name, "onnx", reduced, count, _flops(built.program, reduced), full, limit=True)
-        count, even = counts[-1], self._uniform_at_equal_flops()
-        name = f"Uniform at equal FLOPs, onnx, {_threads(count)}"
-        self._accelerated(name, "onnx", even, count, _flops(built.program, even), full)
+            self._accelerated(named, "onnx", reduced, cost, count, full, limit=True)
+        even = self._uniform_at_equal_flops()
+        self._accelerated("Uniform at equal FLOPs", "onnx", even, _flops(built.program, even), counts[-1], full)
         if built.program.causal:  # else the tokens behind the executed actions have a say in them
-            cost = _flops(built.actions_only().program, reduced)
-            name = f"{self.named}, onnx, {_threads(count)}, executed actions only"
-            self._accelerated(name, "onnx", reduced, count, cost, full, output="action")
+            fewer = _flops(built.actions_only().program, reduced)
+            self._accelerated(named, "onnx", reduced, fewer, counts[-1], full, only_executed=True)
 
     def _unrolled(self, threads: int, built: Build) -> tuple[str, ...]:
         """Full precision unrolled: with many steps too large and too slow to load to be the engine's own form."""
@@ -156,10 +148,10 @@ class CandidateMaker:
         program, constants, observed = built.program, Constants(built.program), self.observed(built.program)
 
         @torch.no_grad()
-        def look() -> Any:
+        def encode_in_loop() -> Any:
             return perceive(TorchBackend(constants, batch_size(self.obs)), program, by_moment(observed, program))
 
-        found.append(one("loop", 1, look))
+        found.append(one("loop", 1, encode_in_loop))
         for count in counts:
             try:
                 runner = open_cached(built, self.port.fingerprint, count)
@@ -182,16 +174,19 @@ class CandidateMaker:
 
     def _accelerated(
         self,
-        name: str,
+        what: str,
         engine: str,
         schedule: Schedule | None,
-        threads: int,
         cost: int,
+        threads: int = 1,
         full: tuple[str, ...] = (),
-        output: str = "chunk",
+        only_executed: bool = False,
         limit: bool = False,
     ) -> tuple[str, ...]:
-        own = self.port.copy()
+        """One engine under one schedule; the candidate's name, or nothing where that engine cannot run it."""
+        own, output = self.port.copy(), "action" if only_executed else "chunk"
+        name = f"{what}, {engine}" + f", {_threads(threads)}" * (engine == "onnx")
+        name += ", executed actions only" * only_executed
         try:
             self.stack.enter_context(accelerate(own, schedule, engine, output, threads=threads, trust=True))
         except (EngineError, FileError) as error:
@@ -210,8 +205,7 @@ class CandidateMaker:
         return on_threads(threads, Running(port, EAGER, lambda: None).timed(self.obs))
 
     def _plain(self, schedule: Schedule | None) -> int:
-        steps = generation_flops(self.port.adapter.blocks, self.port.adapter.every_step, self.steps, schedule)
-        return self.port.encoder_flops + steps
+        return Candidate(schedule, "patched").flops(self.port, 0.0)
 
     def _uniform_at_equal_flops(self) -> Schedule:
         goal, names, origin = self._plain(self.schedule), self.schedule.blocks, {"method": "uniform"}

@@ -16,11 +16,13 @@ from blockcache.samplers import Diffusion, fewer_steps
 from blockcache.schedule import Schedule
 
 STEPS, CALLS = 16, 15
+"""Steps of a generation at most, and how often each group is timed, all interleaved."""
+ONCE = "once"  # the generation in which every block is computed once
 LEAST = 0.05
 """Of what its share of the FLOPs would take: a difference of two measured times may come out as nothing."""
 
 
-def block_milliseconds(port: Port, observation: Any, engine: str, calls: int = CALLS) -> dict[str, float]:
+def block_milliseconds(port: Port, observation: Any, engine: str) -> dict[str, float]:
     """By block. Blocks of one kind and as many FLOPs take the same time, so each such group is timed as a whole: computed at
     every step, against a generation in which every block is computed once.
 
@@ -28,31 +30,28 @@ def block_milliseconds(port: Port, observation: Any, engine: str, calls: int = C
         port: The policy.
         observation: A batch of one.
         engine: By name.
-        calls: Timed for each group, all interleaved.
     """
     if isinstance(port.sampler, Diffusion) and len(port.timesteps) > STEPS:
         port = port.with_sampler(fewer_steps(port.sampler, port.sampler.type, STEPS))
     blocks, steps = port.adapter.blocks, len(port.timesteps)
     if steps < 2:
         return {block.name: float(block.cost) for block in blocks}
-    groups: dict[Any, list[str]] = {}
+    groups: dict[Any, list[str]] = {ONCE: []}  # what is computed at every step, by kind and FLOPs
     for block in blocks:
         groups.setdefault((block.kind, block.cost), []).append(block.name)
-    once: dict[str, tuple[int, ...]] = {block.name: (0,) for block in blocks}
-    always = tuple(range(steps))
-    updates = {"once": once} | {str(key): {**once, **dict.fromkeys(names, always)} for key, names in groups.items()}
     with ExitStack() as stack:
         timed = {}
-        for name, when in updates.items():
-            schedule = Schedule(steps, when, port.fingerprint)
+        for group, names in groups.items():
+            updates = {block.name: range(steps if block.name in names else 1) for block in blocks}
+            schedule = Schedule(steps, {name: tuple(at) for name, at in updates.items()}, port.fingerprint)
             fast = stack.enter_context(running(port, Candidate(schedule, engine)))
-            timed[name] = fast.timed(observation)
-        found = {name: 1e3 * latency.p50 for name, latency in measure(timed, calls, progress=False).items()}
-    per_flop = sum(found[str(key)] - found["once"] for key in groups) / (
-        (steps - 1) * sum(block.cost for block in blocks)
-    )
+            timed[group] = fast.timed(observation)
+        found = {group: 1e3 * latency.p50 for group, latency in measure(timed, CALLS, progress=False).items()}
+    # milliseconds of an update of all blocks of a group
+    more = {group: (ms - found[ONCE]) / (steps - 1) for group, ms in found.items() if group != ONCE}
+    per_flop = abs(sum(more.values())) / sum(block.cost for block in blocks)
     times = {}
-    for (kind, cost), names in groups.items():
-        one = (found[str((kind, cost))] - found["once"]) / (len(names) * (steps - 1))
-        times.update(dict.fromkeys(names, max(one, LEAST * abs(per_flop) * cost, 1e-6)))
-    return {block.name: times[block.name] for block in blocks}
+    for block in blocks:
+        group = block.kind, block.cost
+        times[block.name] = max(more[group] / len(groups[group]), LEAST * per_flop * block.cost, 1e-6)
+    return times

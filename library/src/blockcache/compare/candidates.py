@@ -67,14 +67,6 @@ class Candidate:
         steps = generation_flops(own.adapter.blocks, own.adapter.every_step, len(own.timesteps), self.strategy, reused)
         return round((own.encoder_flops + steps) * self.execution.generations(port.n_action_steps))
 
-    def check_execution(self, port: Port) -> None:
-        """Refuse what the policy cannot be asked for."""
-        self.execution.check(port.horizon - port.executed[0])
-        if not self.execution.keeps_noise and not port.takes_noise:
-            raise MethodError(
-                "this policy draws its noise itself: neither temperature nor candidates can be chosen for it"
-            )
-
     def shares_all_noise(self, port: Port) -> bool:
         """Whether paired rollouts get the very noise of the policy as it is."""
         return self.execution == AS_TRAINED and self.on(port).sampling.settings == port.sampling.settings
@@ -106,14 +98,11 @@ class Running:
     stats: Callable[[], Stats | None]
     execution: Execution = AS_TRAINED
 
-    def act(self, obs: Any, seed: int) -> NDArray[np.float64]:
-        """Executed actions (B, n_action_steps, A) of a batch of observations, with noise that depends on the seed alone."""
-        return self._generate(obs, None, seed, None, self.port.action_of)
-
-    def act_on(self, obs: Any, noise: Tensor) -> NDArray[np.float64]:
-        """The same with given noise, for policies that take it: (1 + draws, B, T, D), where there are several candidates for
-        each observation B times as many, those for one observation together."""
-        return self._generate(obs, noise, 0, None, self.port.action_of)
+    def act(self, obs: Any, seed: int = 0, noise: Tensor | None = None) -> NDArray[np.float64]:
+        """Executed actions (B, n_action_steps, A) of a batch of observations, with noise that depends on the seed alone; or
+        with given noise, for policies that take it: (1 + draws, B, T, D), where there are several candidates for each
+        observation B times as many, those for one observation together."""
+        return self._generate(obs, noise, seed, None, self.port.action_of)
 
     def chunk(self, obs: Any, previous: Previous | None, noise: Tensor | None, seed: int) -> NDArray[np.float64]:
         """Whole chunks (B, actions, A), their first actions due now, told of those before; drawn by `seed` without noise."""
@@ -213,9 +202,12 @@ class Calibrations:
     def candidate(self, method: Method, engine: str | None = "auto") -> Candidate:
         """Solve or read what the method follows."""
         sampler, strategy, execution = method.resolve(self)
-        candidate = Candidate(strategy, engine, sampler, execution)
-        candidate.check_execution(self.port)
-        return candidate
+        execution.check(self.port.horizon - self.port.executed[0])
+        if not execution.keeps_noise and not self.port.takes_noise:
+            raise MethodError(
+                "this policy draws its noise itself: neither temperature nor candidates can be chosen for it"
+            )
+        return Candidate(strategy, engine, sampler, execution)
 
     def action_budget(self, flops: int) -> Method:
         """The schedule from action costs with so many FLOPs: its budget is a share of what the steps cost."""

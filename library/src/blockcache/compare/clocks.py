@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from blockcache.errors import FileError, shortened
-from blockcache.files import PathLike, read_bytes
+from blockcache.files import read_bytes
 from blockcache.results.rollouts import EvaluationError
 from blockcache.results.timings import Timings
 from blockcache.tasks import Clock
@@ -50,22 +50,13 @@ def read_latencies(text: str) -> Latencies:
         return Latencies((float(fixed[1]) / (1000 if fixed[2] == "ms" else 1),))
     if not Path(text).is_file():
         raise EvaluationError(f"a clock is live, a time such as 40ms or 0.4s, or a file of recorded times, got {text}")
-    return read_clock_file(text)
-
-
-def read_clock_file(path: PathLike) -> Latencies:
-    """Recorded times: a timings file, or a number of seconds in each line.
-
-    Args:
-        path: The file.
-    """
-    data = read_bytes(path, "clock file", _BYTES)
-    if data.lstrip()[:1] == b"{" or str(path).endswith(".gz"):
-        found = Timings.load(path).seconds
+    data = read_bytes(text, "clock file", _BYTES)
+    if data.lstrip()[:1] == b"{" or text.endswith(".gz"):
+        found = Timings.load(text).seconds
         return Latencies({name: tuple(latency.seconds.tolist()) for name, latency in found.items()})
     lines = [line for line in data.decode("utf-8", "replace").split("\n") if line.strip()]
     if not lines:
-        raise FileError(f"the clock file {path} is empty: it needs a number of seconds in each line")
+        raise FileError(f"the clock file {text} is empty: it needs a number of seconds in each line")
     seconds = []
     for line in lines:
         try:
@@ -74,7 +65,7 @@ def read_clock_file(path: PathLike) -> Latencies:
             value = np.nan
         if not 0 <= value < np.inf:
             raise FileError(
-                f"the clock file {path} needs a number of seconds, 0 or more, in each line, got {shortened(line, 40)!r}"
+                f"the clock file {text} needs a number of seconds, 0 or more, in each line, got {shortened(line, 40)!r}"
             )
         seconds.append(value)
     return Latencies(tuple(seconds))
@@ -88,12 +79,10 @@ def describe_clocks(clocks: Mapping[str, Clock]) -> dict[str, Any]:
     """
     shared = next(iter(clocks.values())).describe()
     del shared["seconds"]
-    times = {
-        name: {}
-        if clock.seconds is None
-        else {"chunks": len(clock.seconds), "median_ms": float(np.median(clock.seconds)) * 1e3}
-        for name, clock in clocks.items()
-    }
+    times = {}
+    for name, clock in clocks.items():
+        known = clock.seconds
+        times[name] = {"chunks": len(known), "median_ms": float(np.median(known)) * 1e3} if known else {}
     return {**shared, "latency": times}
 
 

@@ -135,12 +135,9 @@ def _by_ray(address: str, work: Work, jobs: Sequence[Any]) -> Iterator[tuple[int
 def _join_ray(address: str) -> None:
     import ray
 
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    own: dict[str, Any] = {"num_cpus": cores(), "include_dashboard": False}
     try:
-        if address == "local":
-            ray.init(num_cpus=cores(), include_dashboard=False, **quiet)
-        else:
-            ray.init(address=address, **quiet)
+        ray.init(**(own if address == "local" else {"address": address}), log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise EvaluationError(f"no Ray cluster at {address!r} ({error}); start one with 'ray start --head'") from error
 

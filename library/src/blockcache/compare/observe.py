@@ -38,16 +38,7 @@ class Decisions:
         save_observations(path, self.obs, self.moments)
 
 
-def observe(
-    policy: Any,
-    task: str,
-    episodes: int,
-    count: int,
-    first_seed: int = 0,
-    *,
-    engine: str = "auto",
-    progress: bool = True,
-) -> Decisions:
+def observe(policy: Any, task: str, episodes: int, count: int, first_seed: int = 0) -> Decisions:
     """What a policy sees while it does its task, spread evenly over all decisions of some whole episodes, in random order.
     Decisions come in the order of time; shuffled, the first few stand for the whole task too.
 
@@ -57,8 +48,6 @@ def observe(
         episodes: How many, from `first_seed` on; test seeds are refused.
         count: Observations to keep.
         first_seed: Of the episodes.
-        engine: That drives, at full precision: states are all that is recorded.
-        progress: Whether to show a bar.
     """
     port = port_of(policy)
     last_seed, spec = first_seed + episodes - 1, task_spec(task)
@@ -72,15 +61,10 @@ def observe(
         return fast.act(obs, first_seed + chunk)
 
     most = math.ceil(spec.max_steps / port.n_action_steps)
-    bar = progress_bar(desc=f"{episodes} episodes", total=most, unit="decision", disable=not progress)
-    with running(port, Candidate(engine=engine)) as fast, bar:
-        records = rollout(
-            partial(make_task, task),
-            act,
-            range(first_seed, first_seed + episodes),
-            n_obs_steps=port.n_obs_steps,
-            n_action_steps=port.n_action_steps,
-        )
+    bar = progress_bar(desc=f"{episodes} episodes", total=most, unit="decision")
+    with running(port, Candidate(engine="auto")) as fast, bar:  # states are all that is recorded, whatever drives
+        steps: dict[str, Any] = {"n_obs_steps": port.n_obs_steps, "n_action_steps": port.n_action_steps}
+        records = rollout(partial(make_task, task), act, range(first_seed, last_seed + 1), **steps)
     for record in records:
         if record.error is not None:
             raise TaskError(f"the simulator failed with seed {record.seed}: {record.error}; observe other seeds")

@@ -21,6 +21,7 @@ from blockcache.compare.candidates import Candidate, Running, running
 from blockcache.compare.store import Outcome
 from blockcache.errors import ContentError
 from blockcache.files import Fields, Limit, read
+from blockcache.fitting.clouds import seed_of
 from blockcache.measure.action_error import ActionError, action_error, actions
 from blockcache.measure.statistics import mean_jerk, seam_jump
 from blockcache.models.port import Port
@@ -28,7 +29,7 @@ from blockcache.observations import batch_size, hash_observations, parts
 from blockcache.results.rollouts import EAGER, Clocked, MethodRun, Record
 from blockcache.samplers import SamplerTable, table
 from blockcache.tasks import Clock, ClockedRollout, Rollout, Task, clocked_rollout, rollout
-from blockcache.tasks.clock import Answer
+from blockcache.tasks.clock import ActOnClock
 from blockcache.tasks.rollout import Act
 from blockcache_runtime.chunks import Previous, Watcher
 
@@ -165,50 +166,34 @@ def play(
         on_step: Sees the simulators as they go.
         watchers: By seed, told what is planned and done.
     """
-    port, clock = setting.port, group.clock
-    assert setting.make_task is not None
-    with running(port, group.candidate, rtc=clock is not None and clock.rtc) as fast:
+    clock, seeds, make = group.clock, group.seeds, setting.make_task
+    assert make is not None
+    shared: dict[str, Any] = {"n_obs_steps": setting.port.n_obs_steps, "on_step": on_step, "watchers": watchers}
+    with running(setting.port, group.candidate, rtc=clock is not None and clock.rtc) as fast:
         if clock is not None:
-            return clocked_rollout(
-                setting.make_task,
-                _answer(fast, group.seeds),
-                group.seeds,
-                clock,
-                n_obs_steps=port.n_obs_steps,
-                on_step=on_step,
-                watchers=watchers,
-            )
-        return rollout(
-            setting.make_task,
-            _act(fast, group.seeds),
-            group.seeds,
-            n_obs_steps=port.n_obs_steps,
-            n_action_steps=fast.execution.replan or port.n_action_steps,
-            on_step=on_step,
-            watchers=watchers,
-        )
+            return clocked_rollout(make, _answer(fast, seeds), seeds, clock, **shared)
+        executed = fast.execution.replan or setting.port.n_action_steps
+        return rollout(make, _act(fast, seeds), seeds, n_action_steps=executed, **shared)
 
 
 def _act(fast: Running, seeds: Sequence[int]) -> Act:
     """Each rollout's noise is its own, whatever batch it is in. A policy that draws its noise itself is seeded by group and
     chunk, so that every method gets the same."""
-    port, replan = fast.port, fast.execution.replan
 
     def act(obs: Any, chunk: int) -> NDArray[np.float64]:
-        noise, seed = None, 0
-        if port.takes_noise:
-            noise = _noise(fast, seeds, [chunk] * len(seeds))
-        else:
-            seed = int(np.random.SeedSequence((*seeds, chunk)).generate_state(1)[0])
-        if replan is not None:
-            return fast.chunk(obs, None, noise, seed)[:, :replan]
-        return fast.act(obs, seed) if noise is None else fast.act_on(obs, noise)
+        noise = _noise(fast, seeds, [chunk] * len(seeds))
+        seed = seed_of(*seeds, chunk) if noise is None else 0
+        if fast.execution.replan is None:
+            return fast.act(obs, seed, noise)
+        return fast.chunk(obs, None, noise, seed)[:, : fast.execution.replan]
 
     return act
 
 
-def _noise(fast: Running, seeds: Sequence[int], chunks: Sequence[int]) -> Tensor:
-    """That of one chunk of each rollout, for every candidate."""
+def _noise(fast: Running, seeds: Sequence[int], chunks: Sequence[int]) -> Tensor | None:
+    """That of one chunk of each rollout, for every candidate; None for a policy that draws its noise itself."""
+    if not fast.port.takes_noise:
+        return None
     assert fast.port.sampler is not None  # a policy that takes noise has one that we know
     sampler, shape = table(fast.port.sampler), (fast.port.horizon, fast.port.sample_dim)
     drawn = [
@@ -219,16 +204,15 @@ def _noise(fast: Running, seeds: Sequence[int], chunks: Sequence[int]) -> Tensor
     return torch.from_numpy(np.concatenate(drawn, axis=1))
 
 
-def _answer(fast: Running, seeds: Sequence[int]) -> Answer:
+def _answer(fast: Running, seeds: Sequence[int]) -> ActOnClock:
     """Noise is keyed as in other rollouts; the episodes that ask at one tick are a batch."""
 
     def answer(
         obs: Any, places: Sequence[int], chunks: Sequence[int], previous: Previous | None
     ) -> NDArray[np.float64]:
-        if not fast.port.takes_noise:
-            key = (*(seeds[place] for place in places), *chunks)
-            return fast.chunk(obs, previous, None, int(np.random.SeedSequence(key).generate_state(1)[0]))
-        return fast.chunk(obs, previous, _noise(fast, [seeds[place] for place in places], chunks), 0)
+        asking = [seeds[place] for place in places]
+        noise = _noise(fast, asking, chunks)
+        return fast.chunk(obs, previous, noise, seed_of(*asking, *chunks) if noise is None else 0)
 
     return answer
 

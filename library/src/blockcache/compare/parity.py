@@ -69,9 +69,7 @@ def reference_of(
         total = min(count, batch_size(batch))
         constants = {name: torch.tensor([value]) for name, value in runner.header.get("fixed", {}).items()}
         with accelerate(asked, followed, engine="patched"):
-            for place in progress_bar(
-                range(total), desc="the policy's own answers", unit="chunk", leave=False, delay=1.0
-            ):
+            for place in progress_bar(range(total), "the policy's own answers", unit="chunk", leave=False, delay=1.0):
                 one = rows(batch, place, place + 1)
                 obs = port.prepare_observation({**one, **constants} if constants else one)
                 given = port.file_inputs(obs)

@@ -158,42 +158,43 @@ class FittedSteps(Part):
 
 
 @dataclass(frozen=True)
-class SamplerFile(Part):
+class NamedPart(Part):
+    """A part that is a name, such as a file's, behind a word that says what it is the name of."""
+
+    name: str
+    word: ClassVar[str] = ""
+
+    def __str__(self) -> str:
+        return f"{self.word}{self.name}"
+
+
+class SamplerFile(NamedPart):
     """A sampler file, such as `place_steps` and `fit_sampler` make."""
 
-    path: str
-    pattern = r"sampler:(?P<path>.+?\.json)"
-
-    def __str__(self) -> str:
-        return f"sampler:{self.path}"
+    word, pattern = "sampler:", r"sampler:(?P<name>.+?\.json)"
 
     @property
     def facts(self) -> Facts:
-        return Facts("sampler file", label=self.path, solver="a sampler file")
+        return Facts("sampler file", label=self.name, solver="a sampler file")
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
-        return before._replace(sampler=lender.sampler_from(self.path))
+        return before._replace(sampler=lender.sampler_from(self.name))
 
     def check_files(self) -> None:
-        SamplerConfig.load(self.path)
+        SamplerConfig.load(self.name)
 
 
-@dataclass(frozen=True)
-class TunedFiles(Part):
+class TunedFiles(NamedPart):
     """The sampler and the schedule in a directory that `tune` wrote, whichever are there."""
 
-    directory: str
-    pattern = r"tuned:(?P<directory>.+)"
-
-    def __str__(self) -> str:
-        return f"tuned:{self.directory}"
+    word, pattern = "tuned:", r"tuned:(?P<name>.+)"
 
     @property
     def facts(self) -> Facts:
-        return Facts("tuned", solver="tuned", tuned_in=self.directory)
+        return Facts("tuned", solver="tuned", tuned_in=self.name)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
-        return lender.tuned(self.directory)
+        return lender.tuned(self.name)
 
 
 SAMPLER_PARTS: tuple[type[Part], ...] = (TunedFiles, FewerSteps, FittedSteps, SamplerFile)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from blockcache.compare.parts import Facts, Lender, MethodError, Part, Resolved
+from blockcache.compare.parts import Facts, Lender, MethodError, NamedPart, Part, Resolved
 from blockcache.schedule import Schedule
 from blockcache.solvers import OBJECTIVES, fit_teacache, solve
 from blockcache.solvers.recording import METRICS
@@ -176,33 +176,24 @@ class TeaCache(PartWithSettings):
         return before._replace(strategy=fit_teacache(lender.recording(before.sampler), self.threshold))
 
 
-@dataclass(frozen=True)
-class ScheduleFile(Part):
-    path: str
-    pattern = r"(?P<path>(?s:.*)\.json)"
+class ScheduleFile(NamedPart):
+    """A schedule file."""
 
-    def __str__(self) -> str:
-        return self.path
+    pattern = r"(?P<name>(?s:.*)\.json)"
 
     @property
     def facts(self) -> Facts:
-        return Facts("schedule file", label=self.path)
+        return Facts("schedule file", label=self.name)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
-        return before._replace(strategy=Schedule.load(self.path))
+        return before._replace(strategy=Schedule.load(self.name))
 
     def check_files(self) -> None:
-        Schedule.load(self.path)
+        Schedule.load(self.name)
 
 
-@dataclass(frozen=True)
-class UnknownPart(Part):
+class UnknownPart(NamedPart):
     """What a file of another version names; it can be shown, and not run."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def facts(self) -> Facts:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from blockcache.compare.evaluation import Evaluation
 from blockcache.compare.jobs import Backend, one_by_one
-from blockcache.measure.sequences import settled
 from blockcache.progress import progress_bar
 from blockcache.results.rollouts import BASELINE, SETTLED, Results
 from blockcache.results.summary import summarise
@@ -32,7 +31,7 @@ def run_until_settled(evaluation: Evaluation, backend: Backend = one_by_one, *, 
             waiting = {
                 name: candidate
                 for name, candidate in waiting.items()
-                if name == BASELINE or (found := rows[name]) is None or not settled(found)
+                if name == BASELINE or (found := rows[name]) is None or not found.settled
             }
             bar.set_postfix_str(f"{len(waiting) - 1} not settled")
             if set(waiting) == {BASELINE}:
@@ -46,10 +45,5 @@ def _together(parts: Sequence[Results]) -> Results:
     order = [method.name for method in first.methods]
     records = sorted((item for part in parts for item in part.records), key=lambda item: order.index(item.method))
     clocked = sorted((item for part in parts for item in part.clocked), key=lambda item: order.index(item.method))
-    rollouts = sum(part.setting["rollouts"] for part in parts)
-    return replace(
-        first,
-        setting={**first.setting, "rollouts": rollouts, SETTLED: True},
-        records=tuple(records),
-        clocked=tuple(clocked),
-    )
+    setting = {**first.setting, "rollouts": sum(part.setting["rollouts"] for part in parts), SETTLED: True}
+    return replace(first, setting=setting, records=tuple(records), clocked=tuple(clocked))

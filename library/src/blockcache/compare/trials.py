@@ -29,7 +29,7 @@ from blockcache.compare.reuse_parts import ScheduleFile
 from blockcache.compare.store import Outcome, Store, digest
 from blockcache.compare.time_box import TimeBox, TimeUpError
 from blockcache.errors import BlockcacheError, in_one_line
-from blockcache.fitting.clouds import BATCH, pass_seed
+from blockcache.fitting.clouds import BATCH, seed_of
 from blockcache.measure.distance import Cloud, distances
 from blockcache.measure.latency import measure
 from blockcache.models.port import Port
@@ -228,10 +228,10 @@ class Trials:
         stem, sampler, schedule = self.state / digest({"method": method})[:8], None, None
         if (chosen := self.sampler_of(method)) is not None:
             sampler = SamplerFile(f"{stem}-sampler.json")
-            chosen.save(sampler.path)
+            chosen.save(sampler.name)
         if (made := self.schedule_of(method)) is not None:
             schedule = ScheduleFile(f"{stem}-schedule.json")
-            made.save(schedule.path)
+            made.save(schedule.name)
         return Method(sampler, schedule) if sampler or schedule else method_named(method)
 
     def _point(self, method: Method, samples: int, share: float) -> Point:
@@ -266,8 +266,7 @@ class Trials:
                 calls = min(FIRST_CALLS, int(TIMING * self.box.seconds / max(timed.p50, self.period)))
                 if calls > 1:  # one that takes long is not worth another one
                     timed = measure({"it": call}, calls, 1, progress=False, period=self.period)["it"]
-            p50, p95 = (1e3 * timed.percentile(percent) for percent in (50, 95))
-            return {"p50_ms": p50, "p95_ms": p95, "engine": fast.engine}
+            return {"p50_ms": 1e3 * timed.p50, "p95_ms": 1e3 * timed.percentile(95), "engine": fast.engine}
 
         return self._store.outcome(self._origin(times=candidate.describe(self.port), period=self.period), make)
 
@@ -311,7 +310,7 @@ class Trials:
         saved = time.monotonic()
         with progress_bar(asked, unit="call", leave=False, disable=not self.progress) as bar:
             for sample, place in bar:
-                chunks = fast.act(batches[place], pass_seed(self.seed, sample, place)) * self.port.action_scale
+                chunks = fast.act(batches[place], seed_of(self.seed, sample, place)) * self.port.action_scale
                 kept[place].append(chunks.reshape(len(chunks), -1).tolist())
                 if time.monotonic() > saved + SAVE_SECONDS:
                     self._save(keys, kept)
@@ -342,7 +341,7 @@ class Trials:
             calls_of = {}
             for name, (candidate, threads) in asked.items():
                 torch.set_num_threads(threads)
-                calls_of[str(name)] = stack.enter_context(running(self.port, candidate)).timed(self._one)
+                calls_of[name] = stack.enter_context(running(self.port, candidate)).timed(self._one)
             torch.set_num_threads(cores())
             found = measure(calls_of, calls, WARMUP, progress=False, period=self.period)
-        return {name: (1e3 * found[str(name)].percentile(50), 1e3 * found[str(name)].percentile(95)) for name in asked}
+        return {name: (1e3 * one.p50, 1e3 * one.percentile(95)) for name, one in found.items()}

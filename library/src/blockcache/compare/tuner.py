@@ -139,6 +139,9 @@ def tune(
             chosen = choose([point for point in points if point.rollouts or point.method == BASELINE], goal)
             if chosen.method != BASELINE:
                 fresh = differences([chosen.method], FRESH_SEEDS)[chosen.method]
+    if late := [name for name in dict.fromkeys(trials.late) if name not in trials.candidates]:
+        more = "the same command with more minutes goes on from here"
+        trials.notes.append(f"not tried, as the time was up: {', '.join(late)}; {more}")
     tuning = Tuning(
         policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
         goal=goal,
@@ -159,7 +162,7 @@ def tune(
         points=tuple(sorted(points, key=lambda point: point.p50_ms)),
         chosen=chosen,
         fresh=fresh,
-        notes=(*trials.notes, *_late_note(trials)),
+        notes=tuple(trials.notes),
     )
     return Tuned(tuning, trials.sampler_of(chosen.method), trials.schedule_of(chosen.method))
 
@@ -175,13 +178,6 @@ def _check_tried(trials: Trials, points: Sequence[Point], minutes: float) -> Non
         f"nothing was tried: {minutes:g} minutes were over before a method could be compared with the policy as it is; give "
         f"it {max(trials.minutes_needed, 2 * minutes):g} minutes (--minutes), which go on from what is kept in the state"
     )
-
-
-def _late_note(trials: Trials) -> list[str]:
-    """What there was no time for."""
-    late = [name for name in dict.fromkeys(trials.late) if name not in trials.candidates]
-    more = "the same command with more minutes goes on from here"
-    return [f"not tried, as the time was up: {', '.join(late)}; {more}"] if late else []
 
 
 def _try_methods(trials: Trials, goal: Goal, keep_sampler: bool) -> list[Point]:

@@ -27,7 +27,8 @@ def check_widths(port: Port, spec: TaskSpec) -> None:
         ((_, *shown),), ((_, *taken),) = needs.values(), has.values()
         differing: list[tuple[str, Any, Any]] = [("observations", taken[-1], shown[-1])] if taken != shown else []
     elif set(has) != set(needs):
-        raise TaskError(f"{misfit}: it takes {', '.join(has)}, the task gives {_gives(spec)}")
+        gives = "one array" if spec.inputs is None else ", ".join(needs)
+        raise TaskError(f"{misfit}: it takes {', '.join(has)}, the task gives {gives}")
     else:
         differing = [(f"{name!r} inputs", has[name][1:], needs[name][1:]) for name in has if has[name] != needs[name]]
     actions = ("actions", len(port.action_scale), spec.action_dim)
@@ -35,7 +36,3 @@ def check_widths(port: Port, spec: TaskSpec) -> None:
         raise TaskError(
             f"{misfit}: its {what} have {own} numbers, the task's {other}; was it trained for another task?"
         )
-
-
-def _gives(spec: TaskSpec) -> str:
-    return "one array" if spec.inputs is None else ", ".join(spec.inputs)

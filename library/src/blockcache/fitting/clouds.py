@@ -85,7 +85,7 @@ class Clouds:
 
     def noise(self, *key: int) -> int:
         """A seed that depends on this choice's seed and a key alone."""
-        return int(np.random.SeedSequence([self.seed, *key]).generate_state(1)[0])
+        return seed_of(self.seed, *key)
 
     def evidence(self) -> dict[str, Any]:
         """What was looked at."""
@@ -101,10 +101,8 @@ class Clouds:
         entry: Callable[..., Any] = getattr(port.policy, port.entry)
         each = max(1, TOGETHER // samples)
         calls = [places[start : start + each] for start in range(0, len(places), each)]
-        found = []
-        for number, part in enumerate(
-            progress_bar(calls, shown, unit="call", disable=shown is None or not self.progress)
-        ):
+        found, bar = [], progress_bar(calls, shown, unit="call", disable=shown is None or not self.progress)
+        for number, part in enumerate(bar):
             batch = pick(self.observations, [place for place in part for _ in range(samples)])
             returned = generate(entry, port.prepare_observation(batch), self.noise(noise, number))
             found.append(executed(port, port.action_of(returned)).reshape(len(part), samples, -1))
@@ -155,22 +153,19 @@ def draw_chunks(
         for sample in range(samples):
             chunks = []
             for place, part in enumerate(batches):
-                chunks.append(act(part, pass_seed(seed, sample, place)) * scale)
+                chunks.append(act(part, seed_of(seed, sample, place)) * scale)
                 bar.update(len(chunks[-1]))
             drawn.append(np.concatenate(chunks))
     return np.stack(drawn, axis=1)
 
 
-def pass_seed(seed: int, sample: int, place: int) -> int:
-    """The seed of the noise of one call: all three are mixed, not added, since seeds that are neighbours must not share a
-    pass.
+def seed_of(*numbers: int) -> int:
+    """One seed for noise from several numbers. They are mixed, not added: seeds that are neighbours must not share noise.
 
     Args:
-        seed: Of all noise.
-        sample: Which one of each observation.
-        place: Of the batch.
+        *numbers: Such as the seed of all noise, and which sample at which place it is for.
     """
-    return int(np.random.SeedSequence((seed, sample, place)).generate_state(1)[0])
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,8 @@ def fit(
     if schedule is not None:
         check_fit(schedule.fingerprint, clouds.port.with_sampler(chosen.sampler), "strict")
     plan = None if schedule is None else compile_plan(schedule)
-    fits = [
-        _Fit(clouds, Fitted.of(one), spread, effort, plan) for one in starts_of(chosen.sampler, effort.starts, clouds)
-    ]
+    starts = starts_of(chosen.sampler, effort.starts, clouds)
+    fits = [_Fit(clouds, Fitted.of(one), spread, effort, plan) for one in starts]
     ends = [(run, *run.best()) for run in fits]
     run, found, kept, _ = min(ends, key=lambda end: end[3])
     begun, before, after = fits[0].begun, fits[0].judged(fits[0].start, 1), run.judged(found, 1)
@@ -192,10 +191,8 @@ class _Fit:
         order = torch.Generator().manual_seed(self.clouds.noise(4))
         best, kept, lowest = self.start, 0, self.judged(self.start, 0).objective
         every = max(1, effort.iterations // 10)
-        title = f"fitting {len(self.start)} steps"
-        with progress_bar(
-            range(1, effort.iterations + 1), title, unit="iteration", disable=not self.clouds.progress
-        ) as bar:
+        title, hidden = f"fitting {len(self.start)} steps", not self.clouds.progress
+        with progress_bar(range(1, effort.iterations + 1), title, unit="iteration", disable=hidden) as bar:
             bar.set_postfix(held_back=f"{lowest:.4f}")
             for number in bar:
                 picked = torch.randperm(len(self.clouds.chosen_on), generator=order)[: effort.observations].tolist()

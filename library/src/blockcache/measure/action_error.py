@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from blockcache.progress import progress_bar
-
 Act: TypeAlias = Callable[[Any, int], NDArray[np.float64]]
 """(a batch of observations, seed) -> executed actions (B, n_action, A); noise depends on the seed alone."""
 
@@ -28,13 +26,24 @@ class ActionError:
     first_p95: float
 
 
-def actions(act: Act, observations: Sequence[Any], seed: int, progress: str | None = None) -> NDArray[np.float64]:
-    """Executed actions of all batches, (N, n_action, A); noise depends on the seed and the batch's place."""
-    batches = progress_bar(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
-    return np.concatenate([act(batch, seed + index) for index, batch in enumerate(batches)])
+def actions(act: Act, observations: Sequence[Any], seed: int) -> NDArray[np.float64]:
+    """Executed actions of all batches, (N, n_action, A); noise depends on the seed and the batch's place.
+
+    Args:
+        act: Draws the actions of one batch.
+        observations: Batches, in the form in which `act` takes them.
+        seed: Of the first batch; each further one has the next seed.
+    """
+    return np.concatenate([act(batch, seed + index) for index, batch in enumerate(observations)])
 
 
 def action_error(found: NDArray[np.float64], expected: NDArray[np.float64], scale: NDArray[np.float64]) -> ActionError:
-    """`scale` (A,) turns robot units into normalised ones."""
+    """The mean absolute difference of actions that were drawn with the same noise, in normalised units.
+
+    Args:
+        found: (N, n_action, A) of the method that is judged, in robot units.
+        expected: The same of the full policy.
+        scale: (A,) normalised units in one robot unit.
+    """
     error = np.abs(found - expected) * scale
     return ActionError(float(error.mean()), float(np.percentile(error[:, 0].mean(axis=-1), 95)))

@@ -65,6 +65,10 @@ def shifts(found: Cloud, reference: Cloud) -> NDArray[np.float64]:
     estimates of the difference, and the distance is the root of their product; where the two point away from each other the
     product is negative, and so is its signed root. It is the mean over many random cuts. For equal distributions it is 0 on
     average; a shift that is small against the scatter comes out too small, never too large.
+
+    Args:
+        found: (observations, samples, features) of the method that is judged.
+        reference: The same of the policy as it is; it may have more samples or fewer.
     """
     one, other = _checked(found, reference)
     most = max(one.shape[1], other.shape[1])
@@ -77,7 +81,12 @@ def shifts(found: Cloud, reference: Cloud) -> NDArray[np.float64]:
 
 def pair_distances(found: Cloud, reference: Cloud) -> tuple[NDArray[np.float64], ...]:
     """Mean Euclidean distance between two samples for each observation: one of either cloud, both of `found`, both of
-    `reference`. A sample is paired neither with itself nor with what has its place."""
+    `reference`. A sample is paired neither with itself nor with what has its place.
+
+    Args:
+        found: (observations, samples, features) of the method that is judged.
+        reference: The same of the policy as it is; it may have more samples or fewer.
+    """
     one, other = _checked(found, reference)
     apart = ~np.eye(one.shape[1], other.shape[1], dtype=bool)
     between = np.array([cdist(x, y)[apart].mean() for x, y in zip(one, other, strict=True)])
@@ -85,7 +94,11 @@ def pair_distances(found: Cloud, reference: Cloud) -> tuple[NDArray[np.float64],
 
 
 def energy_of_spread(spread: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The energy distance, over the reference's spread, of normal clouds that differ in this ratio of spreads alone."""
+    """The energy distance, over the reference's spread, of normal clouds that differ in this ratio of spreads alone.
+
+    Args:
+        spread: For each observation, the mean distance between two samples of the one cloud over that of the other.
+    """
     value: NDArray[np.float64] = np.sqrt(2 * (1 + spread**2)) - 1 - spread
     return value
 

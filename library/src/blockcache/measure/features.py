@@ -69,12 +69,20 @@ def action_features(found: Chunks, reference: Chunks, apart: Distances | None = 
 
 
 def flattened(chunks: Chunks) -> Cloud:
-    """(observations, samples, features), as distances take them."""
+    """(observations, samples, features), as distances take them.
+
+    Args:
+        chunks: (observations, samples, actions, A).
+    """
     return chunks.reshape(*chunks.shape[:2], -1)
 
 
 def roughness(chunks: Chunks) -> float:
-    """The mean length of the second differences along a chunk, for each value of an action; 0 below 3 actions."""
+    """The mean length of the second differences along a chunk, for each value of an action; 0 below 3 actions.
+
+    Args:
+        chunks: (observations, samples, actions, A) in normalised units.
+    """
     if chunks.shape[-2] < LEAST_ACTIONS:
         return 0.0
     return float(np.linalg.norm(np.diff(chunks, n=2, axis=-2), axis=-1).mean()) / math.sqrt(chunks.shape[-1])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockcache.progress import progress_bar
+
+Name = TypeVar("Name", bound=Hashable)
 
 REST = 0.01  # seconds
 
@@ -37,18 +39,18 @@ class Latency:
 
 
 def measure(
-    candidates: Mapping[str, Callable[[], Any]],
+    candidates: Mapping[Name, Callable[[], Any]],
     repeats: int,
     warmup: int = 2,
     progress: bool = True,
     period: float = 0.0,
-) -> dict[str, Latency]:
+) -> dict[Name, Latency]:
     """Time each candidate `repeats` times, one call each in turn; the order rotates from round to round.
 
     A short rest before each call lets the threads of the one before come to rest too: torch's keep spinning for a while.
 
     Args:
-        candidates: Calls by name.
+        candidates: Calls by name, or by whatever tells them apart.
         repeats: Timed calls of each.
         warmup: Calls of each before.
         progress: Whether to show a bar.

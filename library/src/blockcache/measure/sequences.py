@@ -34,11 +34,6 @@ def valid_interval(differences: ArrayLike) -> Estimate:
     return Estimate(mean, min(_lowest(values, stakes), mean), max(-_lowest(-values, stakes), mean), len(values))
 
 
-def settled(difference: Estimate) -> bool:
-    """Whether more pairs would not change the verdict: a loss of 0.03 is ruled out, or that there is none."""
-    return difference.lossless or difference.high < 0
-
-
 def _stakes(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """(horizons, values): how much to bet on each, from what came before it alone."""
     count = np.arange(1, len(values) + 1)

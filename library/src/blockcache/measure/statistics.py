@@ -31,6 +31,11 @@ class Estimate:
         """For a paired difference of scores: a loss of 0.03 or more is ruled out."""
         return self.low > LOSSLESS
 
+    @property
+    def settled(self) -> bool:
+        """For such a difference: it is lossless, or a loss is shown; more pairs would not change that."""
+        return self.lossless or self.high < 0
+
     def text(self, form: str) -> str:
         """For tables: `form` is that of one number, such as "{:+.3f}"; an infinite interval is left out."""
         mean, low, high = (_unsigned_zero(form.format(value), form) for value in (self.mean, self.low, self.high))
@@ -52,7 +57,11 @@ class McNemar:
 
 
 def mean_interval(values: ArrayLike) -> Estimate:
-    """The mean with its 95 % interval: Wilson's for successes (values that are all 0 or 1), otherwise a bootstrap."""
+    """The mean with its 95 % interval: Wilson's for successes (values that are all 0 or 1), otherwise a bootstrap.
+
+    Args:
+        values: A row of finite numbers, or of truth values.
+    """
     array = _checked(values)
     if len(array) == 1 or not _successes(array):
         return _bootstrap(array)
@@ -61,7 +70,12 @@ def mean_interval(values: ArrayLike) -> Estimate:
 
 
 def paired_difference(found: ArrayLike, baseline: ArrayLike) -> Estimate:
-    """found - baseline, pair by pair, with its 95 % interval."""
+    """found - baseline, pair by pair, with its 95 % interval.
+
+    Args:
+        found: A value for each pair, of the method that is judged.
+        baseline: A value for each pair, of what it is compared with, in the same order.
+    """
     one, other = _checked(found), _checked(baseline)
     if one.shape != other.shape:
         raise ValueError(f"pairs need as many values on both sides, got {len(one)} and {len(other)}")
@@ -74,6 +88,10 @@ def difference_interval(differences: ArrayLike, *, of_successes: bool) -> Estima
     Fifty pairs without a loss do not rule out one in fifty, but a bootstrap can only draw what it has seen. So where a
     pair is won, lost or neither, it draws from one won and one lost pair more. That agrees with McNemar's test: it
     takes 6 losses and no win to tell two methods apart.
+
+    Args:
+        differences: One for each pair.
+        of_successes: Whether each is -1, 0 or 1: a pair lost, drawn or won.
     """
     return _bootstrap(_checked(differences), unseen=(-1.0, 1.0) if of_successes else ())
 
@@ -118,7 +136,12 @@ def _successes(values: NDArray[np.float64]) -> bool:
 
 
 def mcnemar(found: ArrayLike, baseline: ArrayLike) -> McNemar:
-    """The exact McNemar test on paired successes."""
+    """The exact McNemar test on paired successes.
+
+    Args:
+        found: Whether the method that is judged succeeded, for each pair.
+        baseline: The same of what it is compared with, in the same order.
+    """
     one, other = np.asarray(found, dtype=bool), np.asarray(baseline, dtype=bool)
     if one.ndim != 1 or one.shape != other.shape:
         raise ValueError(f"pairs need as many values on both sides, got shapes {one.shape} and {other.shape}")
@@ -128,13 +151,22 @@ def mcnemar(found: ArrayLike, baseline: ArrayLike) -> McNemar:
 
 
 def rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
-    """Spearman's: 1 where both put things into the same order; equal values share their ranks, and 0 if all are equal."""
+    """Spearman's: 1 where both put things into the same order; equal values share their ranks, and 0 if all are equal.
+
+    Args:
+        one: A row of numbers.
+        other: As many numbers, each of the same thing as that at its place in `one`.
+    """
     a, b = rankdata(one), rankdata(other)
     return float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else 0.0
 
 
 def mean_jerk(actions: NDArray[np.float64]) -> float | None:
-    """Mean length of the third difference of actions (..., steps, A), in their units per step cubed; None below 4 steps."""
+    """Mean length of the third difference of actions (..., steps, A), in their units per step cubed; None below 4 steps.
+
+    Args:
+        actions: (..., steps, A), in the order in which they are executed.
+    """
     if actions.shape[-2] < 4:
         return None
     return float(np.linalg.norm(np.diff(actions, n=3, axis=-2), axis=-1).mean())

@@ -28,7 +28,11 @@ _ENGINES: dict[str, Colour] = {EAGER: "grey", "patched": "sky", "loop": "green",
 
 
 def bench_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Candidates of a benchmark, from the `rows` of its JSON."""
+    """Candidates of a benchmark, from the `rows` of its JSON.
+
+    Args:
+        rows: One mapping for each candidate, with the fields of `results.bench.Measurement`.
+    """
     return table_of(BENCH_COLUMNS, rows)
 
 
@@ -81,13 +85,21 @@ def bar_chart(name: str, title: str, words: Sequence[str], bars: Bars, figures: 
 
 
 def not_available(bench: Mapping[str, Any]) -> Paragraph:
-    """Which candidates could not be measured, and why."""
+    """Which candidates could not be measured, and why.
+
+    Args:
+        bench: What the benchmark's file holds.
+    """
     missing = [f"Not available: {name} ({plain(reason)})." for name, reason in bench["unavailable"].items()]
     return Paragraph("\n".join(missing))
 
 
 def encoder_ceilings(bench: Mapping[str, Any]) -> Paragraph:
-    """For each way to run a camera policy's encoder: its time, its share, and the speed-up that it leaves room for."""
+    """For each way to run a camera policy's encoder: its time, its share, and the speed-up that it leaves room for.
+
+    Args:
+        bench: What the benchmark's file holds.
+    """
     lines = []
     for item in bench.get("encoder", ()):
         threads = f"{item['threads']} thread{'s' if item['threads'] > 1 else ''}"

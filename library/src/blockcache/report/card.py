@@ -75,11 +75,14 @@ def export_card(
         f"Takes {taken}; gives {chunk} actions of {size} numbers. All are in robot units.",
         *(f"`{item}` is given from outside: {plain(said)}." for item, said in header.get("outside", {}).items()),
     )
-    found = (
-        ["Not tuned: speed and loss beside the plain policy were not measured."]
-        if tuning is None
-        else _evidence(tuning)
-    )
+    found = ["Not tuned: speed and loss beside the plain policy were not measured."]
+    if tuning is not None:
+        machine, kept = tuning.machine, tuning.chosen.distances.spread.mean
+        timed = f"Timed on {plain(machine['processor'])}, {machine['cores']} cores."
+        found = [
+            evidence(tuning),
+            f"{timed} Its actions for one observation have {kept:.0%} of the spread of the policy's own.",
+        ]
     if parity is not None:
         found.append(f"The file {parity}.")
     if original is not None:
@@ -95,12 +98,3 @@ def export_card(
     )
     matter = "\n".join(f"{key}: {json.dumps(value)}" for key, value in front.items())
     return f"---\n{matter}\n---\n\n{render(Document(f'{plain(name)}, exported by blockcache', blocks))}"
-
-
-def _evidence(tuning: Tuning) -> list[str]:
-    machine, spread = tuning.machine, tuning.chosen.distances.spread.mean
-    return [
-        evidence(tuning),
-        f"Timed on {plain(machine['processor'])}, {machine['cores']} cores. Its actions for one observation have "
-        f"{spread:.0%} of the spread of the policy's own.",
-    ]

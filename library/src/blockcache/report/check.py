@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
 from blockcache.report.methods import of_full
 from blockcache.results.check import ENERGIES, Check
@@ -11,23 +12,26 @@ _FORM = "{:.3f}"
 
 
 def check_blocks(found: Check) -> tuple[Block, ...]:
-    """A check, from the verdict on."""
-    distances, floor, setting = found.distances, found.floor, found.setting
-    rows = [
-        ["action error", _FORM.format(found.error.mean), _FORM.format(found.noise_floor.mean)],
-        ["first action, P95", _FORM.format(found.error.first_p95), _FORM.format(found.noise_floor.first_p95)],
-        ["centre shift", distances.centre_shift.text(_FORM), floor.centre_shift.text(_FORM)],
-        ["energy distance", distances.energy.text(_FORM), floor.energy.text(_FORM)],
-        ["energy beyond spread", distances.beyond_spread.text(_FORM), floor.beyond_spread.text(_FORM)],
-        ["spread", distances.spread.text(_FORM), floor.spread.text(_FORM)],
-        *_second_differences(found),
-        ["jerk inside a chunk", _shown(found.roughness.jerk), _shown(found.full_roughness.jerk)],
-        ["jump between chunks", _shown(found.roughness.seam), _shown(found.full_roughness.seam)],
+    """A check, from the verdict on.
+
+    Args:
+        found: What the check found.
+    """
+    distances, floor, setting, features = found.distances, found.floor, found.setting, found.features
+    measures: list[tuple[str, Estimate | float | None, Estimate | float | None]] = [
+        ("action error", found.error.mean, found.noise_floor.mean),
+        ("first action, P95", found.error.first_p95, found.noise_floor.first_p95),
+        ("centre shift", distances.centre_shift, floor.centre_shift),
+        ("energy distance", distances.energy, floor.energy),
+        ("energy beyond spread", distances.beyond_spread, floor.beyond_spread),
+        ("spread", distances.spread, floor.spread),
+        ("jerk inside a chunk", found.roughness.jerk, found.full_roughness.jerk),
+        ("jump between chunks", found.roughness.seam, found.full_roughness.seam),
     ]
+    if features is not None:
+        measures.insert(-2, ("roughness", features.own_roughness + features.rougher, features.own_roughness))
     share = of_full(found.method["flops"], found.method["full_flops"]) or "an unknown share"
-    noise = (
-        "the same noise" if found.method["shares_all_noise"] else "the same noise at the start only (another sampler)"
-    )
+    noise = "the same noise" + " at the start only (another sampler)" * (not found.method["shares_all_noise"])
     notes = [
         f"{setting['observations']} observations, {setting['samples']} chunks each, executed slice, normalised units; brackets: 95 % "
         "intervals over observations.",
@@ -44,7 +48,7 @@ def check_blocks(found: Check) -> tuple[Block, ...]:
             f"**{name}: {found.verdict}**, at {share} of the FLOPs ({plain(found.method['engine'])} engine). "
             f"{promise(found.prediction)}{clear}"
         ),
-        table(["measure", name, "full policy"], rows),
+        table(["measure", name, "full policy"], [[what, _shown(one), _shown(other)] for what, one, other in measures]),
         Bullets(tuple(notes)),
     )
 
@@ -76,13 +80,7 @@ def _seam_note(found: Check) -> str:
     return "No jump between chunks: the observations do not say which decisions follow each other (`blockcache policy observe` does)."
 
 
-def _second_differences(found: Check) -> list[list[str]]:
-    if (features := found.features) is None:
-        return []
-    return [
-        ["roughness", _FORM.format(features.own_roughness + features.rougher), _FORM.format(features.own_roughness)]
-    ]
-
-
-def _shown(value: float | None) -> str:
+def _shown(value: Estimate | float | None) -> str:
+    if isinstance(value, Estimate):
+        return value.text(_FORM)
     return "" if value is None else _FORM.format(value)

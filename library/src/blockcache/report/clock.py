@@ -9,7 +9,7 @@ from blockcache.measure.statistics import Estimate
 from blockcache.report.chart import Axis, Panel, Rule, Series
 from blockcache.report.document import Block, Chart, Folded, Paragraph, Section, code, plain, table
 from blockcache.report.evaluation import clock_blocks
-from blockcache.report.methods import DIFFERENCE, SCORE, SUCCESS, cells, estimate, pick_columns
+from blockcache.report.methods import DIFFERENCE, SCORE, SUCCESS, cells, estimate
 from blockcache.report.overview.sources import Source
 from blockcache.results.rollouts import Results
 from blockcache.results.summary import summarise
@@ -39,16 +39,15 @@ def clock_panels(found: Sequence[Results], title: str = "") -> tuple[Panel, ...]
         Panel(
             Axis("milliseconds until a chunk arrives"),
             Axis("score"),
-            tuple(_line(name, points) for name, points in sorted(methods.items(), key=_rank)),
+            tuple(
+                _line(name, points)
+                for name, points in sorted(methods.items(), key=lambda item: (method_named(item[0]).rank, item[0]))
+            ),
             f"{title}{mode}",
             (Rule("y", 0.0, ""), Rule("y", 1.0, "")),
         )
         for mode, methods in modes.items()
     )
-
-
-def _rank(item: tuple[str, object]) -> tuple[int, str]:
-    return method_named(item[0]).rank, item[0]
 
 
 def _line(name: str, points: dict[float, Estimate]) -> Series:
@@ -63,27 +62,21 @@ def clock_section(sources: Sequence[Source[Results]]) -> list[Section]:
     """The section of a page; none where nothing ran on the clock."""
     if not sources:
         return []
+    rows, folded = list[list[str]](), list[Folded]()
+    for one in sources:
+        mode, clock, summary = plain(mode_of(one.value)), one.value.setting["clock"], summarise(one.value)
+        for row in summary:
+            ms = clock["latency"][row.method.name].get("median_ms")
+            scores = estimate(row.score, "{:.3f}"), estimate(row.success, "{:.2f}")
+            label = plain(method_named(row.method.name).label)
+            rows.append([mode, label, "live" if ms is None else f"{ms:.0f}", f"{clock['rate']:g}", *scores])
+        closed = table(("method", "n", SCORE, DIFFERENCE, "success"), map(cells, summary))
+        origin = Paragraph(f"From {code(one.path)}.")
+        folded.append(Folded(f"{mode}, {plain(one.path)}", (closed, *clock_blocks(one.value), origin)))
     blocks: list[Block] = []
-    panels = clock_panels([one.value for one in sources])
-    rows = [
-        [
-            plain(mode_of(one.value)),
-            plain(method_named(row.method.name).label),
-            f"{ms:.0f}" if (ms := one.value.setting["clock"]["latency"][row.method.name].get("median_ms")) is not None else "live",
-            f"{one.value.setting['clock']['rate']:g}",
-            estimate(row.score, "{:.3f}"),
-            estimate(row.success, "{:.2f}"),
-        ]
-        for one in sources
-        for row in summarise(one.value)
-    ]  # fmt: skip
-    figures = table(["mode", "method", "latency ms", "Hz", SCORE, SUCCESS], rows, left=2)
-    if panels:
+    if panels := clock_panels([one.value for one in sources]):
+        figures = table(["mode", "method", "latency ms", "Hz", SCORE, SUCCESS], rows, left=2)
         caption = "Time passes while a chunk is made: further right it arrives later. Figures with 95 % intervals in the table."
         alt = f"Score against latency, {len(panels)} modes, {len(rows)} cells."
         blocks.append(Chart("clock", "Score against delay", alt, panels, figures, caption, columns=min(3, len(panels))))
-    for one in sources:
-        closed = pick_columns(("method", "n", SCORE, DIFFERENCE, "success"), map(cells, summarise(one.value)))
-        words = f"{plain(mode_of(one.value))}, {plain(one.path)}"
-        blocks.append(Folded(words, (closed, *clock_blocks(one.value), Paragraph(f"From {code(one.path)}."))))
-    return [Section("On the clock", tuple(blocks))]
+    return [Section("On the clock", (*blocks, *folded))]

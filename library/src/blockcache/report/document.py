@@ -39,7 +39,11 @@ class Span:
 
 
 def plain(words: str) -> str:
-    """Text that shows `words` as they are, on one line: for names that were given by somebody else."""
+    """Text that shows `words` as they are, on one line: for names that were given by somebody else.
+
+    Args:
+        words: Any text, in which no mark means anything.
+    """
     return re.sub(r"([\\`*_\[\]<&~])", r"\\\1", " ".join(words.split()))
 
 
@@ -112,20 +116,26 @@ class Table:
                 raise ValueError(f"a cell is one line, got {row}")
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> Table:
+def table(names: Sequence[str], rows: Iterable[Sequence[str]] | Iterable[Mapping[str, str]], *, left: int = 1) -> Table:
     """A table of names and figures.
 
     Args:
         names: The columns' heads.
-        rows: The cells, row by row.
+        rows: Row by row, its cells in the order of the columns; or by the columns' heads, with others that are not shown.
         left: How many columns, from the first, hold names and so stand on the left; figures stand on the right.
     """
     columns = tuple(Column(name, "left" if place < left else "right") for place, name in enumerate(names))
-    return Table(columns, tuple(tuple(row) for row in rows))
+    cells = ([row[name] for name in names] if isinstance(row, Mapping) else row for row in rows)
+    return Table(columns, tuple(map(tuple, cells)))
 
 
 def table_of(columns: Mapping[str, tuple[str, str]], rows: Iterable[Mapping[str, Any]]) -> Table:
-    """A table of records: `columns` gives for each head a field and the form of its figures; None is no figure."""
+    """A table of records: `columns` gives for each head a field and the form of its figures; None is no figure.
+
+    Args:
+        columns: By head of a column, the field that it shows and the form of its figures, such as "{:.1f}".
+        rows: The records; each has a value for every field that is shown.
+    """
     cells = [["" if row[name] is None else form.format(row[name]) for name, form in columns.values()] for row in rows]
     return table(list(columns), cells)
 
@@ -224,7 +234,12 @@ class Document(_Titled):
 
 
 def missing(what: str, command: str) -> Paragraph:
-    """In place of a figure for which there is no file: the command that makes the file."""
+    """In place of a figure for which there is no file: the command that makes the file.
+
+    Args:
+        what: The figure, in a few words.
+        command: What somebody types to make its file.
+    """
     return Paragraph(
         f"Not in these files: {what}. To have it here: {code(command)}, and give its file to `blockcache report`."
     )
@@ -241,14 +256,17 @@ def _check_line(what: str, text: str) -> None:
 def in_words(block: Facts | Chart) -> tuple[Paragraph | Bullets | Table, ...]:
     """What is shown of it where nothing is drawn."""
     if isinstance(block, Facts):
-        return (
-            Bullets(tuple(f"**{one.value}** {one.what}" + f": {one.note}" * bool(one.note) for one in block.items)),
-        )
+        items = (f"**{one.value}** {one.what}" + f": {one.note}" * bool(one.note) for one in block.items)
+        return (Bullets(tuple(items)),)
     return Paragraph(f"**{block.title}.** {block.caption}".rstrip()), block.table
 
 
 def charts(blocks: Iterable[Block]) -> tuple[Chart, ...]:
-    """All charts of a document, in the order in which they are read."""
+    """All charts of a document, in the order in which they are read.
+
+    Args:
+        blocks: Those of the document, or of a part of it.
+    """
     found: list[Chart] = []
     for block in blocks:
         if isinstance(block, Chart):

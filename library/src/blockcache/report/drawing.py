@@ -30,28 +30,44 @@ def require_matplotlib() -> None:
     require("matplotlib", "plots", "a picture", error=FileError)
 
 
-def save_charts(charts: Iterable[Chart], directory: Path, kinds: tuple[str, ...] = ("svg", "pdf")) -> list[Path]:
-    """One file for each chart and kind, called after the chart."""
+def save_charts(charts: Iterable[Chart], directory: Path) -> list[Path]:
+    """An SVG and a PDF of each chart, called after it.
+
+    Args:
+        charts: Those to draw; their names differ.
+        directory: An existing one.
+    """
     paths = []
     for chart in charts:
         figure = draw(chart)
         figure.draw_without_rendering()  # places are found once for all kinds of files: that is what takes long
         figure.set_layout_engine("none")
-        for kind in kinds:
+        for kind in ("svg", "pdf"):
             paths.append(directory / f"{chart.name}.{kind}")
             save_figure(figure, paths[-1])
     return paths
 
 
 def draw(chart: Chart) -> Any:
-    """The whole chart: its panels in as many columns as it asks for, one legend beneath."""
+    """The whole chart: its panels in as many columns as it asks for, one legend beneath.
+
+    Args:
+        chart: What to draw.
+    """
     columns = min(chart.columns, len(chart.panels))
     width = {1: 8.0, 2: 5.6, 3: 4.0}.get(columns, 1.5)
     return draw_panels(chart.panels, columns, width, max(_height(panel, width) for panel in chart.panels))
 
 
 def draw_panels(panels: Sequence[Panel], columns: int, width: float, height: float) -> Any:
-    """Panels of so many inches side by side, one legend beneath."""
+    """Panels of so many inches side by side, one legend beneath.
+
+    Args:
+        panels: What to draw, row by row.
+        columns: Panels side by side.
+        width: Of one panel, in inches.
+        height: Of one panel, in inches.
+    """
     rows = -(-len(panels) // columns)
     figure = new_figure(columns * width, rows * height + 0.5)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -122,12 +138,8 @@ def _draw_heat(axes: Any, heat: HeatMap, named: bool, small: bool) -> None:
 
     rows, columns = heat.values.shape
     every, down = heat.every, 1 if named else heat.every
-    extent = (
-        -0.5 * every,
-        (columns - 0.5) * every,
-        (rows - 0.5) * down,
-        -0.5 * down,
-    )  # the first row stands at the top
+    # the first row stands at the top
+    extent = (-0.5 * every, (columns - 0.5) * every, (rows - 0.5) * down, -0.5 * down)
     colours = LinearSegmentedColormap.from_list("page", list(SCALE))
     picture = axes.imshow(
         np.ma.masked_invalid(heat.values), cmap=colours, vmin=heat.low, vmax=heat.high, extent=extent, aspect="auto", interpolation="nearest"
@@ -235,7 +247,12 @@ _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def save_figure(figure: Any, path: PathLike) -> None:
-    """As an SVG or a PDF file if it is called so, else as a PNG file; all of it or none of it."""
+    """As an SVG or a PDF file if it is called so, else as a PNG file; all of it or none of it.
+
+    Args:
+        figure: A matplotlib figure.
+        path: Where to write it; its ending says the format.
+    """
     from matplotlib import rc_context
 
     buffer, kind = io.BytesIO(), os.fspath(path).rpartition(".")[2].lower()

@@ -8,7 +8,7 @@ from blockcache.compare.methods import method_named
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.statistics import Estimate
 from blockcache.report.document import Block, Bullets, Paragraph, plain, table
-from blockcache.report.methods import DIFFERENCE, SCORE, cells, estimate, pick_columns
+from blockcache.report.methods import DIFFERENCE, SCORE, cells, estimate
 from blockcache.results.rollouts import PLAIN, SETTLED, MethodRun, Results
 from blockcache.results.stored import Stored
 from blockcache.results.summary import summarise
@@ -30,9 +30,8 @@ def evaluation_blocks(results: Results, timings: Timings | None = None) -> tuple
     def hz(name: str) -> str:
         return "" if timings is None else f"{1 / timings.seconds[name].p50:.1f}"
 
-    rows = [
-        {**cells(row), "method": plain(row.method.name), "chunk Hz": hz(row.method.name)} for row in summarise(results)
-    ]
+    named = {row.method.name: row for row in summarise(results)}
+    rows = [{**cells(row), "method": plain(name), "chunk Hz": hz(name)} for name, row in named.items()]
     floor, stopped = results.noise_floor, bool(results.setting.get(SETTLED))
     notes = [
         "Score and its paired difference with 95 % intervals."
@@ -53,7 +52,7 @@ def evaluation_blocks(results: Results, timings: Timings | None = None) -> tuple
             f"the plain policy makes {hz(PLAIN)}."
         )
     clocked = clock_blocks(results) if results.clocked else ()
-    return pick_columns(_CLOSED, rows), pick_columns(_COST, rows, left=2), *clocked, Bullets(tuple(notes))
+    return table(_CLOSED, rows), table(_COST, rows, left=2), *clocked, Bullets(tuple(notes))
 
 
 def clock_blocks(results: Results) -> tuple[Block, ...]:
@@ -161,7 +160,7 @@ def closed_loop_blocks(results: Results, timings: Timings, stored: Stored | None
             "Stored: not measured now but kept with the package, from `blockcache paper suite` on this very policy, calibrated on "
             f"{stored.calibration['generations']} generations (docs/generated/frontier.md)."
         )
-    return pick_columns(columns, rows, left=2), *map(Paragraph, notes)
+    return table(columns, rows, left=2), *map(Paragraph, notes)
 
 
 def _counted(value: Estimate | None) -> str:

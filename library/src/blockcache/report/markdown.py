@@ -9,7 +9,11 @@ from blockcache.report import document as doc
 
 
 def render(document: doc.Document) -> str:
-    """The whole page. Inline markup is Markdown's already, so text goes in as it is."""
+    """The whole page. Inline markup is Markdown's already, so text goes in as it is.
+
+    Args:
+        document: The report.
+    """
     return "\n".join([f"# {document.title}", "", *_blocks(document.blocks, 2)])
 
 

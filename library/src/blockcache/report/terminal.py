@@ -21,7 +21,11 @@ _UNLIMITED = 10_000  # columns
 
 
 def display(*parts: Part) -> None:
-    """Print the parts to standard output, with an empty line between them."""
+    """Print the parts to standard output, with an empty line between them.
+
+    Args:
+        *parts: Documents, or blocks of one.
+    """
     wide, own = Console(width=_UNLIMITED, markup=False, highlight=False), Console().width
     first = True
     for piece in (piece for part in parts for piece in _pieces(part)):

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.chart import Axis, Panel, Rule, Series
-from blockcache.report.document import Block, Bullets, Chart, Paragraph, plain
-from blockcache.report.methods import estimate, pick_columns
+from blockcache.report.document import Block, Bullets, Chart, Paragraph, plain, table
+from blockcache.report.methods import estimate
 from blockcache.results.losses import shipped_model
 from blockcache.results.rollouts import BASELINE
 from blockcache.results.tuning import Point, Tuning
 
 MS = Axis("ms per chunk", log=True)
 _BOUND = "at most, 90 %"
-_POINT = [
-    "p50 ms",
-    "p95 ms",
-    "over plain",
-    "GFLOP",
-    "predicted loss",
-    _BOUND,
-    "centre shift",
-    "beyond spread",
-    "spread",
-]
 _ROLLOUTS = "rollouts: difference, 95 %"
 
 
-def _cells(found: Tuning) -> list[dict[str, str]]:
-    """Every figure of each point, the fastest first."""
+def _cells(found: Tuning, called: Callable[[str], str] = str) -> list[dict[str, str]]:
+    """Every figure of each point by its column's head, the fastest point first; methods are `called` so by their names."""
     on_front = set(found.front)
     return [
         {
             "place": "chosen" if point == found.chosen else "front" if point in on_front else "",
-            "name": plain(point.method),
-            "method": plain(method_named(point.method).label),
+            "method": plain(called(point.method)),
             "engine, threads": f"{plain(point.engine)}, {point.threads}",
             "p50 ms": f"{point.p50_ms:.2f}",
             "p95 ms": f"{point.p95_ms:.2f}",
@@ -59,7 +47,11 @@ def _bound(point: Point) -> str:
 
 
 def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
-    """A tuning, from the answer on."""
+    """A tuning, from the answer on.
+
+    Args:
+        found: What the tuning found.
+    """
     hz = found.setting.get("rate_hz")
     rate = f"asked for {hz:g} times a second as a control loop does, " if isinstance(hz, int | float) else ""
     notes = [
@@ -70,9 +62,8 @@ def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
         _sampler_note(found.chosen),
         *(plain(note) + "." for note in found.notes),
     ]
-    rows = [{**cells, "method": cells["name"]} for cells in _cells(found)]
-    figures = pick_columns(["place", "method", "engine, threads", *_POINT, _ROLLOUTS], rows, left=3)
-    return (Paragraph(evidence(found)), figures, Bullets(tuple(notes)))
+    cells = _cells(found)
+    return (Paragraph(evidence(found)), table(list(cells[0]), cells, left=3), Bullets(tuple(notes)))
 
 
 def evidence(found: Tuning) -> str:
@@ -152,13 +143,14 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
         rule = Rule("x", goal.deadline_ms, f"deadline, {goal.deadline_ms:g} ms")
     else:
         rule = Rule("y", goal.loss or 0.0, f"a loss of {goal.loss:g}")
+    figures = _cells(tuning, lambda name: method_named(name).label)
     columns = ["method", "place", "engine, threads", "p50 ms", "p95 ms", "predicted loss", _BOUND, _ROLLOUTS]
     return Chart(
         name,
         f"What tuning looked at, {plain(goal.text())}",
         f"{len(points)} points; chosen is {method_named(chosen.method).label} with {ms(chosen):.2f} ms ({judged}) and a loss of {chosen.expected_loss:.3f}.",
         (Panel(Axis(f"ms per chunk ({judged})", log=True), Axis("loss of score"), tuple(layers), "", (rule,)),),
-        pick_columns([*columns, "beyond spread", "spread"], _cells(tuning)),
+        table([*columns, "beyond spread", "spread"], figures),
         f"Left is faster, lower is better; what loses more than {top:.2g} stands at the upper edge. {_JUDGED[judged]} The plain policy takes {tuning.plain_ms:.0f} ms. {source}".rstrip(),
     )  # fmt: skip
 

@@ -150,7 +150,12 @@ def shift_limits(features: int) -> tuple[float, float]:
 
 def predicted_loss(found: Distances, features: int) -> float:
     """What a method is likely to cost, of a score up to 1: along straight lines through the losses that the limits stand
-    for, by the worse of centre shift and energy beyond spread. A prediction; its order can be trusted more than its size."""
+    for, by the worse of centre shift and energy beyond spread. A prediction; its order can be trusted more than its size.
+
+    Args:
+        found: How far the method's actions are from the full policy's.
+        features: Values in one executed chunk.
+    """
     pairs = ((found.centre_shift.mean, shift_limits(features)), (found.beyond_spread.mean, ENERGIES))
     return min(1.0, max(_along(value, *limits) for value, limits in pairs))
 

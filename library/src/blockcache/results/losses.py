@@ -155,11 +155,23 @@ def shipped_model() -> LossModel:
 
 
 def predict_loss(features: ActionFeatures, family: str, actions: int, chunks: int | None = None) -> Prediction:
-    """What a method is likely to lose, by the model that ships with the package; see `LossModel.predict`."""
+    """What a method is likely to lose, by the model that ships with the package; see `LossModel.predict`.
+
+    Args:
+        features: Of the method on its policy.
+        family: Of the policy.
+        actions: In one executed chunk.
+        chunks: How many the features were measured on; None is as many as in the data.
+    """
     return shipped_model().predict(features, family, actions, chunks)
 
 
 def terms_of(features: ActionFeatures, terms: Terms = TERMS) -> NDArray[np.float64]:
-    """The value of each of NAMES, or of other terms and their roots."""
+    """The value of each of NAMES, or of other terms and their roots.
+
+    Args:
+        features: Of a method on its policy.
+        terms: By name, what gives a term's value.
+    """
     values = np.array([max(0.0, term(features)) for term in terms.values()])
     return np.concatenate((values, np.sqrt(values)))

@@ -191,29 +191,38 @@ def check_alike(
     methods: Iterable[tuple[str, Mapping[str, Any]]],
     clock: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse results of another task, policy or clock, or of another schedule under the same name."""
+    """Refuse results of another task, policy or clock, or of another schedule under the same name.
+
+    Args:
+        path: A results file; one that does not exist is alike.
+        task: The name of the task of the new results.
+        policy: That of the new results.
+        methods: Of the new results: name, and what the candidate says of itself.
+        clock: What the new results say of their clock, if they ran on one.
+    """
     if not exists(path):
         return
-    old = Results.load(path)
-    reason = None
+    old, reason = Results.load(path), None
+    before = {method.name: method for method in old.methods}
     if old.task["name"] != task:
         reason = f"task {old.task['name']} instead of {task}"
     elif old.setting.get("clock") != clock:
         reason = "another clock, or of none"
     elif differences := fingerprint_differences(policy, old.fingerprint):
         reason = f"another policy ({'; '.join(differences)})"
-    else:
-        before = {method.name: method for method in old.methods}
-        for name, described in methods:
-            if name in before and not before[name].same(described):
-                reason = f"another schedule, sampler or engine under the name {name}"
-                break
+    elif changed := [name for name, now in methods if name in before and not before[name].same(now)]:
+        reason = f"another schedule, sampler or engine under the name {changed[0]}"
     if reason is not None:
         raise EvaluationError(f"{path} holds results of {reason}; write to another file, or move that one away")
 
 
 def check_nothing_lost(path: PathLike, planned: Container[tuple[str, int]]) -> None:
-    """Refuse to write over rollouts, (method, seed), that the new results will not have."""
+    """Refuse to write over rollouts, (method, seed), that the new results will not have.
+
+    Args:
+        path: A results file; from one that does not exist nothing is lost.
+        planned: Method and seed of every rollout in the new results.
+    """
     if not exists(path):
         return
     lost = [record for record in Results.load(path).records if (record.method, record.seed) not in planned]

@@ -35,13 +35,21 @@ class MethodSummary:
 
 
 def summarise(results: Results) -> tuple[MethodSummary, ...]:
-    """Differences of rollouts that ended when they sufficed have intervals that allow for that."""
+    """Differences of rollouts that ended when they sufficed have intervals that allow for that.
+
+    Args:
+        results: Rollouts of several methods, the full policy among them.
+    """
     baseline, stopped = results.of(BASELINE), bool(results.setting.get(SETTLED))
     return tuple(_row(method, results.of(method.name), baseline, stopped) for method in results.methods)
 
 
 def most_rollouts(rows: Iterable[MethodSummary]) -> dict[str, MethodSummary]:
-    """Each method's row by name; of several of one name, the first with the most rollouts."""
+    """Each method's row by name; of several of one name, the first with the most rollouts.
+
+    Args:
+        rows: Of one or of several results files.
+    """
     found: dict[str, MethodSummary] = {}
     for row in rows:
         if row.method.name not in found or row.count > found[row.method.name].count:
@@ -54,28 +62,20 @@ def _row(method: MethodRun, records: dict[int, Record], baseline: dict[int, Reco
     pairs = [(a, b) for seed, a in records.items() if (b := baseline.get(seed)) and a.error is b.error is None]
     compared = method.name != BASELINE and len(pairs) > 0
     found, expected = [a for a, _ in pairs], [b for _, b in pairs]
-    one, other = _scores(found), _scores(expected)
+    one, other = _known(found, "score"), _known(expected, "score")
     interval = valid_interval(np.subtract(one, other)) if stopped and compared else None
     return MethodSummary(
         method=method,
         failed=len(records) - len(done),
-        score=mean_interval(_scores(done)) if done else None,
-        success=mean_interval(_successes(done)) if done else None,
+        score=mean_interval(_known(done, "score")) if done else None,
+        success=mean_interval(_known(done, "success")) if done else None,
         difference=interval or (paired_difference(one, other) if compared else None),
-        discordant=mcnemar(_successes(found), _successes(expected)) if compared else None,
-        jerk=_mean([record.jerk for record in done]),
-        jump=_mean([record.jump for record in done]),
+        discordant=mcnemar(_known(found, "success"), _known(expected, "success")) if compared else None,
+        jerk=float(np.mean(jerks)) if (jerks := _known(done, "jerk")) else None,
+        jump=float(np.mean(jumps)) if (jumps := _known(done, "jump")) else None,
     )
 
 
-def _scores(records: list[Record]) -> list[float]:
-    return [record.score for record in records if record.score is not None]  # a finished rollout has one
-
-
-def _successes(records: list[Record]) -> list[bool]:
-    return [record.success for record in records if record.success is not None]
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+def _known(records: list[Record], figure: str) -> list[float]:
+    """One figure of those records that have it; a finished rollout has a score and a success."""
+    return [value for record in records if (value := getattr(record, figure)) is not None]

@@ -53,11 +53,9 @@ class Goal:
         return point.p50_ms if self.deadline_ms is None else point.p95_ms
 
     def text(self) -> str:
-        return (
-            f"within {self.deadline_ms:g} ms"
-            if self.deadline_ms is not None
-            else f"for a loss of at most {self.loss:g}"
-        )
+        if self.deadline_ms is not None:
+            return f"within {self.deadline_ms:g} ms"
+        return f"for a loss of at most {self.loss:g}"
 
     def order(self, point: Point) -> tuple[float, ...]:
         """Points in the order in which they are wanted: those that meet the goal first, the nearest miss after them."""
@@ -129,7 +127,13 @@ def front(points: Iterable[Point], ms: Callable[[Point], float] = attrgetter("p5
 
 
 def promising(points: Sequence[Point], goal: Goal, count: int) -> tuple[Point, ...]:
-    """The points that are worth a longer trial: the front around the goal first, then what the goal wants next."""
+    """The points that are worth a longer trial: the front around the goal first, then what the goal wants next.
+
+    Args:
+        points: Those that were tried.
+        goal: What is asked for.
+        count: How many are wanted, at most.
+    """
     on_front = sorted(front(points), key=goal.order)
     rest = sorted((point for point in points if point not in on_front), key=goal.order)
     return tuple((on_front + rest)[:count])
@@ -137,7 +141,12 @@ def promising(points: Sequence[Point], goal: Goal, count: int) -> tuple[Point, .
 
 def choose(points: Sequence[Point], goal: Goal) -> Point:
     """What the goal wants most. For a loss to allow, that is the fastest, or what loses less of those that are as good as
-    equally fast."""
+    equally fast.
+
+    Args:
+        points: Those to choose from, at least one.
+        goal: What is asked for.
+    """
     first = min(points, key=goal.order)
     if goal.deadline_ms is not None:
         return first

@@ -155,26 +155,17 @@ def expert_factory(name: str) -> Callable[[Task], Expert]:
 
 
 def _factory(entry: TaskEntry, factory: str) -> Callable[..., Any]:
-    module, name = factory.split(":")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise _unusable(entry, error) from error
-
     def make(argument: Any) -> Any:
+        module, name = factory.split(":")
         try:
-            return found(argument)
-        except ImportError as error:  # simulators are imported as late as can be
-            raise _unusable(entry, error) from error
+            return getattr(importlib.import_module(module), name)(argument)
+        except ImportError as error:
+            raise TaskError(
+                f"the simulator of task {entry.spec.name!r} is not usable ({error}); "
+                f"it comes with {how_to_install(entry.distribution, entry.spec.extra)}"
+            ) from error
 
     return make
-
-
-def _unusable(entry: TaskEntry, error: ImportError) -> TaskError:
-    return TaskError(
-        f"the simulator of task {entry.spec.name!r} is not usable ({error}); "
-        f"it comes with {how_to_install(entry.distribution, entry.spec.extra)}"
-    )
 
 
 def _find(name: str) -> TaskEntry:

@@ -22,7 +22,7 @@ from blockcache.tasks.base import Array, Task
 from blockcache.tasks.rollout import Episode, Rollout, episodes_of
 from blockcache_runtime.chunks import ChunkTimeline, Counters, Previous, Watcher, check_horizon
 
-Answer: TypeAlias = Callable[[Any, Sequence[int], Sequence[int], Previous | None], Array]
+ActOnClock: TypeAlias = Callable[[Any, Sequence[int], Sequence[int], Previous | None], Array]
 """(observations of some episodes (n, n_obs_steps, ...), their places, the index of the chunk of each, what is known of the
 chunks before) -> chunks (n, actions, action_dim), whose first actions are due now."""
 
@@ -110,7 +110,7 @@ class ClockedRollout(Rollout):
 
 def clocked_rollout(
     task_factory: Callable[[], Task],
-    answer: Answer,
+    answer: ActOnClock,
     seeds: Sequence[int],
     clock: Clock,
     *,
@@ -151,7 +151,7 @@ def clocked_rollout(
         return tuple(one.record() for one in clocked)
 
 
-def _ask(clocked: Sequence[_Clocked], places: Sequence[int], tick: int, answer: Answer) -> None:
+def _ask(clocked: Sequence[_Clocked], places: Sequence[int], tick: int, answer: ActOnClock) -> None:
     asking = [clocked[place] for place in places]
     told = [one.timeline.request(tick) for one in asking]
     size, clock = asking[0].episode.task.spec.action_dim, asking[0].clock

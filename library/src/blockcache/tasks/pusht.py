@@ -122,7 +122,11 @@ def _coverage(env: Any) -> float:
 
 
 def observation(state: Array) -> npt.NDArray[np.float32]:
-    """The 20 numbers that a policy sees in a state: nine keypoints of the block (x, y), then the agent."""
+    """The 20 numbers that a policy sees in a state: nine keypoints of the block (x, y), then the agent.
+
+    Args:
+        state: (5,) agent x, y in pixels, block x, y in pixels, and its angle in radians.
+    """
     x, y, angle = state[2:5]
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     keypoints = _KEYPOINTS @ turn.T + (x, y)  # (9, 2)

@@ -61,8 +61,30 @@ def rollout(
     """
     if n_obs_steps < 1 or n_action_steps < 1:
         raise TaskError(f"a rollout needs at least 1 step of each, got {n_obs_steps=} and {n_action_steps=}")
+    shown, watched = on_step or (lambda tasks: None), watchers or {}
     with episodes_of(task_factory, seeds, n_obs_steps) as episodes:
-        return _run(episodes, act, n_action_steps, on_step or (lambda tasks: None), watchers or {})
+        tasks = [episode.task for episode in episodes]
+        for episode in episodes:
+            episode.reset()
+        shown(tasks)
+        chunk = 0
+        while not all(episode.over for episode in episodes):
+            actions = np.asarray(act(stacked([stacked(episode.history) for episode in episodes]), chunk))
+            expected = (len(episodes), n_action_steps, tasks[0].spec.action_dim)
+            if actions.shape != expected:
+                raise TaskError(f"the policy's actions have shape {actions.shape}, task and rollout need {expected}")
+            for episode, planned in zip(episodes, actions, strict=True):
+                if episode.seed in watched and not episode.over:
+                    watched[episode.seed].planned(len(episode.actions), len(episode.actions), planned, {})
+            for moment in range(n_action_steps):
+                for episode, action in zip(episodes, actions[:, moment], strict=True):
+                    if episode.seed in watched and not episode.over:
+                        watched[episode.seed].observed(len(episode.actions), episode.history[-1])
+                        watched[episode.seed].acted(len(episode.actions), Due(action))
+                    episode.step(action)
+                shown(tasks)
+            chunk += 1
+        return tuple(episode.record() for episode in episodes)
 
 
 @contextmanager
@@ -164,34 +186,3 @@ def _finite(array: Array) -> npt.NDArray[np.float32]:
     if not np.isfinite(array).all():
         raise TaskError("the simulator's observation holds NaN or infinity")
     return np.array(array, dtype=np.float32)  # a copy: a simulator may observe into the same array every time
-
-
-def _run(
-    episodes: Sequence[Episode],
-    act: Act,
-    n_action_steps: int,
-    on_step: Callable[[Sequence[Task]], None],
-    watchers: Mapping[int, Watcher],
-) -> tuple[Rollout, ...]:
-    tasks = [episode.task for episode in episodes]
-    for episode in episodes:
-        episode.reset()
-    on_step(tasks)
-    chunk = 0
-    while not all(episode.over for episode in episodes):
-        actions = np.asarray(act(stacked([stacked(episode.history) for episode in episodes]), chunk))
-        expected = (len(episodes), n_action_steps, tasks[0].spec.action_dim)
-        if actions.shape != expected:
-            raise TaskError(f"the policy's actions have shape {actions.shape}, task and rollout need {expected}")
-        for episode, planned in zip(episodes, actions, strict=True):
-            if episode.seed in watchers and not episode.over:
-                watchers[episode.seed].planned(len(episode.actions), len(episode.actions), planned, {})
-        for moment in range(n_action_steps):
-            for episode, action in zip(episodes, actions[:, moment], strict=True):
-                if episode.seed in watchers and not episode.over:
-                    watchers[episode.seed].observed(len(episode.actions), episode.history[-1])
-                    watchers[episode.seed].acted(len(episode.actions), Due(action))
-                episode.step(action)
-            on_step(tasks)
-        chunk += 1
-    return tuple(episode.record() for episode in episodes)

@@ -46,12 +46,10 @@ def write_video(path: PathLike, films: Mapping[str, Sequence[Frame]]) -> None:
     import imageio.v3 as imageio
 
     longest = max(len(film) for film in films.values())
-    pictures = [
-        np.concatenate(
-            [_captioned(film[min(moment, len(film) - 1)], caption) for caption, film in films.items()], axis=1
-        )
-        for moment in range(longest)
-    ]
+    pictures = []
+    for moment in range(longest):
+        frames = [_captioned(film[min(moment, len(film) - 1)], caption) for caption, film in films.items()]
+        pictures.append(np.concatenate(frames, axis=1))
     suffix = Path(path).suffix
     plugin, _, settings = _FORMATS[suffix]
     try:

@@ -64,27 +64,18 @@ def answer_blocks(sources: Sources) -> tuple[Block, ...]:
     found = find_answer(sources)
     if found is None:
         return _without_results(sources)
-    facts = [_speed(found), *_losses(found)]
+    facts = [_speed(found), _loss(found)]
     if found.spread is not None:
-        facts.append(
-            Fact(
-                f"{found.spread.mean:.0%}",
-                "of the spread of the policy's actions is kept",
-                _interval(found.spread, "{:.2f}"),
-            )
-        )
+        kept = f"{found.spread.mean:.0%}"
+        facts.append(Fact(kept, "of the spread of the policy's actions is kept", _interval(found.spread, "{:.2f}")))
     if found.share is not None:
-        facts.append(
-            Fact(f"1/{1 / found.share:.0f}", "of the full policy's FLOPs", "by formula, over all denoising steps")
-        )
+        less = f"1/{1 / found.share:.0f}"
+        facts.append(Fact(less, "of the full policy's FLOPs", "by formula, over all denoising steps"))
+    notes = tuple(f"{plain(note[0].upper() + note[1:])}." for note in found.notes if note.strip())
     return (
         Facts(tuple(facts)),
         Paragraph(f"**{plain(found.what)}.** {found.why} {_verdict(found)}"),
-        *(
-            [Bullets(tuple(f"{plain(note[0].upper() + note[1:])}." for note in found.notes if note.strip()))]
-            if found.notes
-            else []
-        ),
+        *([Bullets(notes)] if notes else []),
         Paragraph(f"What was run: {_run(sources)}"),
         Paragraph("What to type next: " + ", or ".join(map(code, found.next)) + "."),
     )
@@ -92,35 +83,29 @@ def answer_blocks(sources: Sources) -> tuple[Block, ...]:
 
 def _speed(found: Answer) -> Fact:
     if found.ms is None:
-        command = (
-            "`blockcache paper timing` times all methods of a suite"
-            if found.name
-            else "`blockcache bench` times engines"
-        )
-        return Fact("not timed", "speed", command)
+        suite, engines = "`blockcache paper timing` times all methods of a suite", "`blockcache bench` times engines"
+        return Fact("not timed", "speed", suite if found.name else engines)
     if found.speed is None or found.plain is None:
         return Fact(f"{found.ms:.1f} ms", "for one chunk of actions")
     note = f"{found.ms:.1f} ms for one chunk of actions instead of {found.plain:.0f} ms in plain torch"
-    return Fact(
-        f"{found.speed:.0f}x" if found.speed >= 10 else f"{found.speed:.1f}x", "as fast as the plain policy", note
-    )
+    return Fact(f"{found.speed:.{0 if found.speed >= 10 else 1}f}x", "as fast as the plain policy", note)
 
 
-def _losses(found: Answer) -> list[Fact]:
+def _loss(found: Answer) -> Fact:
     """As it was rolled out; where it was not, as it is predicted."""
     difference = found.difference
     if difference is None and found.loss is None:
-        return [Fact("not rolled out", "difference of the score", "`blockcache eval` runs pairs of rollouts")]
+        return Fact("not rolled out", "difference of the score", "`blockcache eval` runs pairs of rollouts")
     if difference is None:
         note = "from how far the actions are from the policy's own as distributions; not rolled out"
         note += f"; {plain(found.promise)}" * bool(found.promise)
-        return [Fact(f"{found.loss:.3f}", "predicted loss of the score", note)]
+        return Fact(f"{found.loss:.3f}", "predicted loss of the score", note)
     interval = _interval(difference, "{:+.3f}")
     note = f"{interval}{', ' * bool(interval)}{difference.n} pair{'s' * (difference.n > 1)} of rollouts"
     if found.loss is not None:
         note += f"; a loss of {found.loss:.3f} was predicted"
     mean = Estimate(difference.mean, -math.inf, math.inf, 1).text("{:+.3f}")
-    return [Fact(mean, "difference of the score to the full policy", note)]
+    return Fact(mean, "difference of the score to the full policy", note)
 
 
 def _interval(value: Estimate, form: str) -> str:
@@ -131,11 +116,10 @@ def _interval(value: Estimate, form: str) -> str:
 
 def _verdict(found: Answer) -> str:
     if found.difference is None:
-        return "What it costs in the task was not measured" + (
-            ": the loss is a prediction." if found.loss is not None else "."
-        )
-    ruled = found.difference.lossless
-    return f"A loss of {-LOSSLESS:g} of the score is {'' if ruled else '**not** '}ruled out{', which is what we call lossless' if ruled else ''}."
+        predicted = "" if found.loss is None else ": the loss is a prediction"
+        return f"What it costs in the task was not measured{predicted}."
+    ruled = "ruled out, which is what we call lossless" if found.difference.lossless else "**not** ruled out"
+    return f"A loss of {-LOSSLESS:g} of the score is {ruled}."
 
 
 def _run(sources: Sources) -> str:
@@ -216,14 +200,14 @@ def _best(sources: Sources) -> Answer:
     else:
         name = max(compared, key=lambda name: compared[name].low, default=BASELINE)
         why = f"None of {len(compared)} methods is shown to be lossless; this one comes nearest."
-    tuned = method_named(name).tuned_in
+    go_on = f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}"
+    if (tuned := method_named(name).tuned_in) is not None:
+        go_on = f"blockcache export {_tuned_policy(sources, tuned)} -o policy.onnx"
     return Answer(
         name=name,
         what=method_named(name).label,
         why=why,
-        next=(f"blockcache tune {sources.typed} --loss {-LOSSLESS:g}",)
-        if tuned is None
-        else (f"blockcache export {_tuned_policy(sources, tuned)} -o policy.onnx",),
+        next=(go_on,),
         ms=None if timed is None else timed.ms(name),
         plain=None if timed is None else timed.ms(PLAIN),
         speed=None if timed is None else timed.over(name, PLAIN),
@@ -238,6 +222,7 @@ def _checked(sources: Sources) -> Answer:
     among = f", which is the least of {len(checks)} that were checked" if len(checks) > 1 else ""
     clear = "" if found.clear else " The intervals reach over a threshold: more observations would tell."
     method = f" -m {shlex.quote(found.method['name'])}" if found.method["name"] else ""
+    where = found.prediction.where
     return Answer(
         name="",
         what=f"{found.name}: {found.verdict}",
@@ -247,9 +232,7 @@ def _checked(sources: Sources) -> Answer:
         loss=found.loss,
         promise=found.prediction.words,
         spread=found.distances.spread,
-        notes=(f"the policy beside those that losses were learnt on: {where}",)
-        if (where := found.prediction.where)
-        else (),
+        notes=(f"the policy beside those that losses were learnt on: {where}",) if where else (),
     )
 
 

@@ -15,7 +15,7 @@ from blockcache.palette import Colour, Marker
 from blockcache.report.bench import bar_chart, bench_chart
 from blockcache.report.chart import Axis, Bars, Panel, Rule, Series
 from blockcache.report.document import Block, Chart, Section, code, missing, plain, table
-from blockcache.report.methods import DIFFERENCE, SCORE, cells, pick_columns
+from blockcache.report.methods import DIFFERENCE, SCORE, cells
 from blockcache.report.overview.answer import Answer
 from blockcache.report.overview.sources import Source, Sources
 from blockcache.report.tuning import MS, tuning_chart
@@ -47,7 +47,9 @@ def front_section(sources: Sources, answer: Answer | None) -> Section:
 
 def _methods(sources: Sources, timed: Timings | None, answer: Answer | None) -> Chart:
     """Against milliseconds, or against FLOPs where nothing was timed."""
-    rows, shifts = sources.rows, _shifts(sources)
+    rows = sources.rows
+    # energy beyond spread by method: what tells best of what is lost, without a rollout
+    shifts: Mapping[str, float] = next((one.value.shifts for one in sources.brought if one.value.shifts), {})
     if timed is None:
         costs = {name: row.method.flops / 1e9 for name, row in rows.items()}
         axis = Axis("GFLOP per chunk", log=min(costs.values()) > 0)  # where FLOPs are not known they are 0
@@ -79,7 +81,7 @@ def _methods(sources: Sources, timed: Timings | None, answer: Answer | None) -> 
         what,
         f"{len(costs)} methods. {_seen(sources, costs, answer, unit)}",
         tuple(panels),
-        pick_columns([*columns, *(["energy beyond spread"] if known else [])], figures),
+        table([*columns, *(["energy beyond spread"] if known else [])], figures),
         f"Left is {'faster' if timed else 'cheaper'}. *Score*: paired difference to the full policy with its 95 % interval, higher is better; "
         f"what loses more than {-LOWEST:g} stands at the edge."
         + (" *Distance*: how far the actions are from the policy's own as distributions, lower is better." if known else ""),
@@ -94,9 +96,8 @@ def _seen(sources: Sources, costs: Mapping[str, float], answer: Answer | None, u
     fastest = min(costs, key=lambda name: costs[name], default=None)
     said = "" if fastest is None else f"The least has {method_named(fastest).label} with {costs[fastest]:.3g} {unit}."
     if answer is not None and answer.name in costs and (d := sources.rows[answer.name].difference):
-        said += (
-            f" Chosen: {method_named(answer.name).label} with {costs[answer.name]:.3g} {unit} and {d.text('{:+.3f}')}."
-        )
+        label = method_named(answer.name).label
+        said += f" Chosen: {label} with {costs[answer.name]:.3g} {unit} and {d.text('{:+.3f}')}."
     return said
 
 
@@ -139,11 +140,6 @@ def _grouped(
     return tuple(made)
 
 
-def _shifts(sources: Sources) -> Mapping[str, float]:
-    """Energy beyond spread by method: what tells best of what is lost, without a rollout."""
-    return next((one.value.shifts for one in sources.brought if one.value.shifts), {})
-
-
 def latency_section(sources: Sources) -> Section:
     blocks: list[Block] = [_timings(number, one) for number, one in enumerate(sources.timings, 1)]
     blocks += [
@@ -162,9 +158,8 @@ def _timings(number: int, source: Source[Timings]) -> Chart:
     times = {name: "" if (over := timed.over(name, PLAIN)) is None else f"{over:.1f}x" for name in names}
     colours = tuple(method_named(name).look[0] if name != PLAIN else "grey" for name in names)
     words = tuple(PLAIN if name == PLAIN else method_named(name).label for name in names)
-    notes = tuple(
-        f"{ms[name]:.2f} ms (p50)" + f", {times[name]} the plain policy" * bool(times[name]) for name in names
-    )
+    beside = {name: f", {over} the plain policy" * bool(over) for name, over in times.items()}
+    notes = tuple(f"{ms[name]:.2f} ms (p50){beside[name]}" for name in names)
     rows = [
         [plain(word), f"{ms[name]:.2f}", f"{1e3 * timed.seconds[name].percentile(95):.2f}", times[name]]
         for word, name in zip(words, names, strict=True)

@@ -20,10 +20,15 @@ from blockcache.report.overview.sources import Source, Sources
 from blockcache.results.check import Check
 from blockcache.results.rollouts import BASELINE, Results
 from blockcache.results.tuning import Tuning
+from blockcache.schedule.schedule import Schedule
 
 
 def page(sources: Sources) -> Document:
-    """What the files say, from the answer on; a section without its files says which command would fill it."""
+    """What the files say, from the answer on; a section without its files says which command would fill it.
+
+    Args:
+        sources: Everything that was read of one policy.
+    """
     on = f" on {plain(sources.task)}" if sources.task and sources.task != sources.name else ""
     return Document(
         f"{plain(sources.name)}{on}: what caching gains, and what it costs",
@@ -70,28 +75,24 @@ def _origins(sources: Sources) -> Section:
     results = (*sources.results, *sources.clocked)
     timed = {os.fspath(Path(one.path).with_suffix(".timings.json")): _evaluation(one) for one in results}
     tuned = {os.path.dirname(one.path): _tuning(one.value, policy) for one in sources.tunings}
+    calibrated = f"blockcache calibrate {policy}"
+
+    def solved(one: Source[Schedule]) -> str:
+        return tuned.get(os.path.dirname(one.path), "blockcache solve")
+
     made: list[tuple[str, tuple[Source[Any], ...], Callable[[Source[Any]], str]]] = [
         ("results", results, _evaluation),
         ("timings", sources.timings, lambda one: timed.get(one.path, f"blockcache paper timing {policy}")),
         ("tuning", sources.tunings, lambda one: _tuning(one.value, policy)),
         ("check", sources.checks, lambda one: _typed(one.value.setting) or _check(one.value)),
-        (
-            "recording",
-            sources.recordings,
-            lambda one: _written(one, one.value.origin) or f"blockcache calibrate {policy}",
-        ),
-        (
-            "schedule",
-            sources.schedules,
-            lambda one: _written(one, one.value.origin) or tuned.get(os.path.dirname(one.path), "blockcache solve"),
-        ),
+        ("recording", sources.recordings, lambda one: _written(one, one.value.origin) or calibrated),
+        ("schedule", sources.schedules, lambda one: _written(one, one.value.origin) or solved(one)),
         ("benchmark", sources.benches, lambda one: _typed(one.value) or "blockcache bench --json"),
     ]
     rows = [["this page", "", code(sources.command)]]
     rows += [[what, code(one.path), code(command(one))] for what, found, command in made for one in found]
-    rows += [
-        [one.value.kind, code(one.path), code(one.value.command.replace("POLICY", policy))] for one in sources.brought
-    ]
+    brought = ((one.path, one.value) for one in sources.brought)
+    rows += [[value.kind, code(path), code(value.command.replace("POLICY", policy))] for path, value in brought]
     return Section("The commands that made it", (table(["what", "file", "made by"], rows, left=3),))
 
 
@@ -121,11 +122,9 @@ def _evaluation(file: Source[Results]) -> str:
 
 
 def _check(found: Check) -> str:
-    count, samples = found.setting["observations"], found.setting["samples"]
-    what = shlex.quote(found.method["name"] or "SCHEDULE")
-    return (
-        f"blockcache check {shlex.quote(found.policy['source'] or 'POLICY')} {what} --count {count} --samples {samples}"
-    )
+    policy, what = shlex.quote(found.policy["source"] or "POLICY"), shlex.quote(found.method["name"] or "SCHEDULE")
+    setting = found.setting
+    return f"blockcache check {policy} {what} --count {setting['observations']} --samples {setting['samples']}"
 
 
 def _tuning(found: Tuning, policy: str) -> str:

@@ -43,9 +43,8 @@ def schedules_section(sources: Sources) -> Section:
     ]
     blocks += [_chart(number, one) for number, one in enumerate(found[:MOST], 1)]
     if all(one.errors is None for one in found[:MOST]):
-        blocks.append(
-            missing("the errors behind the dots", f"blockcache analyse {sources.typed} -o analysis.safetensors")
-        )
+        command = f"blockcache analyse {sources.typed} -o analysis.safetensors"
+        blocks.append(missing("the errors behind the dots", command))
     if len(found) > MOST:
         left = ", ".join(plain(one.title) for one in found[MOST:])
         blocks.append(Paragraph(f"Not drawn, to keep the page short: {left}."))
@@ -62,15 +61,14 @@ def _given(sources: Sources) -> Iterator[Shown]:
 
 def _from_results(sources: Sources) -> Iterator[Shown]:
     """The schedules that methods ran by, the cheapest first of each kind, under the policy's own sampler first."""
-    for row in sorted(
-        sources.rows.values(), key=lambda row: (not row.method.shares_all_noise, "metric" in row.method.name)
-    ):
-        updates = (row.method.reuse or {}).get("updates")
-        steps = row.method.sampler.get("num_inference_steps")
-        if isinstance(updates, Mapping) and isinstance(steps, int) and not method_named(row.method.name).tuned_in:
+    methods = [row.method for row in sources.rows.values()]
+    for method in sorted(methods, key=lambda method: (not method.shares_all_noise, "metric" in method.name)):
+        updates = (method.reuse or {}).get("updates")
+        steps = method.sampler.get("num_inference_steps")
+        if isinstance(updates, Mapping) and isinstance(steps, int) and not method_named(method.name).tuned_in:
             with contextlib.suppress(BlockcacheError):  # of a method that has no static schedule
-                made = Schedule(steps, updates, origin={"method": row.method.name.partition(":")[0]})
-                yield Shown(method_named(row.method.name).label, "results", made)
+                made = Schedule(steps, updates, origin={"method": method.name.partition(":")[0]})
+                yield Shown(method_named(method.name).label, "results", made)
 
 
 def _with_error(one: Shown, analysed: Sequence[Shown], sources: Sources) -> Shown:
@@ -107,9 +105,8 @@ def _own_steps(schedule: Schedule, recording: Recording) -> Mapping[str, Sequenc
         return None
     metric, objective = str(origin.get("metric")), str(origin.get("objective"))
     try:
-        return solve(
-            recording, origin.get("updates"), 0, metric, "blockwise", objective, bool(origin.get("last"))
-        ).updates
+        last = bool(origin.get("last"))
+        return solve(recording, origin.get("updates"), 0, metric, "blockwise", objective, last).updates
     except BlockcacheError:  # the recording lacks the metric, or the origin was written by other code
         return None
 

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from importlib.metadata import EntryPoint, entry_points
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from blockcache.solvers.recording import FORMAT as RECORDING
 from blockcache.solvers.recording import Recording
 
 T = TypeVar("T")
+
+Readers: TypeAlias = Mapping[str, tuple[str, Callable[[str], Any]]]
+"""By the name of a file's format, the field of `Sources` that it belongs to, and what reads it."""
 
 POLICY, NAMELESS = "blockcache.policy", "a policy"
 SAMPLER_FREE = ("sampler", "steps")
@@ -122,9 +125,8 @@ class Sources:
     def fingerprints(self) -> list[tuple[str, Fingerprint]]:
         """What each file is bound to; benchmarks and configs say nothing of weights."""
         bound = (*self.runs, *self.recordings, *self.schedules, *self.brought)
-        found = [(one.path, one.value.fingerprint) for one in bound] + [
-            (one.path, one.value.policy) for one in self.timings
-        ]
+        found = [(one.path, one.value.fingerprint) for one in bound]
+        found += [(one.path, one.value.policy) for one in self.timings]
         return [(path, fingerprint) for path, fingerprint in found if fingerprint is not None]
 
     @property
@@ -153,9 +155,8 @@ class Sources:
 
     @property
     def task(self) -> str | None:
-        tasks = [one.value.task["name"] for one in (*self.results, *self.clocked)] + [
-            one.value.get("task") for one in self.policies
-        ]
+        tasks = [one.value.task["name"] for one in (*self.results, *self.clocked)]
+        tasks += [one.value.get("task") for one in self.policies]
         return next((task for task in tasks if task), None)
 
     def timed(self) -> Timings | None:
@@ -169,7 +170,7 @@ def _policy(path: str) -> Any:
     return {"task": task if isinstance(task, str) else None}
 
 
-_READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+_READERS: Readers = {
     RECORDING.name: ("recordings", Recording.load),
     SCHEDULE.name: ("schedules", Schedule.load),
     Results.FORMAT.name: ("results", Results.load),
@@ -194,7 +195,8 @@ def load_sources(places: Mapping[str, PathLike], command: str = "blockcache repo
         command: What was typed.
     """
     found: dict[str, tuple[Source[Any], ...]] = {}
-    readers = {**_brought_readers(), **_READERS}
+    points = entry_points(group="blockcache.files")  # each a function of a path that returns a Brought
+    readers: Readers = {**{point.name: ("brought", partial(_read_brought, point)) for point in points}, **_READERS}
     for given, place in places.items():
         is_directory = os.path.isdir(place)
         files = _inside(given, Path(place)) if is_directory else {given: os.fspath(place)}
@@ -210,12 +212,6 @@ def load_sources(places: Mapping[str, PathLike], command: str = "blockcache repo
             name = "clocked" if isinstance(value, Results) and value.clocked else name
             found[name] = (*found.get(name, ()), Source(shown, value))
     return Sources(**found, command=command)
-
-
-def _brought_readers() -> dict[str, tuple[str, Callable[[str], Any]]]:
-    """Each entry of `blockcache.files` has the name of a format, and is a function of a path that returns a Brought."""
-    points = entry_points(group="blockcache.files")
-    return {point.name: ("brought", partial(_read_brought, point)) for point in points}
 
 
 def _read_brought(point: EntryPoint, path: str) -> Brought:

@@ -87,7 +87,11 @@ def _errors(
 
 
 def ffns_of(port: Port) -> list[str]:
-    """The names of the FFN blocks, in execution order."""
+    """The names of the FFN blocks, in execution order.
+
+    Args:
+        port: The policy.
+    """
     return [block.name for block in port.adapter.blocks if block.kind == FEED_FORWARD]
 
 

@@ -65,7 +65,11 @@ _CLAIMS: list[Callable[[Analysis], Claim]] = []
 
 
 def claims(analysis: Analysis) -> tuple[Claim, ...]:
-    """Every claim of the paper, in its order; one whose section is missing says which command fills it."""
+    """Every claim of the paper, in its order; one whose section is missing says which command fills it.
+
+    Args:
+        analysis: Of one policy; sections may be missing.
+    """
     return tuple(find(analysis) for find in _CLAIMS)
 
 

@@ -82,6 +82,14 @@ def ffn_response(
     """The proposition's operator against the true difference, at inputs of a full run, for errors of several sizes.
 
     In double precision, as the remainder of a small error is the difference of two nearly equal numbers.
+
+    Args:
+        port: The policy.
+        block: The FFN's name.
+        step: Of the full run, whose input at that step is moved.
+        batch: Observations; the result is a mean over its samples.
+        seed: Of the noise and of the direction in which the input is moved.
+        scales: Sizes of the input error, as shares of the input's.
     """
     parts = _in_double(parts_of(port, block))
     x = _inputs(port, parts_of(port, block), every_step(port), batch, seed)[step].cpu().double()  # (B, T, d)
@@ -113,7 +121,11 @@ def linear_response(parts: FeedForward, x: Tensor, delta: Tensor) -> Tensor:
 
 
 def weight_norms(port: Port) -> WeightNorms:
-    """Frobenius norms of W1, W2 and each W_V, for the layers that have them all."""
+    """Frobenius norms of W1, W2 and each W_V, for the layers that have them all.
+
+    Args:
+        port: The policy.
+    """
     kinds = {block.name: block.kind for block in port.adapter.blocks}
     found: dict[str, dict[str, Tensor]] = {}
     for index, layer in enumerate(port.adapter.layers):

@@ -137,7 +137,14 @@ def _unit(added: Tensor) -> Tensor:
 def sample_matrices(
     port: Port, observations: Sequence[Any], seed: int = 0, progress: str | None = None
 ) -> NDArray[np.float32]:
-    """(samples, blocks, K, K): the cosine matrices of each sample by itself."""
+    """(samples, blocks, K, K): the cosine matrices of each sample by itself.
+
+    Args:
+        port: The policy.
+        observations: Batches as the policy takes them.
+        seed: The noise depends on it and the batch's place alone.
+        progress: The words before a progress bar; None shows none.
+    """
     found = []
     batches = progress_bar(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
     for index, batch in enumerate(batches):

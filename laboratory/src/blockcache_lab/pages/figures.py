@@ -70,7 +70,11 @@ def fill(text: str, records: Path) -> str:
 
 
 def count(text: str) -> int:
-    """How many figures a page has that are put in; a table counts as one."""
+    """How many figures a page has that are put in; a table counts as one.
+
+    Args:
+        text: A page, in Markdown.
+    """
     return len(_ONE.findall(text)) + len(_TABLE.findall(text))
 
 

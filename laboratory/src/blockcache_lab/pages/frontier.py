@@ -112,7 +112,11 @@ def split_half(values: ArrayLike, rounds: int = 100) -> float:
 
 
 def page(found: Sequence[FrontierSuite]) -> Document:
-    """The whole page; its pictures lie beside it."""
+    """The whole page; its pictures lie beside it.
+
+    Args:
+        found: The suite's files of each policy.
+    """
     command = f"blockcache paper frontier {' '.join(item.directory for item in found)}"
     sampler = (
         "Everything but the first table changes the sampler: other actions are drawn than the policy's own sampler would "
@@ -225,7 +229,12 @@ def _modes(measured: FrontierDistances) -> list[Block]:
 
 
 def draw(found: FrontierSuite, directory: Path) -> None:
-    """The pictures of one policy: loss against milliseconds, and distances against loss."""
+    """The pictures of one policy: loss against milliseconds, and distances against loss.
+
+    Args:
+        found: Its suite; a picture whose file is missing is left out.
+        directory: For the pictures.
+    """
     collection = found.collection
     if collection.timings is not None:
         marks = [

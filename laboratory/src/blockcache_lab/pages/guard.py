@@ -38,7 +38,11 @@ FORMAT = Format(
 
 
 def page(found: Sequence[Mapping[str, Any]]) -> Document:
-    """The whole page."""
+    """The whole page.
+
+    Args:
+        found: The contents of the files, in any order.
+    """
     files = sorted(found, key=lambda one: (one["shift"] != "none", one["shift"]))
     rows = [(one, row) for one in files for row in one["rows"]]
     others = [item for one in files for item in one.get("others", ())]

@@ -58,7 +58,11 @@ _LARGE_PAGES = (
 
 
 def page(results: Mapping[str, Any]) -> Document:
-    """The whole page. Its pictures lie beside it."""
+    """The whole page. Its pictures lie beside it.
+
+    Args:
+        results: The contents of the performance file.
+    """
     bench, machine, feet = results["bench"], results["bench"]["machine"], results["footprint"]
     peaks = ", ".join(f"{value:.0f} GFLOP/s with {count} thread(s)" for count, value in bench["peak_gflops"].items())
     stated = ", ".join(

@@ -98,7 +98,12 @@ def points(collection: Collection) -> list[Point]:
 
 
 def plot_tradeoff(collection: Collection, path: PathLike) -> None:
-    """Left over FLOPs, right over milliseconds where there are timings; the full policy is the line at 0."""
+    """Left over FLOPs, right over milliseconds where there are timings; the full policy is the line at 0.
+
+    Args:
+        collection: The suites of one policy.
+        path: Of the picture; its ending says the format.
+    """
     shown, full, full_ms = points(collection), collection.full, collection.ms(BASELINE)
     costs = [(point, point.gflop) for point in shown]
     panels = [_tradeoff("GFLOP per action chunk (by formula)", costs, full.method.flops / 1e9)]

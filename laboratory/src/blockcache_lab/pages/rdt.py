@@ -39,7 +39,11 @@ _COLUMNS = [
 
 
 def page(found: Sequence[RdtSuite]) -> Document:
-    """The whole page; its pictures lie beside it."""
+    """The whole page; its pictures lie beside it.
+
+    Args:
+        found: The suite's files of each policy.
+    """
     command = f"blockcache paper rdt {' '.join(item.directory for item in found)}"
     about = (
         "The paper's second architecture is RDT-1B with DPM-Solver++ in 20 steps on ManiSkill. These are other, smaller policies of "

@@ -88,7 +88,11 @@ class RealtimeSuite(PolicySuite):
 
 
 def page(found: Sequence[RealtimeSuite]) -> Document:
-    """The whole page; its picture lies beside it."""
+    """The whole page; its picture lies beside it.
+
+    Args:
+        found: The suite's files of each policy.
+    """
     command = f"blockcache paper {REALTIME} {' '.join(item.directory for item in found)}"
     about = (
         f"A chunk is drawn from the observation at which it is asked for and arrives some control ticks later ({RATE:g} ticks a "

@@ -24,7 +24,12 @@ class OpenLoopFacts:
 
 
 def open_loop_of(results: Results, path: PathLike) -> OpenLoopFacts | None:
-    """What a suite's file says of actions at recorded observations, if it does; strict."""
+    """What a suite's file says of actions at recorded observations, if it does; strict.
+
+    Args:
+        results: The file's content.
+        path: Of that file, for what is said where it does not fit.
+    """
     if "open_loop" not in results.setting:
         return None
     try:

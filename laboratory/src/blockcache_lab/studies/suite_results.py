@@ -168,7 +168,12 @@ def _check_alike(suites: Mapping[str, SuiteResults]) -> None:
 
 
 def summarise_suite(collection: Collection, suite: str = FRONTIER) -> Stored:
-    """Only of real results: a quick run stores nothing."""
+    """The small summary of a suite that the demo shows as stored. Only of real results: a quick run stores nothing.
+
+    Args:
+        collection: The suites of one policy.
+        suite: The name of the one to store.
+    """
     if suite not in collection.suites:
         raise FileError(
             f"a stored result needs the suite {suite}, which is not there; run 'blockcache paper suite {suite} POLICY'"

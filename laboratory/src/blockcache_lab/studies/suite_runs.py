@@ -228,7 +228,12 @@ def open_loop_facts(evaluations: Sequence[Evaluation]) -> OpenLoopFacts:
 
 
 def prepare_suite(setting: SuiteSetting, name: str) -> SuiteRun:
-    """Calibrate, choose what is to be chosen by its FLOPs, and prepare the rollouts."""
+    """Calibrate, choose what is to be chosen by its FLOPs, and prepare the rollouts.
+
+    Args:
+        setting: What all suites of the directory share.
+        name: Of the suite, a key of `suites.KINDS`.
+    """
     (suite,) = setting.suites([name])
     suite = without_failed_fits(setting, suite)
     counts = {
@@ -275,6 +280,12 @@ def time_suites(
     """Seconds per chunk of all methods of some suites, in one interleaved run, so that any two can be compared.
 
     What is timed must be what the suites in the directory ran: another schedule under the same name is refused.
+
+    Args:
+        setting: What all suites of the directory share.
+        directory: With the suites' files, as far as they were run.
+        repeats: Interleaved rounds.
+        names: Of the suites.
     """
     methods = dict.fromkeys(method for suite in as_run(setting, directory, names) for method in suite.methods)
     evaluation = setting.evaluation(tuple(methods), 1)

@@ -79,7 +79,12 @@ class ExactSavings:
 
 
 def exact_of(results: Results, path: PathLike) -> ExactSavings | None:
-    """What a suite's file says of exact savings, if it does; strict."""
+    """What a suite's file says of exact savings, if it does; strict.
+
+    Args:
+        results: The file's content.
+        path: Of that file, for what is said where it does not fit.
+    """
     if "exact" not in results.setting:
         return None
     try:
@@ -92,7 +97,12 @@ def exact_of(results: Results, path: PathLike) -> ExactSavings | None:
 
 
 def suite_of(results: Results, path: PathLike) -> Suite:
-    """What a results file says of the suite that it is of; strict."""
+    """What a results file says of the suite that it is of; strict.
+
+    Args:
+        results: The file's content.
+        path: Of that file, for what is said where it does not fit.
+    """
     try:
         suite: Suite = read(Suite, results.setting["suite"], "setting.suite")
         run = {method.name for method in results.methods}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,6 @@ from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.pictures import LOSS, MILLISECONDS, RULES, Mark, by_kind, full_precision, loss_mark, series_of
 from blockcache_lab.pages.suite_parts import PolicySuite, made_from, suite_tables, who_wins
 from blockcache_lab.studies.distances import FrontierDistances, MethodDistances
-from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER
 
 _COLUMNS = ["method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", "of full", "ms", "over full", "jerk"]
@@ -45,16 +45,18 @@ _MEASURES: dict[str, Callable[[MethodDistances], float]] = {
 class FrontierSuite(PolicySuite):
     """With the distances, if they are there."""
 
-    distances: FrontierDistances | None
+    NAMES = (FRONTIER,)
 
-    @classmethod
-    def load(cls, directory: str) -> FrontierSuite:
-        collection, file = Collection.load(directory, (FRONTIER,)), Path(directory) / DISTANCES
-        found = FrontierDistances.load(file) if exists(file) else None
-        run = collection.first.fingerprint
-        if found is not None and (differences := fingerprint_differences(run, found.policy)):
+    def __post_init__(self) -> None:
+        found = self.distances
+        if found is not None and (differences := fingerprint_differences(self.first.fingerprint, found.policy)):
+            file = Path(self.directory) / DISTANCES
             raise FileError(f"{file} is of another policy than the suite ({'; '.join(differences)}); measure it again")
-        return cls(directory, collection, found)
+
+    @cached_property
+    def distances(self) -> FrontierDistances | None:
+        file = Path(self.directory) / DISTANCES
+        return FrontierDistances.load(file) if exists(file) else None
 
     @property
     def scatter(self) -> str:
@@ -62,7 +64,7 @@ class FrontierSuite(PolicySuite):
 
     def losses(self) -> dict[str, float]:
         """What each method loses in closed loop."""
-        return {name: -difference.mean for name, difference in self.collection.differences.items()}
+        return {name: -difference.mean for name, difference in self.differences.items()}
 
     @property
     def known(self) -> list[str]:
@@ -85,10 +87,7 @@ class FrontierSuite(PolicySuite):
         """Rank correlation of the losses over one half of the seeds and over the other, for the methods of `correlations`;
         None where they share too few seeds."""
         names = (BASELINE, *self.known)
-        scores = [
-            {seed: one.score for seed, one in self.item.results.of(name).items() if one.score is not None}
-            for name in names
-        ]
+        scores = [self.item.scores(name) for name in names]
         seeds = sorted(set.intersection(*map(set, scores)))
         if len(seeds) < LEAST_SHARED or len(names) < LEAST_COMPARED:
             return None
@@ -129,7 +128,7 @@ def page(found: Sequence[FrontierSuite]) -> Document:
 
 
 def _policy(found: FrontierSuite) -> Section:
-    results, timings = found.item.results, found.collection.timings
+    results, timings = found.item.results, found.timings
     commands, source = found.commands, results.policy["source"]
     if found.distances is not None:
         commands.append(f"`blockcache paper distances {source} -o {found.directory}{found.tuned_option}`")
@@ -153,7 +152,7 @@ def _policy(found: FrontierSuite) -> Section:
         (
             Bullets(tuple(run)),
             *([picture] if timings is not None else []),
-            who_wins(found.collection),
+            who_wins(found),
             *_speed(found),
             *_distances(found),
             *suite_tables(found.item, _COLUMNS, timings),
@@ -163,9 +162,7 @@ def _policy(found: FrontierSuite) -> Section:
 
 def _speed(found: FrontierSuite) -> list[Block]:
     """How fast the lossless ones are, over the plain policy."""
-    over = {
-        name: times for name in found.collection.lossless if (times := found.collection.over(name, PLAIN)) is not None
-    }
+    over = {name: times for name in found.lossless if (times := found.over(name, PLAIN)) is not None}
     if not over:
         return []
     best = sorted(over, key=lambda name: -over[name])[:3]
@@ -235,14 +232,13 @@ def draw(found: FrontierSuite, directory: Path) -> None:
         found: Its suite; a picture whose file is missing is left out.
         directory: For the pictures.
     """
-    collection = found.collection
-    if collection.timings is not None:
+    if found.timings is not None:
         marks = [
             loss_mark(method_named(name), ms, difference, _short(name), -LOWEST_DRAWN)
-            for name, difference in collection.differences.items()
-            if (ms := collection.ms(name)) is not None
+            for name, difference in found.differences.items()
+            if (ms := found.ms(name)) is not None
         ]
-        series = (*series_of(by_kind(marks)), *full_precision(collection.ms(BASELINE)))
+        series = (*series_of(by_kind(marks)), *full_precision(found.ms(BASELINE)))
         panel = Panel(Axis(MILLISECONDS, log=True), Axis(LOSS), series, rules=RULES)
         save_figure(draw_panels([panel], 1, 10.0, 6.0), directory / found.picture)
     if found.distances is not None:

@@ -54,7 +54,7 @@ def page(found: Sequence[RdtSuite]) -> Document:
     return Document(
         "RDT: the paper's figure, rolled out again",
         (
-            *([QUICK] if any(item.collection.quick for item in found) else []),
+            *([QUICK] if any(item.quick for item in found) else []),
             made_from("suite rdt", command),
             Paragraph(about),
             Section("In short", (Bullets(tuple(summary(found))), *_all_tasks(found))),
@@ -70,9 +70,9 @@ def page(found: Sequence[RdtSuite]) -> Document:
 def _all_tasks(found: Sequence[RdtSuite]) -> list[Block]:
     """The figure as a table: each method's difference on every task."""
     header = ["method", *(plain(item.task) for item in found)]
-    rows = [["full precision: its success", *(estimate(item.collection.full.success, "{:.2f}") for item in found)]]
+    rows = [["full precision: its success", *(estimate(item.full.success, "{:.2f}") for item in found)]]
     for names in shared(found):
-        differences = [item.collection.differences[name] for item, name in zip(found, names, strict=True)]
+        differences = [item.differences[name] for item, name in zip(found, names, strict=True)]
         shown = [(value.lossless, estimate(value, "{:+.2f}")) for value in differences]
         rows.append(
             [plain(method_named(names[0]).label), *(f"**{text}**" if lossless else text for lossless, text in shown)]
@@ -85,7 +85,7 @@ def _all_tasks(found: Sequence[RdtSuite]) -> list[Block]:
 
 
 def _policy(found: RdtSuite) -> Section:
-    results, timings = found.item.results, found.collection.timings
+    results, timings = found.item.results, found.timings
     fingerprint = results.policy["fingerprint"]
     widths, sampler = fingerprint["widths"] or {}, fingerprint["sampler"] or {}
     run = [
@@ -94,7 +94,7 @@ def _policy(found: RdtSuite) -> Section:
         + ("The score is success." if is_success(found) else "The score is the task's own, from 0 to 1."),
         f"**Policy** `{results.policy['source']}`: {len(fingerprint['blocks'] or ())} blocks of width "
         f"{widths.get('width', '?')}, {fingerprint['steps']} steps of {plain(str(sampler.get('type', '?')))}; engine "
-        f"{plain(found.collection.full.method.engine)}.",
+        f"{plain(found.full.method.engine)}.",
         "**Commands** " + ", ".join(found.commands) + ".",
         f"Seeds from {results.setting['first_seed']}, on which nothing was chosen; differences are paired, 95 % intervals. "
         "† is another sampler, which shares the initial noise.",
@@ -118,7 +118,7 @@ def _policy(found: RdtSuite) -> Section:
             Bullets(tuple(run)),
             picture,
             *_exact(found),
-            who_wins(found.collection),
+            who_wins(found),
             *_no_dearer(found),
             *suite_tables(found.item, _COLUMNS, timings, lambda method: _more(found, method)),
         ),
@@ -148,7 +148,7 @@ def _exact(found: RdtSuite) -> list[Block]:
     """The engine by itself: the plain policy, which projects keys and values at every step, beside the full one here."""
     if found.exact is None:
         return []
-    full, timings, over = found.collection.full, found.collection.timings, found.collection.over(BASELINE, PLAIN)
+    full, timings, over = found.full, found.timings, found.over(BASELINE, PLAIN)
     rows = [
         ["plain policy, torch", f"{full.method.flops / 1e9:.3f}", shown_ms(timings, PLAIN), "", ""],
         [
@@ -175,7 +175,7 @@ def _no_dearer(found: RdtSuite) -> list[Block]:
         "By formula keys and values count at every use, and here they are projected once, so what is equal by formula need not "
         "be equal in the engine. Beside each BAC schedule the solver with the most steps that costs no more there."
     )
-    shown = rivals(found.collection, found.cheaper_pairs, found.exact.flops)
+    shown = rivals(found, found.cheaper_pairs, found.exact.flops)
     return [Section("At no more FLOPs in the engine", (Paragraph(about), *shown))]
 
 
@@ -185,7 +185,7 @@ def _no_dearer(found: RdtSuite) -> list[Block]:
 def _limits(found: Sequence[RdtSuite]) -> list[str]:
     prints = [item.item.results.policy["fingerprint"] for item in found]
     own = "; ".join(dict.fromkeys(map(_size, prints)))
-    compared = [difference for item in found for difference in item.collection.differences.values()]
+    compared = [difference for item in found for difference in item.differences.values()]
     half = [(value.high - value.low) / 2 for value in compared if np.isfinite(value.low)]
     items = [
         f"RDT-1B itself has {REAL_BLOCKS} blocks of width {REAL_WIDTH} and {REAL_IMAGE_TOKENS} image tokens, made from camera "
@@ -196,7 +196,7 @@ def _limits(found: Sequence[RdtSuite]) -> list[str]:
         items.append(
             f"Half the width of the intervals is about {np.median(half):.3f}: smaller differences cannot be seen."
         )
-    if counts := {item.collection.full.score.n for item in found if is_success(item) and item.collection.full.score}:
+    if counts := {item.full.score.n for item in found if is_success(item) and item.full.score}:
         items += [_what_lossless_takes(n) for n in sorted(counts)]
     return items
 

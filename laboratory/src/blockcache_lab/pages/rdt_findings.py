@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from blockcache.compare.methods import method_named
@@ -15,8 +16,8 @@ from blockcache.report.methods import of_full
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.published import printed_rdt
 from blockcache_lab.pages.suite_parts import PolicySuite, counted
-from blockcache_lab.studies.suite_results import Collection
-from blockcache_lab.studies.suites import RDT, ExactSavings, exact_of
+from blockcache_lab.studies.open_loop import ExactSavings, exact_of
+from blockcache_lab.studies.suites import RDT
 
 EXACT = 1e-5
 """Actions, in normalised units, that differ by less are the same but for rounding."""
@@ -28,17 +29,16 @@ SELDOM = 0.2
 class RdtSuite(PolicySuite):
     """With what its engines save exactly, if the file says so."""
 
-    exact: ExactSavings | None
+    NAMES = (RDT,)
 
-    @classmethod
-    def load(cls, directory: str) -> RdtSuite:
-        collection = Collection.load(directory, (RDT,))
-        return cls(directory, collection, exact_of(collection.first, Path(directory) / f"{RDT}.json"))
+    @cached_property
+    def exact(self) -> ExactSavings | None:
+        return exact_of(self.first, Path(self.directory) / f"{RDT}.json")
 
     @property
     def bacs(self) -> dict[int, str]:
         """The BAC schedules under the policy's own sampler, by S."""
-        found = {name: method_named(name) for name in self.collection.differences}
+        found = {name: method_named(name) for name in self.differences}
         return {
             method.facts.updates: name
             for name, method in found.items()
@@ -48,7 +48,7 @@ class RdtSuite(PolicySuite):
     @property
     def equal_pairs(self) -> list[tuple[str, str]]:
         """BAC and its rivals at equal FLOPs, by formula."""
-        return [(str(cell.equals), cell.method) for cell in self.collection.equals]
+        return [(str(cell.equals), cell.method) for cell in self.equals]
 
     @property
     def cheaper_pairs(self) -> list[tuple[str, str]]:
@@ -56,7 +56,7 @@ class RdtSuite(PolicySuite):
         if self.exact is None:
             return []
         flops, pairs = self.exact.flops, []
-        plain_steps = [name for name in self.collection.differences if method_named(name).off_the_shelf]
+        plain_steps = [name for name in self.differences if method_named(name).off_the_shelf]
         for bac in self.bacs.values():
             fitting = [name for name in plain_steps if flops[name] <= flops[bac]]
             pairs += [(bac, max(fitting, key=lambda name: flops[name]))] if fitting else []
@@ -74,12 +74,12 @@ def summary(found: Sequence[RdtSuite]) -> list[str]:
     everywhere = [
         plain(method_named(names[0]).label)
         for names in shared(found)
-        if all(name in item.collection.lossless for item, name in zip(found, names, strict=True))
+        if all(name in item.lossless for item, name in zip(found, names, strict=True))
     ]
     items.append(f"**Lossless on every task**, of the methods that all of them met: {', '.join(everywhere) or 'none'}.")
     items.append(f"**The cheapest lossless method**: {'; '.join(map(_cheapest, found))}.")
-    equal = [(item.collection, pair) for item in found for pair in item.equal_pairs]
-    cheaper = [(item.collection, pair) for item in found for pair in item.cheaper_pairs]
+    equal = [(item, pair) for item in found for pair in item.equal_pairs]
+    cheaper = [(item, pair) for item in found for pair in item.cheaper_pairs]
     items += [f"**At equal FLOPs** {line}" for line in counted(equal)]
     items += [f"**At no more FLOPs in the engine** {line}" for line in counted(cheaper)]
     if exact := [line for item in found if (line := _exactly(item))]:
@@ -87,7 +87,7 @@ def summary(found: Sequence[RdtSuite]) -> list[str]:
             f"**The engine alone**, every block computed and nothing approximated: {'; '.join(exact)}. Speed beyond the FLOPs "
             "that are saved is the engine's own: it runs no Python."
         )
-    if weak := [item.task for item in found if (success := item.collection.full.success) and success.high < SELDOM]:
+    if weak := [item.task for item in found if (success := item.full.success) and success.high < SELDOM]:
         items.append(
             f"Full precision itself seldom succeeds on {', '.join(map(plain, weak))}: little can be lost there."
         )
@@ -98,7 +98,7 @@ def _verdicts(found: Sequence[RdtSuite], updates: int) -> str:
     """On which tasks BAC is lossless, on which it is worse and by how much, and where neither is shown."""
     places: dict[str, list[str]] = {"lossless": [], "worse": [], "not shown either way": []}
     for item in found:
-        difference = item.collection.differences.get(item.bacs.get(updates, ""))
+        difference = item.differences.get(item.bacs.get(updates, ""))
         if difference is None:
             continue
         if difference.lossless:
@@ -114,18 +114,18 @@ def shared(found: Sequence[RdtSuite]) -> list[tuple[str, ...]]:
     """What every policy met, in the order of the suite: the method by its name on each. What was tuned goes by one name for
     people, and is another method on each."""
     named = [
-        {method_named(name).label: name for name in item.item.suite.methods if name in item.collection.differences}
+        {method_named(name).label: name for name in item.item.suite.methods if name in item.differences}
         for item in found
     ]
     return [tuple(names[key] for names in named) for key in named[0] if all(key in names for names in named)]
 
 
 def _cheapest(item: RdtSuite) -> str:
-    collection, best = item.collection, item.collection.cheapest
+    best = item.cheapest
     if best is None:
         return f"on {plain(item.task)} none"
-    share = of_full(collection.rows[best].method.flops, collection.full.method.flops)
-    over = collection.over(best, BASELINE)
+    share = of_full(item.rows[best].method.flops, item.full.method.flops)
+    over = item.over(best, BASELINE)
     speed = "" if over is None else f", {over:.1f}x over full precision in the same engine"
     return f"on {plain(item.task)} {plain(method_named(best).label)} ({share} of the FLOPs{speed})"
 
@@ -133,8 +133,8 @@ def _cheapest(item: RdtSuite) -> str:
 def _exactly(item: RdtSuite) -> str | None:
     if item.exact is None:
         return None
-    full = item.collection.full.method.flops
-    over = item.collection.over(BASELINE, PLAIN)
+    full = item.full.method.flops
+    over = item.over(BASELINE, PLAIN)
     speed = "" if over is None else f"{over:.1f}x the speed of the plain policy with "
     return (
         f"on {plain(item.task)} {speed}{item.exact.flops[BASELINE] / full:.0%} of its FLOPs, actions "

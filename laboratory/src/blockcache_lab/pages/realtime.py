@@ -15,15 +15,15 @@ from pathlib import Path
 
 from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
-from blockcache.files import exists
-from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
+from blockcache.files import PathLike, exists
+from blockcache.measure.statistics import Estimate
 from blockcache.report.chart import Panel
 from blockcache.report.clock import clock_panels
 from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table
 from blockcache.report.methods import estimate
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.suite_parts import PolicySuite, made_from
-from blockcache_lab.studies.suite_results import Collection, SuiteResults
+from blockcache_lab.studies.suite_results import SuiteResults, paired
 from blockcache_lab.studies.suites import MODES, RATE, REALTIME
 
 PICTURE = "realtime.png"
@@ -38,42 +38,35 @@ _PRINTED = {"ddpm_100": BASELINE, "bac_s7_n3": "bac:S=7,n=3", "bac_s5_n3": "bac:
 class RealtimeSuite(PolicySuite):
     """One policy's cells: a delay in a mode each, and its times if they are there."""
 
+    NAMES = tuple(f"{REALTIME}-{mode}-{delay}" for delay in range(MOST) for mode in MODES)
+
     @classmethod
-    def load(cls, directory: str) -> RealtimeSuite:
-        names = [f"{REALTIME}-{mode}-{delay}" for delay in range(MOST) for mode in MODES]
-        found = [name for name in names if exists(Path(directory) / f"{name}.json")]
-        if not found:
+    def load(cls, directory: PathLike, names: Sequence[str] = ()) -> RealtimeSuite:
+        if not any(exists(Path(directory) / f"{name}.json") for name in cls.NAMES):
             raise FileError(
                 f"no files of suite realtime in {directory}; run 'blockcache paper suite realtime POLICY' first"
             )
-        return cls(directory, Collection.load(directory, found))
+        return super().load(directory, names)
 
     def cell(self, mode: str, delay: int) -> SuiteResults | None:
         """Without a delay nothing is committed, so that being told changes nothing."""
-        return self.collection.suites.get(f"{REALTIME}-{'async' if not delay and mode == 'rtc' else mode}-{delay}")
+        return self.suites.get(f"{REALTIME}-{'async' if not delay and mode == 'rtc' else mode}-{delay}")
 
     @property
     def methods(self) -> list[str]:
-        return [method.name for method in self.collection.first.methods]
+        return [method.name for method in self.first.methods]
 
     def delays(self, mode: str) -> list[int]:
         return [delay for delay in range(MOST) if self.cell(mode, delay) is not None]
 
-    def scores(self, mode: str, delay: int, method: str) -> dict[int, float]:
-        """By seed."""
-        cell = self.cell(mode, delay)
-        records = {} if cell is None else cell.results.of(method)
-        return {seed: record.score for seed, record in records.items() if record.score is not None}
-
     def mean(self, mode: str, delay: int, method: str) -> Estimate | None:
-        scores = self.scores(mode, delay, method)
-        return mean_interval(list(scores.values())) if scores else None
+        cell = self.cell(mode, delay)
+        return None if cell is None else cell.mean(method)
 
     def difference(self, method: str, delay: int, mode: str, other: str) -> Estimate | None:
         """Of a method's score in one mode to that in another, same delay, pair by pair."""
-        one, two = self.scores(mode, delay, method), self.scores(other, delay, method)
-        seeds = [seed for seed in one if seed in two]
-        return paired_difference([one[seed] for seed in seeds], [two[seed] for seed in seeds]) if seeds else None
+        one, two = self.cell(mode, delay), self.cell(other, delay)
+        return None if one is None or two is None else paired(one.scores(method), two.scores(method))
 
     def panels(self) -> tuple[Panel, ...]:
         found = [cell for mode in MODES for delay in self.delays(mode) if (cell := self.cell(mode, delay)) is not None]
@@ -81,9 +74,9 @@ class RealtimeSuite(PolicySuite):
         return clock_panels(list(results.values()), f"{self.task}: ")
 
     def command(self) -> str:
-        first = self.collection.first
+        first = self.first
         chosen = " ".join(f"--delay {delay}" for delay in self.delays("async"))
-        amount = " --quick" if self.collection.quick else f" --rollouts {first.setting['rollouts']}"
+        amount = " --quick" if self.quick else f" --rollouts {first.setting['rollouts']}"
         return f"blockcache paper suite {REALTIME} {first.policy['source']} -o {self.directory}{amount} {chosen}{self.tuned_option}"
 
 
@@ -156,13 +149,13 @@ def _gaps(found: RealtimeSuite, delay: int) -> dict[str, Estimate]:
 
 
 def _policy(found: RealtimeSuite) -> Section:
-    first = found.collection.first
+    first = found.first
     said = [
         f"Command: `{found.command()}`.",
         f"{first.setting['rollouts']} paired episodes a cell, from seed {first.setting['first_seed']}, on which nothing was "
         f"chosen; success: {plain(first.task['success'])}. 95 % intervals.",
     ]
-    if found.collection.quick:
+    if found.quick:
         said.insert(0, "**From a quick run: no figure means anything.**")
     return Section(
         found.task,
@@ -209,7 +202,7 @@ class _Timed:
 
 def _latencies(found: RealtimeSuite) -> dict[str, list[_Timed]]:
     """By where they come from: of this machine, where it was timed, and of the paper's robot; the slowest first."""
-    timings, sources = found.collection.timings, dict[str, list[_Timed]]()
+    timings, sources = found.timings, dict[str, list[_Timed]]()
     words = {name: method_named(name).label for name in found.methods}
     if timings is not None:
         own = [

@@ -32,20 +32,17 @@ def shown_ms(timings: Timings | None, method: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class PolicySuite:
+class PolicySuite(Collection):
     """A suite that has a directory of its own: one policy's results, and its times if they are there."""
-
-    directory: str
-    collection: Collection
 
     @property
     def item(self) -> SuiteResults:
-        (item,) = self.collection.suites.values()
+        (item,) = self.suites.values()
         return item
 
     @property
     def task(self) -> str:
-        return str(self.collection.first.task["name"])
+        return str(self.first.task["name"])
 
     @property
     def picture(self) -> str:
@@ -54,7 +51,7 @@ class PolicySuite:
     @property
     def tuned_option(self) -> str:
         """As one would type it behind a command; nothing where nothing tuned is compared."""
-        tuned = next(filter(None, (method_named(name).tuned_in for name in self.collection.differences)), None)
+        tuned = next(filter(None, (method_named(name).tuned_in for name in self.differences)), None)
         return "" if tuned is None else f" --tuned {tuned}"
 
     @property
@@ -62,7 +59,7 @@ class PolicySuite:
         """What made the files, as far as they are there."""
         name, source = self.item.suite.name, self.item.results.policy["source"]
         made = [f"`{self.item.command(self.directory)}{self.tuned_option}`"]
-        if self.collection.timings is not None:
+        if self.timings is not None:
             made.append(f"`blockcache paper timing {source} --suite {name} -o {self.directory}{self.tuned_option}`")
         return made
 

@@ -41,7 +41,7 @@ from blockcache.results.timings import Timings
 from blockcache.tasks import Clock, Task, make_task, task_spec
 from blockcache.tasks.variants import Changed, Variant
 from blockcache_lab.studies.equal_flops import engine_flops, equal_flops
-from blockcache_lab.studies.open_loop import OpenLoopFacts
+from blockcache_lab.studies.open_loop import ExactSavings, OpenLoopFacts
 from blockcache_lab.studies.suites import (
     DELAYS,
     KINDS,
@@ -50,7 +50,6 @@ from blockcache_lab.studies.suites import (
     REALTIME,
     SUITES,
     Cell,
-    ExactSavings,
     Suite,
     suite_by_name,
     suite_of,

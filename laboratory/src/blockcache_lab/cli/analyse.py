@@ -39,12 +39,10 @@ def analyse(
     schedule: str | None,
     weaker: arg.PolicySource | None,
     only: tuple[str, ...],
-    generations: int,
-    compared: int,
-    episodes: int,
     seed: int,
     page: str | None,
     threads: int,
+    **sizes: int,
 ) -> None:
     """Find out why caching works for POLICY, and where it hurts: every analysis of the paper, and whether its claims hold.
 
@@ -72,25 +70,14 @@ def analyse(
     from blockcache_lab.pages.analysis import claims_blocks
     from blockcache_lab.pages.analysis import page as claims_page
     from blockcache_lab.studies.analyses import analyse as run
-    from blockcache_lab.studies.analysis_inputs import Sizes
+    from blockcache_lab.studies.analysis_inputs import AnalysisInputs, Sizes
 
     torch.set_num_threads(threads)
     state = Path(output).with_name(f"{Path(output).name}.state")
     with arg.resumable(state):
-        found = run(
-            policy.port,
-            seen,
-            state=state,
-            recording=recorded,
-            schedule=followed,
-            weaker=None if weaker is None else (str(weaker), weaker.port),
-            only=only,
-            moments=moments,
-            sizes=Sizes(generations, compared, episodes),
-            seed=seed,
-            source=str(policy),
-            command=arg.typed(),
-        )
+        other = None if weaker is None else (str(weaker), weaker.port)
+        inputs = AnalysisInputs(policy.port, seen, state, recorded, followed, other, moments, Sizes(**sizes), seed)
+        found = run(inputs, only, str(policy), arg.typed())
     found.save(output)
     display(*claims_blocks(found))
     size = Path(output).stat().st_size / 1e6

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Protocol
@@ -28,7 +28,6 @@ from blockcache.results.summary import MethodSummary
 from blockcache.results.tuning import Tuning
 from blockcache_lab.pages.frontier import FrontierSuite
 from blockcache_lab.pages.other_policies import TaskPolicies, load_other_policies
-from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import FRONTIER, RDT, SUITES, Cell
 
 _ONE = re.compile(r"(<!-- figure: ([^>]+) -->)(.*?)(<!-- end -->)", re.DOTALL)
@@ -47,7 +46,7 @@ def fill(text: str, records: Path) -> str:
     def source(name: str) -> _Source:
         if name.endswith("/tuned"):
             return _ShippedTuning.load(name)
-        return _Policies.load(records, name) if "*" in name else _Policy.load(records, name)
+        return _Policies.load(records, name) if "*" in name else _Policy.load(records / name)
 
     def one(match: re.Match[str]) -> str:
         name, method, *asked = match[2].split()
@@ -83,58 +82,74 @@ class _Source(Protocol):
         """One figure as it stands on a page."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Policy:
-    """The records of one policy."""
+class _Policy(FrontierSuite):
+    """The records of one policy, of whichever suites there are."""
 
-    name: str
-    collection: Collection
-    directory: Path
-
-    @classmethod
-    def load(cls, records: Path, name: str) -> _Policy:
-        return cls(name, Collection.load(records / name, (*SUITES, FRONTIER, RDT)), records / name)
+    NAMES = (*SUITES, FRONTIER, RDT)
 
     def figure(self, method: str, quantity: str, other: str | None = None) -> str:
         if quantity == "correlation":
-            return f"{self._frontier.correlations()[method.replace('-', ' ')]:.2f}"
-        if quantity == "noise-floor":
-            return f"{self.collection.first.noise_floor.mean:.3f}"
-        found = self._named(method)
-        if quantity in _DISTANCES:
-            return self._distance(found, quantity)
+            return f"{self.correlations()[method.replace('-', ' ')]:.2f}"
+        found, name = self._named(method), Path(self.directory).name
         if quantity == "against" and other is not None:
-            value = self.collection.compare(found, self._named(other))
+            value = self.compare(found, self._named(other))
             if value is None:
-                raise FileError(f"the records {self.name} have no episode that both {found} and {other} finished")
+                raise FileError(f"the records {name} have no episode that both {found} and {other} finished")
             return _signed(value)
-        if quantity in ("ms", "times-plain"):
-            return self._time(found, quantity)
-        shown = _of_row(quantity, self.name)
-        return shown(self.collection.rows[BASELINE if found == PLAIN else found], self.collection.full)
+        if quantity in _MEASURED:
+            shown = _MEASURED[quantity](self, found)
+            if shown is None:
+                raise FileError(
+                    f"the records {name} hold no {quantity} of {found}; run 'blockcache paper timing' or 'distances'"
+                )
+            return shown
+        if quantity not in _OF_ROW:
+            words = ", ".join((*_MEASURED, "against METHOD", "correlation", *_OF_ROW))
+            raise FileError(f"no quantity {quantity!r} of {name}, expected one of {words}")
+        return _OF_ROW[quantity](self.rows[BASELINE if found == PLAIN else found], self.full)
 
     def _named(self, method: str) -> str:
-        return PLAIN if method == "plain" else _resolve(method, self.collection.rows, self.collection.equals, self.name)
+        where = Path(self.directory).name
+        return PLAIN if method == "plain" else _resolve(method, self.rows, self.equals, where)
 
-    def _time(self, method: str, quantity: str) -> str:
-        value = self.collection.ms(method) if quantity == "ms" else self.collection.over(method, PLAIN)
-        if value is None:
-            raise FileError(f"the records {self.name} hold no time of {method}; run 'blockcache paper timing' for it")
-        return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-    def _distance(self, method: str, quantity: str) -> str:
-        known = {} if self._frontier.distances is None else self._frontier.distances.methods
-        if method not in known:
-            raise FileError(f"the records {self.name} hold no distances of {method}; run 'blockcache paper distances'")
-        value: Estimate = getattr(known[method].distances, _DISTANCES[quantity])
-        return f"{value.mean:.2f}" if quantity == "spread" else value.text("{:.3f}")
-
-    @cached_property
-    def _frontier(self) -> FrontierSuite:
-        return FrontierSuite.load(str(self.directory))
+    def distance(self, method: str, name: str, form: Callable[[Estimate], str]) -> str | None:
+        """One of the method's distances, if they were measured."""
+        known = {} if self.distances is None else self.distances.methods
+        return form(getattr(known[method].distances, name)) if method in known else None
 
 
-_DISTANCES = {"centre-shift": "centre_shift", "energy": "energy", "beyond-spread": "beyond_spread", "spread": "spread"}
+def _interval(value: Estimate) -> str:
+    return value.text("{:.3f}")
+
+
+def _time(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _signed(value: Estimate | None) -> str:
+    return "" if value is None else value.text("{:+.3f}")
+
+
+_MEASURED: dict[str, Callable[[_Policy, str], str | None]] = {
+    "ms": lambda policy, method: _time(policy.ms(method)),
+    "times-plain": lambda policy, method: _time(policy.over(method, PLAIN)),
+    "noise-floor": lambda policy, method: f"{policy.first.noise_floor.mean:.3f}",
+    "centre-shift": lambda policy, method: policy.distance(method, "centre_shift", _interval),
+    "energy": lambda policy, method: policy.distance(method, "energy", _interval),
+    "beyond-spread": lambda policy, method: policy.distance(method, "beyond_spread", _interval),
+    "spread": lambda policy, method: policy.distance(method, "spread", lambda value: f"{value.mean:.2f}"),
+}
+"""What is measured beside the rollouts, of a method by its name; None where it was not."""
+_OF_ROW: dict[str, Callable[[MethodSummary, MethodSummary], str]] = {
+    "difference": lambda row, full: _signed(row.difference),
+    "score": lambda row, full: "" if row.score is None else row.score.text("{:.3f}"),
+    "success": lambda row, full: "" if row.success is None else f"{row.success.mean:.2f}",
+    "n": lambda row, full: "0" if row.score is None else str(row.score.n),
+    "flops": lambda row, full: "1" if row is full else f"1/{full.method.flops / row.method.flops:.0f}",
+    "error": lambda row, full: f"{row.method.error.mean:.3f}",
+    "jerk": lambda row, full: "" if row.jerk is None else f"{row.jerk:.2f}",
+}
+"""How a figure of a method's row is shown; the second row is the full policy's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,24 +213,3 @@ def _resolve(method: str, rows: Mapping[str, MethodSummary], equals: Sequence[Ce
     if len(set(found)) != 1:
         raise FileError(f"the records {where} have {len(found)} methods {method!r}, expected one of {', '.join(rows)}")
     return found[0]
-
-
-def _of_row(quantity: str, where: str) -> Callable[[MethodSummary, MethodSummary], str]:
-    """How a quantity of a method's row is shown; the second row is the full policy's."""
-    known: dict[str, Callable[[MethodSummary, MethodSummary], str]] = {
-        "difference": lambda row, full: _signed(row.difference),
-        "score": lambda row, full: "" if row.score is None else row.score.text("{:.3f}"),
-        "success": lambda row, full: "" if row.success is None else f"{row.success.mean:.2f}",
-        "n": lambda row, full: "0" if row.score is None else str(row.score.n),
-        "flops": lambda row, full: "1" if row is full else f"1/{full.method.flops / row.method.flops:.0f}",
-        "error": lambda row, full: f"{row.method.error.mean:.3f}",
-        "jerk": lambda row, full: "" if row.jerk is None else f"{row.jerk:.2f}",
-    }
-    if quantity not in known:
-        words = ", ".join(("ms", "times-plain", "against METHOD", "noise-floor", "correlation", *_DISTANCES, *known))
-        raise FileError(f"no quantity {quantity!r} of {where}, expected one of {words}")
-    return known[quantity]
-
-
-def _signed(value: Estimate | None) -> str:
-    return "" if value is None else value.text("{:+.3f}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from blockcache_lab.analysis.sections import (
     pearson,
 )
 
-S = TypeVar("S", bound=AnalysisSection)
 LAG = 10  # as in the paper's figure of similarity curves
 TAIL = 0.05  # of the steps, the last
 
@@ -61,39 +60,6 @@ class Claim:
     section: str
 
 
-_CLAIMS: list[Callable[[Analysis], Claim]] = []
-
-
-def claims(analysis: Analysis) -> tuple[Claim, ...]:
-    """Every claim of the paper, in its order; one whose section is missing says which command fills it.
-
-    Args:
-        analysis: Of one policy; sections may be missing.
-    """
-    return tuple(find(analysis) for find in _CLAIMS)
-
-
-def _claim(
-    name: str, words: str, paper: str, kind: type[S]
-) -> Callable[[Callable[[S, Analysis], Finding]], Callable[[S, Analysis], Finding]]:
-    """Registers a claim of the paper; the function says what a section of that kind has to say of it."""
-
-    def register(look: Callable[[S, Analysis], Finding]) -> Callable[[S, Analysis], Finding]:
-        def find(analysis: Analysis) -> Claim:
-            section = analysis.get(kind)
-            if section is not None:
-                return Claim(name, words, paper, *look(section, analysis), kind.name)
-            weaker = " --weaker POLICY" if kind is WeakerPolicy else ""
-            command = f"blockcache analyse {analysis.source or 'POLICY'} --only {kind.name}{weaker}"
-            why = analysis.absent.get(kind.name, f"Not measured; `{command}` does it.")
-            return Claim(name, words, paper, "", None, why, kind.name)
-
-        _CLAIMS.append(find)
-        return look
-
-    return register
-
-
 def _curves(section: Similarity) -> tuple[int, Array]:
     """The lag of the paper's figure, or half the steps if there are fewer, and how much each block changes over it."""
     steps = section.cosine.shape[-1]
@@ -101,7 +67,6 @@ def _curves(section: Similarity) -> tuple[int, Array]:
     return lag, 1 - np.stack([section.curve(block, lag) for block in range(len(section.cosine))])
 
 
-@_claim("non-uniform", "Similarity between steps is not uniform over time.", _NO_FIGURE, Similarity)
 def _non_uniform(section: Similarity, analysis: Analysis) -> Finding:
     if section.cosine.shape[-1] < 3:
         return _too_few("steps")
@@ -116,7 +81,6 @@ def _non_uniform(section: Similarity, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("block-specific", "Each block has its own pattern of similarity.", _NO_FIGURE, Similarity)
 def _block_specific(section: Similarity, analysis: Analysis) -> Finding:
     lag, changes = _curves(section)
     pairs = [pearson(one, other) for one, other in combinations(changes, 2)]
@@ -135,7 +99,6 @@ def _block_specific(section: Similarity, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("surge", "Block-wise schedules make errors surge in nearly all FFNs but the first.", "nearly all", Caching)
 def _surge(section: Caching, analysis: Analysis) -> Finding:
     found = _surges(section, analysis, ("blockwise", "unified"))
     if found is None:
@@ -154,8 +117,7 @@ def _surge(section: Caching, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("update-induced", "At updates of FFNs the error exceeds that of reuse.", _NO_FIGURE, Caching)
-def _update_exceeds_reuse(section: Caching, analysis: Analysis) -> Finding:
+def _at_updates(section: Caching, analysis: Analysis) -> Finding:
     rows = [place for place, block in enumerate(analysis.blocks) if block.kind == FEED_FORWARD]
     if "blockwise" not in section.schedules or not rows:
         return _too_few("FFNs or schedules")
@@ -174,7 +136,6 @@ def _update_exceeds_reuse(section: Caching, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("union", "The bubbling union removes the surge.", _NO_FIGURE, Caching)
 def _union(section: Caching, analysis: Analysis) -> Finding:
     names = ("bac", "blockwise", "unified")
     found = _surges(section, analysis, names)
@@ -193,7 +154,6 @@ def _union(section: Caching, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("correlation", "Upstream and downstream FFN errors correlate.", "r = 0.9894", Correlation)
 def _correlation(section: Correlation, analysis: Analysis) -> Finding:
     if section.r is None:
         return _too_few("steps")
@@ -205,7 +165,6 @@ def _correlation(section: Correlation, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("beta", "So they do at one step with the upstream error scaled.", "strong", Correlation)
 def _beta(section: Correlation, analysis: Analysis) -> Finding:
     if section.beta_r is None:
         return _too_few("betas")
@@ -218,7 +177,6 @@ def _beta(section: Correlation, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("proposition", "The FFN's response is linear up to the square of the error.", "2", Response)
 def _proposition(section: Response, analysis: Analysis) -> Finding:
     order = section.order
     return (
@@ -229,7 +187,6 @@ def _proposition(section: Response, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("norms", "W1 and W2 are about three times as large as W_V.", "3x", WeightNorms)
 def _norms(section: WeightNorms, analysis: Analysis) -> Finding:
     known = {name: place for place, name in enumerate(section.matrices)}
     values = [place for name, place in known.items() if name.endswith("W_V")]
@@ -253,7 +210,6 @@ def _norms(section: WeightNorms, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("homogeneity", "Episodes of one task are alike.", "0.93, min 0.29 (Push-T)", Homogeneity)
 def _homogeneous(section: Homogeneity, analysis: Analysis) -> Finding:
     found, at = section.statistics, list(section.at)
     of, one = "episodes" if section.separate else "observations", section.one_noise[:, at]
@@ -268,7 +224,6 @@ def _homogeneous(section: Homogeneity, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("divergence", "They differ in the last 5 % of the steps.", "almost all", Homogeneity)
 def _divergence(section: Homogeneity, analysis: Analysis) -> Finding:
     shares = [_tail(apart) for apart in (section.divergence, section.one_noise_divergence)]
     if analysis.steps < 3 or None in shares:
@@ -290,7 +245,6 @@ def _tail(apart: Array) -> float | None:
     return float(apart[-max(1, round(TAIL * len(apart))) :].sum()) / total if total > 0 else None
 
 
-@_claim("once", "So a schedule is made once for a task.", _NO_FIGURE, Stability)
 def _once(section: Stability, analysis: Analysis) -> Finding:
     if not section.counts:
         return _too_few("generations")
@@ -305,7 +259,6 @@ def _once(section: Stability, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("weak", "A weak policy is hurt more than a good one.", _NO_FIGURE, WeakerPolicy)
 def _weak(section: WeakerPolicy, analysis: Analysis) -> Finding:
     good, weak = (float(value) for value in section.relative)
     return (
@@ -327,3 +280,48 @@ def _too_few(what: str) -> Finding:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+_Row: TypeAlias = tuple[str, str, str, type[AnalysisSection], Callable[[Any, Analysis], Finding]]
+_CLAIMS: tuple[_Row, ...] = (
+    ("non-uniform", "Similarity between steps is not uniform over time.", _NO_FIGURE, Similarity, _non_uniform),
+    ("block-specific", "Each block has its own pattern of similarity.", _NO_FIGURE, Similarity, _block_specific),
+    (
+        "surge",
+        "Block-wise schedules make errors surge in nearly all FFNs but the first.",
+        "nearly all",
+        Caching,
+        _surge,
+    ),
+    ("update-induced", "At updates of FFNs the error exceeds that of reuse.", _NO_FIGURE, Caching, _at_updates),
+    ("union", "The bubbling union removes the surge.", _NO_FIGURE, Caching, _union),
+    ("correlation", "Upstream and downstream FFN errors correlate.", "r = 0.9894", Correlation, _correlation),
+    ("beta", "So they do at one step with the upstream error scaled.", "strong", Correlation, _beta),
+    ("proposition", "The FFN's response is linear up to the square of the error.", "2", Response, _proposition),
+    ("norms", "W1 and W2 are about three times as large as W_V.", "3x", WeightNorms, _norms),
+    ("homogeneity", "Episodes of one task are alike.", "0.93, min 0.29 (Push-T)", Homogeneity, _homogeneous),
+    ("divergence", "They differ in the last 5 % of the steps.", "almost all", Homogeneity, _divergence),
+    ("once", "So a schedule is made once for a task.", _NO_FIGURE, Stability, _once),
+    ("weak", "A weak policy is hurt more than a good one.", _NO_FIGURE, WeakerPolicy, _weak),
+)
+"""In the paper's order: a claim's name, its words, the paper's figure, and what a section of one kind has to say of it."""
+
+
+def claims(analysis: Analysis) -> tuple[Claim, ...]:
+    """Every claim of the paper, in its order; one whose section is missing says which command fills it.
+
+    Args:
+        analysis: Of one policy; sections may be missing.
+    """
+    return tuple(_judged(analysis, row) for row in _CLAIMS)
+
+
+def _judged(analysis: Analysis, row: _Row) -> Claim:
+    name, words, paper, kind, look = row
+    section = analysis.get(kind)
+    if section is not None:
+        return Claim(name, words, paper, *look(section, analysis), kind.name)
+    weaker = " --weaker POLICY" if kind is WeakerPolicy else ""
+    command = f"blockcache analyse {analysis.source or 'POLICY'} --only {kind.name}{weaker}"
+    why = analysis.absent.get(kind.name, f"Not measured; `{command}` does it.")
+    return Claim(name, words, paper, "", None, why, kind.name)

@@ -72,6 +72,12 @@ def printed_rdt() -> tuple[str, float]:
     return str(value["notes"]), float(value["max_speed"])
 
 
+def printed_robot() -> Mapping[str, Mapping[str, float]]:
+    """Chunks in a second ("hz") and "success" of the methods on the paper's robot, by its name of the method."""
+    found: Mapping[str, Mapping[str, float]] = _published()["real_world_franka"]
+    return found
+
+
 def full_gflops() -> float:
     return float(_published()["full_precision_gflops"])
 

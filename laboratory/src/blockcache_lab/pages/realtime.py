@@ -6,11 +6,9 @@ stands for the next longer one, for which a robot could wait. Every verdict is c
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from blockcache.compare.methods import method_named
@@ -22,6 +20,7 @@ from blockcache.report.clock import clock_panels
 from blockcache.report.document import Bullets, Document, Figure, Paragraph, Section, Table, plain, table
 from blockcache.report.methods import estimate
 from blockcache.results.rollouts import BASELINE, PLAIN
+from blockcache_lab.pages.published import printed_robot
 from blockcache_lab.pages.suite_parts import PolicySuite, made_from
 from blockcache_lab.studies.suite_results import SuiteResults, paired
 from blockcache_lab.studies.suites import MODES, RATE, REALTIME
@@ -63,10 +62,10 @@ class RealtimeSuite(PolicySuite):
         cell = self.cell(mode, delay)
         return None if cell is None else cell.mean(method)
 
-    def difference(self, method: str, delay: int, mode: str, other: str) -> Estimate | None:
-        """Of a method's score in one mode to that in another, same delay, pair by pair."""
-        one, two = self.cell(mode, delay), self.cell(other, delay)
-        return None if one is None or two is None else paired(one.scores(method), two.scores(method))
+    def told(self, method: str, delay: int) -> Estimate | None:
+        """What being told of the chunk before (RTC) changes in a method's score at a delay, pair by pair."""
+        told, not_told = self.cell("rtc", delay), self.cell("async", delay)
+        return None if told is None or not_told is None else paired(told.scores(method), not_told.scores(method))
 
     def panels(self) -> tuple[Panel, ...]:
         found = [cell for mode in MODES for delay in self.delays(mode) if (cell := self.cell(mode, delay)) is not None]
@@ -144,7 +143,7 @@ def _results(found: RealtimeSuite) -> list[str]:
 
 def _gaps(found: RealtimeSuite, delay: int) -> dict[str, Estimate]:
     """By method, what being told changes at a delay."""
-    gaps = {method: found.difference(method, delay, "rtc", "async") for method in found.methods}
+    gaps = {method: found.told(method, delay) for method in found.methods}
     return {method: gap for method, gap in gaps.items() if gap is not None}
 
 
@@ -162,29 +161,32 @@ def _policy(found: RealtimeSuite) -> Section:
         (
             Bullets(tuple(said)),
             *(_rates(found, source, rows) for source, rows in _latencies(found).items()),
-            Section("Told against not told (RTC - asynchronous)", (_against(found, "rtc", "async"),)),
+            Section("Told against not told (RTC - asynchronous)", (_told(found),)),
             *(_scores(found, mode) for mode in ("async", "stop")),
         ),
     )
 
 
-def _table(found: RealtimeSuite, delays: Sequence[int], cell: dict[tuple[str, int], str]) -> Table:
-    rows = [[plain(method_named(name).label), *(cell[name, delay] for delay in delays)] for name in found.methods]
+def _grid(
+    found: RealtimeSuite, delays: Sequence[int], form: str, value: Callable[[str, int], Estimate | None]
+) -> Table:
+    """A figure of each method at each delay."""
+    rows = [
+        [plain(method_named(name).label), *(estimate(value(name, delay), form) for delay in delays)]
+        for name in found.methods
+    ]
     return table(["method", *(f"{delay} ticks" for delay in delays)], rows)
 
 
 def _scores(found: RealtimeSuite, mode: str) -> Section:
-    delays = found.delays(mode)
-    cell = {(name, d): estimate(found.mean(mode, d, name), "{:.2f}") for name in found.methods for d in delays}
-    return Section(f"{_TITLES[mode]}: score", (_table(found, delays, cell),))
+    scores = _grid(found, found.delays(mode), "{:.2f}", lambda name, delay: found.mean(mode, delay, name))
+    return Section(f"{_TITLES[mode]}: score", (scores,))
 
 
-def _against(found: RealtimeSuite, mode: str, other: str) -> Table:
-    delays = [delay for delay in found.delays(mode) if delay and delay in found.delays(other)]
-    cell = {
-        (name, d): estimate(found.difference(name, d, mode, other), "{:+.2f}") for name in found.methods for d in delays
-    }
-    return _table(found, delays, cell)
+def _told(found: RealtimeSuite) -> Table:
+    """What being told of the chunk before changes."""
+    delays = [delay for delay in found.delays("rtc") if delay and delay in found.delays("async")]
+    return _grid(found, delays, "{:+.2f}", lambda name, delay: found.told(name, delay))
 
 
 @dataclass(frozen=True)
@@ -213,8 +215,7 @@ def _latencies(found: RealtimeSuite) -> dict[str, list[_Timed]]:
         machine = timings.machine
         load = "".join(f", load average {value:.1f}" for value in machine.get("load_average", ())[:1])
         sources[f"latencies of this machine ({machine['processor']}{load})"] = rows
-    printed = json.loads((resources.files("blockcache_lab") / "assets/published_results.json").read_text())
-    robot = printed["real_world_franka"]
+    robot = printed_robot()
     sources["the paper's latencies"] = [
         _Timed(words[name], name, 1 / robot[key]["hz"], f"{robot[key]['success']:.0%} at {robot[key]['hz']:g} Hz")
         for key, name in _PRINTED.items()

@@ -38,6 +38,7 @@ SHAPES: dict[str, Shape] = {
     "batch 8": Shape(batch=8),
     "batch 64": Shape(batch=64),
 }
+"""Of random policies, by the name of their row on the page."""
 
 
 def printed_for(shape: Shape) -> Schedule:
@@ -49,7 +50,7 @@ def printed_for(shape: Shape) -> Schedule:
     return stretched_schedule("square_ph", port_of(shape.policy()).adapter.blocks, shape.steps)
 
 
-def compare_shapes(threads: int, repeats: int, shapes: dict[str, Shape] = SHAPES) -> list[dict[str, Any]]:
+def compare_shapes(threads: int, repeats: int) -> list[dict[str, Any]]:
     """Each engine under the (stretched) printed schedule: milliseconds, and the largest difference to patched.
 
     torch has all `threads` here, as it has by default; the onnx engine is measured with one and with all.
@@ -57,11 +58,10 @@ def compare_shapes(threads: int, repeats: int, shapes: dict[str, Shape] = SHAPES
     Args:
         threads: All cores.
         repeats: Interleaved rounds.
-        shapes: Sizes of random policies, by the name of their row.
     """
     rows = []
     torch.set_num_threads(threads)
-    for name, shape in progress_bar(shapes.items(), "other shapes", unit="shape"):
+    for name, shape in progress_bar(SHAPES.items(), "other shapes", unit="shape"):
         policy, schedule = shape.policy(), printed_for(shape)
         obs = torch.randn(shape.batch, shape.n_obs_steps, shape.obs_dim, generator=torch.Generator().manual_seed(0))
         engines = {"patched": ("patched", 1), "loop": ("loop", 1), "onnx_1": ("onnx", 1), "onnx_n": ("onnx", threads)}

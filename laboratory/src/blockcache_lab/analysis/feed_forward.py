@@ -26,7 +26,7 @@ SCALES = tuple(float(scale) for scale in np.logspace(-2, -5, 7))
 
 
 def parts_of(port: Port, block: str) -> FeedForward:
-    """The parts of an FFN block."""
+    """The modules of an FFN block: norm, first and second linear layer, activation."""
     known = {layer.feed_forward.block: layer.feed_forward for layer in port.adapter.layers if layer.feed_forward}
     if block not in known:
         raise AnalysisError(

@@ -19,7 +19,7 @@ HELD_BYTES = 200 * 2**20
 
 
 def every_step(port: Port) -> Schedule:
-    """Every block at every step."""
+    """The schedule that computes every block at every step."""
     return Schedule.every_step(len(port.timesteps), [block.name for block in port.adapter.blocks])
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-m", "--method", "methods", multiple=True, default=("bac:S=10,n=5",), help="May be given often.")
+@click.option(
+    "-m", "--method", "methods", multiple=True, default=("bac:S=10,n=5",), help="A method to compare; may be repeated."
+)
 @click.option("-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out/checkpoints", help="Directory for the results.")
 @click.option("--first-seed", type=arg.SEED, help="First environment seed. Default: the task's first test seed.")
 @arg.run_options

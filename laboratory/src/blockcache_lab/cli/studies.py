@@ -19,7 +19,7 @@ ALIKE = ("metaworld-assembly", "metaworld-pick-place", "metaworld-peg-insert-sid
 @click.option(
     "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for the figures and the page."
 )
-@click.option("--render-only", is_flag=True, help="The page anew from its figures; measures nothing.")
+@click.option("--render-only", is_flag=True, help="Write the page from the figures that are there; measure nothing.")
 @click.option("--repeats", type=click.IntRange(2, arg.MOST), default=30, help="Interleaved rounds.")
 def performance(output: Path, render_only: bool, repeats: int) -> None:
     """Measure everything that the page on performance shows, and write the page. About ten minutes on two idle cores.
@@ -77,7 +77,9 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
 
 @click.command()
 @arg.policy_argument(required=False)
-@click.option("--shift", "shifts", multiple=True, help="Of the task; may be repeated. Default: all that there are.")
+@click.option(
+    "--shift", "shifts", multiple=True, help="A change of the task by its name; may be repeated. Default: all."
+)
 @click.option("--rollouts", type=arg.COUNT, default=50, help="Episodes of each cell.")
 @arg.tuned_option
 @arg.observations_option

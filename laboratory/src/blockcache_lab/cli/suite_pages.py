@@ -22,12 +22,12 @@ stored_option = click.option(
 
 
 def output_option(files: str) -> Callable[[F], F]:
-    """Where a page goes, with what is made beside it."""
+    """The option that names the directory of a page and of its pictures."""
     return click.option("-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help=f"Directory for {files}.")
 
 
 def _write(page: Document, output: Path, name: str) -> None:
-    """As Markdown into the directory."""
+    """Write the page into the directory, as Markdown, and say where it is."""
     from blockcache.report.markdown import render
 
     make_directory(output)

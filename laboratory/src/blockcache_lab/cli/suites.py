@@ -27,7 +27,7 @@ tuned_option = click.option(
 
 
 def setting_options(verb: arg.Verb) -> arg.Verb:
-    """What `timing` and `distances` take as `suite` does."""
+    """The options that `timing` and `distances` share with `suite`."""
     for option in (arg.generations_option, arg.observations_option, arg.engine_option, arg.task_option, output_option):
         verb = option(verb)
     return verb
@@ -69,7 +69,7 @@ def _setting(
     type=click.IntRange(0, 1000),
     multiple=True,
     default=DELAYS,
-    help="Of suite realtime, in ticks.",
+    help="Of suite realtime: control ticks that a chunk is late; may be repeated.",
 )
 def suite(
     name: str,
@@ -159,7 +159,9 @@ def suite(
 @arg.policy_argument()
 @setting_options
 @click.option("--repeats", type=arg.COUNT, default=20, help="Interleaved rounds.")
-@click.option("--suite", "only", type=click.Choice(ALONE), help="That one instead of the paper's.")
+@click.option(
+    "--suite", "only", type=click.Choice(ALONE), help="This suite alone. Default: those of the paper on DP-T."
+)
 @tuned_option
 def timing(
     policy: arg.PolicySource,
@@ -223,7 +225,7 @@ def _check_tuned(tuned: str | None, name: str | None) -> None:
 
 
 def _scores(found: SuiteResults) -> str:
-    """In one line: what each method scores."""
+    """The mean score of each method, in one line."""
     from blockcache.compare.methods import method_named
 
     rows = found.rows.items()

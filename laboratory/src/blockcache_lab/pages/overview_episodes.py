@@ -19,7 +19,7 @@ TAIL = 0.05  # of the steps, the last
 
 
 def episode_charts(analysis: Analysis) -> Iterator[Chart]:
-    """Of each section that is there."""
+    """A chart for each of these sections that the analysis has."""
     if (homogeneity := analysis.get(Homogeneity)) is not None:
         yield _homogeneity(homogeneity, analysis.block_names)
         yield _two(homogeneity)
@@ -102,7 +102,7 @@ def _stability(section: Stability) -> Chart:
     counts = tuple(map(float, section.counts))
 
     def series(name: str, found: Any, colour: Colour, marker: Marker) -> Series:
-        """(counts, draws)."""
+        """The mean, lowest and highest over the draws; `found` is (counts, draws)."""
         ends = {at: tuple(map(float, getattr(found, at)(axis=1))) for at in ("mean", "min", "max")}
         return Series(name, counts, ends["mean"], colour, marker, line=True, low=ends["min"], high=ends["max"])
 

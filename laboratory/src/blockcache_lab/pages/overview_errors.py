@@ -19,12 +19,12 @@ _SHAPES: tuple[Any, ...] = ("circle", "square", "diamond", "up")
 
 
 def _schedule(name: str) -> str:
-    """For people."""
+    """The name of a schedule in words."""
     return {"bac": "with the union (BAC)", "blockwise": "block-wise, no union"}.get(name, name)
 
 
 def error_charts(analysis: Analysis) -> Iterator[Chart]:
-    """Of each section that is there."""
+    """A chart for each of these sections that the analysis has."""
     if (caching := analysis.get(Caching)) is not None:
         yield from _surge(caching, analysis)
     if (sublayers := analysis.get(SubLayers)) is not None and sublayers.at:

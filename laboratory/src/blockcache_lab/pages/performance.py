@@ -180,7 +180,7 @@ def _shape_row(row: Mapping[str, Any]) -> list[str]:
 
 
 def _limits(bench: Mapping[str, Any]) -> tuple[str, ...]:
-    """For each candidate that is meant: how far it is from the machine's peak."""
+    """How far each candidate that the benchmark marks is from the machine's peak."""
     fast = [row for row in bench["rows"] if row["limit"]]
     return tuple(
         f"{row['name']}: {row['gflop']:.2f} GFLOP remain; at the machine's peak they would take "

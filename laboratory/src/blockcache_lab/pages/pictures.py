@@ -60,7 +60,7 @@ def series_of(kinds: Mapping[str, Sequence[Mark]], *, line: bool = False) -> tup
 
 
 def by_kind(marks: Iterable[Mark]) -> dict[str, list[Mark]]:
-    """As legends tell them apart, in their order."""
+    """Marks by the kinds of method that legends tell apart, in the order of legends."""
     found: dict[str, list[Mark]] = {}
     for mark in sorted(marks, key=lambda mark: mark.method.rank):
         found.setdefault(mark.method.kind, []).append(mark)

@@ -45,7 +45,7 @@ class Printed:
 
     @property
     def average(self) -> tuple[float, ...]:
-        """Of the first figures, and of the second ones."""
+        """The mean over the tasks of the cells' first figures, and of their second ones."""
         columns = zip(*self.cells.values(), strict=True)
         return tuple(sum(column) / len(self.cells) for column in columns)
 
@@ -79,6 +79,7 @@ def printed_robot() -> Mapping[str, Mapping[str, float]]:
 
 
 def full_gflops() -> float:
+    """Of one chunk in full precision, as printed."""
     return float(_published()["full_precision_gflops"])
 
 

@@ -27,7 +27,7 @@ SELDOM = 0.2
 
 @dataclass(frozen=True, eq=False)
 class RdtSuite(PolicySuite):
-    """With what its engines save exactly, if the file says so."""
+    """One policy's suite, with what its engines save exactly if the file says so."""
 
     NAMES = (RDT,)
 
@@ -63,41 +63,41 @@ class RdtSuite(PolicySuite):
         return pairs
 
 
-def summary(found: Sequence[RdtSuite]) -> list[str]:
+def summary(suites: Sequence[RdtSuite]) -> list[str]:
     """What the data say, in sentences; all tasks together."""
     said, fastest = printed_rdt()
     items = [
         f"**The paper**: {said}; up to {fastest:g}x. S = 1 computes less than S = 2, so losing less there would be a surprise."
     ]
-    for updates in sorted({updates for item in found for updates in item.bacs}):
-        items.append(f"**BAC S = {updates}**: {_verdicts(found, updates)}.")
+    for updates in sorted({updates for item in suites for updates in item.bacs}):
+        items.append(f"**BAC S = {updates}**: {_verdicts(suites, updates)}.")
     everywhere = [
         plain(method_named(names[0]).label)
-        for names in shared(found)
-        if all(name in item.lossless for item, name in zip(found, names, strict=True))
+        for names in shared(suites)
+        if all(name in item.lossless for item, name in zip(suites, names, strict=True))
     ]
     items.append(f"**Lossless on every task**, of the methods that all of them met: {', '.join(everywhere) or 'none'}.")
-    items.append(f"**The cheapest lossless method**: {'; '.join(map(_cheapest, found))}.")
-    equal = [(item, pair) for item in found for pair in item.equal_pairs]
-    cheaper = [(item, pair) for item in found for pair in item.cheaper_pairs]
+    items.append(f"**The cheapest lossless method**: {'; '.join(map(_cheapest, suites))}.")
+    equal = [(item, pair) for item in suites for pair in item.equal_pairs]
+    cheaper = [(item, pair) for item in suites for pair in item.cheaper_pairs]
     items += [f"**At equal FLOPs** {line}" for line in counted(equal)]
     items += [f"**At no more FLOPs in the engine** {line}" for line in counted(cheaper)]
-    if exact := [line for item in found if (line := _exactly(item))]:
+    if exact := [line for item in suites if (line := _exactly(item))]:
         items.append(
             f"**The engine alone**, every block computed and nothing approximated: {'; '.join(exact)}. Speed beyond the FLOPs "
             "that are saved is the engine's own: it runs no Python."
         )
-    if weak := [item.task for item in found if (success := item.full.success) and success.high < SELDOM]:
+    if weak := [item.task for item in suites if (success := item.full.success) and success.high < SELDOM]:
         items.append(
             f"Full precision itself seldom succeeds on {', '.join(map(plain, weak))}: little can be lost there."
         )
     return items
 
 
-def _verdicts(found: Sequence[RdtSuite], updates: int) -> str:
+def _verdicts(suites: Sequence[RdtSuite], updates: int) -> str:
     """On which tasks BAC is lossless, on which it is worse and by how much, and where neither is shown."""
     places: dict[str, list[str]] = {"lossless": [], "worse": [], "not shown either way": []}
-    for item in found:
+    for item in suites:
         difference = item.differences.get(item.bacs.get(updates, ""))
         if difference is None:
             continue
@@ -110,39 +110,39 @@ def _verdicts(found: Sequence[RdtSuite], updates: int) -> str:
     return "; ".join(f"{verdict} on {', '.join(tasks)}" for verdict, tasks in places.items() if tasks)
 
 
-def shared(found: Sequence[RdtSuite]) -> list[tuple[str, ...]]:
+def shared(suites: Sequence[RdtSuite]) -> list[tuple[str, ...]]:
     """What every policy met, in the order of the suite: the method by its name on each. What was tuned goes by one name for
     people, and is another method on each."""
     named = [
         {method_named(name).label: name for name in item.item.suite.methods if name in item.differences}
-        for item in found
+        for item in suites
     ]
     return [tuple(names[key] for names in named) for key in named[0] if all(key in names for names in named)]
 
 
-def _cheapest(item: RdtSuite) -> str:
-    best = item.cheapest
+def _cheapest(suite: RdtSuite) -> str:
+    best = suite.cheapest
     if best is None:
-        return f"on {plain(item.task)} none"
-    share = of_full(item.rows[best].method.flops, item.full.method.flops)
-    over = item.over(best, BASELINE)
+        return f"on {plain(suite.task)} none"
+    share = of_full(suite.rows[best].method.flops, suite.full.method.flops)
+    over = suite.over(best, BASELINE)
     speed = "" if over is None else f", {over:.1f}x over full precision in the same engine"
-    return f"on {plain(item.task)} {plain(method_named(best).label)} ({share} of the FLOPs{speed})"
+    return f"on {plain(suite.task)} {plain(method_named(best).label)} ({share} of the FLOPs{speed})"
 
 
-def _exactly(item: RdtSuite) -> str | None:
-    if item.exact is None:
+def _exactly(suite: RdtSuite) -> str | None:
+    if suite.exact is None:
         return None
-    full = item.full.method.flops
-    over = item.over(BASELINE, PLAIN)
+    full = suite.full.method.flops
+    over = suite.over(BASELINE, PLAIN)
     speed = "" if over is None else f"{over:.1f}x the speed of the plain policy with "
     return (
-        f"on {plain(item.task)} {speed}{item.exact.flops[BASELINE] / full:.0%} of its FLOPs, actions "
-        f"{'the same' if item.exact.largest_difference < EXACT else '**not the same**'} within {EXACT:g}"
+        f"on {plain(suite.task)} {speed}{suite.exact.flops[BASELINE] / full:.0%} of its FLOPs, actions "
+        f"{'the same' if suite.exact.largest_difference < EXACT else '**not the same**'} within {EXACT:g}"
     )
 
 
-def is_success(item: RdtSuite) -> bool:
+def is_success(suite: RdtSuite) -> bool:
     """Whether the task has no score besides success."""
-    records = [record for record in item.item.results.records if record.error is None]
+    records = [record for record in suite.item.results.records if record.error is None]
     return all(record.score == float(bool(record.success)) for record in records)

@@ -48,7 +48,7 @@ class RealtimeSuite(PolicySuite):
         return super().load(directory, names)
 
     def cell(self, mode: str, delay: int) -> SuiteResults | None:
-        """Without a delay nothing is committed, so that being told changes nothing."""
+        """The results at a delay in a mode; without a delay `rtc` is `async`, since nothing was committed before."""
         return self.suites.get(f"{REALTIME}-{'async' if not delay and mode == 'rtc' else mode}-{delay}")
 
     @property
@@ -79,13 +79,13 @@ class RealtimeSuite(PolicySuite):
         return f"blockcache paper suite {REALTIME} {first.policy['source']} -o {self.directory}{amount} {chosen}{self.tuned_option}"
 
 
-def page(found: Sequence[RealtimeSuite]) -> Document:
+def page(suites: Sequence[RealtimeSuite]) -> Document:
     """The whole page; its picture lies beside it.
 
     Args:
-        found: The suite's files of each policy.
+        suites: The suite's files of each policy.
     """
-    command = f"blockcache paper {REALTIME} {' '.join(item.directory for item in found)}"
+    command = f"blockcache paper {REALTIME} {' '.join(item.directory for item in suites)}"
     about = (
         f"A chunk is drawn from the observation at which it is asked for and arrives some control ticks later ({RATE:g} ticks a "
         "second in the picture). *Asynchronous*: the old chunk goes on, a new one is asked for after half of the executed "
@@ -97,7 +97,7 @@ def page(found: Sequence[RealtimeSuite]) -> Document:
     picture = Figure(
         PICTURE, "score against delay, for each task and mode", "Score against delay; intervals are in the tables."
     )
-    results = [line for item in found for line in _results(item)]
+    results = [line for item in suites for line in _results(item)]
     return Document(
         "On the clock: what methods keep when their chunks are late",
         (
@@ -105,29 +105,29 @@ def page(found: Sequence[RealtimeSuite]) -> Document:
             Bullets(tuple(results)),
             picture,
             Paragraph(about),
-            *map(_policy, found),
+            *map(_policy, suites),
         ),
     )
 
 
-def _results(found: RealtimeSuite) -> list[str]:
+def _results(suite: RealtimeSuite) -> list[str]:
     """In a sentence each: where plain torch is too slow, what is kept there, and what RTC does."""
-    name, said = found.task, list[str]()
-    for source, rows in _latencies(found).items():
-        rate, first = _too_fast(found, rows), rows[0]
+    name, said = suite.task, list[str]()
+    for source, rows in _latencies(suite).items():
+        rate, first = _too_fast(suite, rows), rows[0]
         kept = [
             f"{plain(row.words)} {best.text('{:.2f}')} ({mode})"
             for row in rows[1:]
-            if (chosen := _best(found, row, rate)) is not None
+            if (chosen := _best(suite, row, rate)) is not None
             for mode, best in [chosen]
         ]
-        own = _best(found, first, rate)
+        own = _best(suite, first, rate)
         keeps = "is later than any delay that was run" if own is None else f"keeps {own[1].text('{:.2f}')} ({own[0]})"
         said.append(
             f"{name}, {plain(source)}: at {rate} Hz {plain(first.words)} ({1e3 * first.seconds:.0f} ms a chunk, "
             f"{first.ticks(rate)} ticks) {keeps}; in its best mode each other method keeps: {', '.join(kept)}."
         )
-    gaps = {delay: _gaps(found, delay) for delay in found.delays("rtc") if delay}
+    gaps = {delay: _gaps(suite, delay) for delay in suite.delays("rtc") if delay}
     for word, sign in (("better", 1), ("worse", -1)):
         sure = {
             delay: [name for name, gap in each.items() if sign * gap.mean > 0 and gap.low * gap.high > 0]
@@ -141,52 +141,52 @@ def _results(found: RealtimeSuite) -> list[str]:
     return [*said, f"{name}: being told against not, full precision: {', '.join(full)}."]
 
 
-def _gaps(found: RealtimeSuite, delay: int) -> dict[str, Estimate]:
+def _gaps(suite: RealtimeSuite, delay: int) -> dict[str, Estimate]:
     """By method, what being told changes at a delay."""
-    gaps = {method: found.told(method, delay) for method in found.methods}
+    gaps = {method: suite.told(method, delay) for method in suite.methods}
     return {method: gap for method, gap in gaps.items() if gap is not None}
 
 
-def _policy(found: RealtimeSuite) -> Section:
-    first = found.first
+def _policy(suite: RealtimeSuite) -> Section:
+    first = suite.first
     said = [
-        f"Command: `{found.command()}`.",
+        f"Command: `{suite.command()}`.",
         f"{first.setting['rollouts']} paired episodes a cell, from seed {first.setting['first_seed']}, on which nothing was "
         f"chosen; success: {plain(first.task['success'])}. 95 % intervals.",
     ]
-    if found.quick:
+    if suite.quick:
         said.insert(0, "**From a quick run: no figure means anything.**")
     return Section(
-        found.task,
+        suite.task,
         (
             Bullets(tuple(said)),
-            *(_rates(found, source, rows) for source, rows in _latencies(found).items()),
-            Section("Told against not told (RTC - asynchronous)", (_told(found),)),
-            *(_scores(found, mode) for mode in ("async", "stop")),
+            *(_rates(suite, source, rows) for source, rows in _latencies(suite).items()),
+            Section("Told against not told (RTC - asynchronous)", (_told(suite),)),
+            *(_scores(suite, mode) for mode in ("async", "stop")),
         ),
     )
 
 
 def _grid(
-    found: RealtimeSuite, delays: Sequence[int], form: str, value: Callable[[str, int], Estimate | None]
+    suite: RealtimeSuite, delays: Sequence[int], form: str, value: Callable[[str, int], Estimate | None]
 ) -> Table:
     """A figure of each method at each delay."""
     rows = [
         [plain(method_named(name).label), *(estimate(value(name, delay), form) for delay in delays)]
-        for name in found.methods
+        for name in suite.methods
     ]
     return table(["method", *(f"{delay} ticks" for delay in delays)], rows)
 
 
-def _scores(found: RealtimeSuite, mode: str) -> Section:
-    scores = _grid(found, found.delays(mode), "{:.2f}", lambda name, delay: found.mean(mode, delay, name))
+def _scores(suite: RealtimeSuite, mode: str) -> Section:
+    scores = _grid(suite, suite.delays(mode), "{:.2f}", lambda name, delay: suite.mean(mode, delay, name))
     return Section(f"{_TITLES[mode]}: score", (scores,))
 
 
-def _told(found: RealtimeSuite) -> Table:
+def _told(suite: RealtimeSuite) -> Table:
     """What being told of the chunk before changes."""
-    delays = [delay for delay in found.delays("rtc") if delay and delay in found.delays("async")]
-    return _grid(found, delays, "{:+.2f}", lambda name, delay: found.told(name, delay))
+    delays = [delay for delay in suite.delays("rtc") if delay and delay in suite.delays("async")]
+    return _grid(suite, delays, "{:+.2f}", lambda name, delay: suite.told(name, delay))
 
 
 @dataclass(frozen=True)
@@ -202,14 +202,14 @@ class _Timed:
         return math.ceil(self.seconds * rate - 1e-9)
 
 
-def _latencies(found: RealtimeSuite) -> dict[str, list[_Timed]]:
+def _latencies(suite: RealtimeSuite) -> dict[str, list[_Timed]]:
     """By where they come from: of this machine, where it was timed, and of the paper's robot; the slowest first."""
-    timings, sources = found.timings, dict[str, list[_Timed]]()
-    words = {name: method_named(name).label for name in found.methods}
+    timings, sources = suite.timings, dict[str, list[_Timed]]()
+    words = {name: method_named(name).label for name in suite.methods}
     if timings is not None:
         own = [
             ("plain torch", BASELINE, PLAIN),
-            *((f"{words[name]}, fast engine", name, name) for name in found.methods),
+            *((f"{words[name]}, fast engine", name, name) for name in suite.methods),
         ]
         rows = [_Timed(said, name, ms / 1e3) for said, name, timed in own if (ms := timings.ms(timed)) is not None]
         machine = timings.machine
@@ -224,26 +224,26 @@ def _latencies(found: RealtimeSuite) -> dict[str, list[_Timed]]:
     return {source: rows for source, rows in sources.items() if rows}
 
 
-def _best(found: RealtimeSuite, row: _Timed, rate: float) -> tuple[str, Estimate] | None:
+def _best(suite: RealtimeSuite, row: _Timed, rate: float) -> tuple[str, Estimate] | None:
     """The mode in which a method keeps most at its delay, and what it keeps; None if it is later than what was run."""
     known = {}
     for mode in MODES:
-        used = min((one for one in found.delays(mode) if one >= row.ticks(rate)), default=None)
-        if used is not None and (score := found.mean(mode, used, row.method)) is not None:
+        used = min((one for one in suite.delays(mode) if one >= row.ticks(rate)), default=None)
+        if used is not None and (score := suite.mean(mode, used, row.method)) is not None:
             known[mode] = score
     return max(known.items(), key=lambda item: item[1].mean) if known else None
 
 
-def _too_fast(found: RealtimeSuite, rows: Sequence[_Timed]) -> int:
+def _too_fast(suite: RealtimeSuite, rows: Sequence[_Timed]) -> int:
     """The first rate at which the slowest is later than any delay that was run; the fastest rate if there is none."""
-    return next((rate for rate in RATES if _best(found, rows[0], rate) is None), RATES[-1])
+    return next((rate for rate in RATES if _best(suite, rows[0], rate) is None), RATES[-1])
 
 
-def _rates(found: RealtimeSuite, source: str, rows: Sequence[_Timed]) -> Section:
+def _rates(suite: RealtimeSuite, source: str, rows: Sequence[_Timed]) -> Section:
     """Ticks late at each rate, and what the method keeps there in its best mode."""
 
     def cell(row: _Timed, rate: int) -> str:
-        best = _best(found, row, rate)
+        best = _best(suite, row, rate)
         return f"{row.ticks(rate)}: " + ("not run" if best is None else f"{best[1].text('{:.2f}')} {best[0]}")
 
     with_printed = any(row.printed for row in rows)

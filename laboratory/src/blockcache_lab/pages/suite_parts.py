@@ -13,12 +13,12 @@ from blockcache.results.rollouts import BASELINE
 from blockcache.results.timings import Timings
 from blockcache_lab.studies.suite_results import Collection, SuiteResults
 
-REFERENCE = "difference to the reference"  # stands for what the suite says
+REFERENCE = "difference to the reference"  # a column whose head names the suite's own reference
 QUICK = Paragraph("**From a quick run: a few shortened rollouts. No figure on this page means anything.**")
 
 
 def made_from(files: str, command: str) -> Paragraph:
-    """How every such page begins."""
+    """The first paragraph of a page on suites: whose `files` it was made from, by which command."""
     return Paragraph(
         f"Made from the files of {files}; every sentence with a figure or a verdict in it is computed from them. The command:\n"
         f"`{command} -o docs/generated`."
@@ -195,7 +195,7 @@ def counted(pairs: Iterable[tuple[Collection, tuple[str, str]]]) -> list[str]:
 
 
 def verdict(difference: Estimate) -> str:
-    """Of a paired difference: whether its interval leaves out 0."""
+    """What a paired difference shows: "better" or "worse" if its interval leaves out 0, else "not told apart"."""
     return "better" if difference.low > 0 else "worse" if difference.high < 0 else "not told apart"
 
 
@@ -204,7 +204,7 @@ def _winner(difference: Estimate, one: str, other: str) -> str:
 
 
 def _listed(names: Iterable[str], differences: Mapping[str, Estimate], short: str | None = None) -> str:
-    """The best first; with intervals unless the means shall do."""
+    """Methods with their differences, the best first; `short` is the form of losses without intervals."""
     shown = []
     for name in sorted(names, key=lambda name: -differences[name].mean):
         value = differences[name]

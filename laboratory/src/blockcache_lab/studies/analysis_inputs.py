@@ -137,13 +137,13 @@ class AnalysisInputs:
 
     @property
     def updates(self) -> int:
-        """S: the paper's, or half the steps if there are few."""
+        """Update steps of each block (S): as many as in the paper, or half the steps if there are few."""
         steps = len(self.port.timesteps)
         return min(steps, UPDATES, max(2, steps // 2))
 
     @cached_property
     def schedules(self) -> dict[str, Schedule]:
-        """The paper's methods, and what somebody asked for."""
+        """By name: those of the paper's methods, and `given`."""
         made = {method: solve(self.recording, self.updates, method=method) for method in PAPER_METHODS}
         return made if self.given_schedule is None else {**made, "given": self.given_schedule}
 
@@ -173,7 +173,7 @@ class AnalysisInputs:
         return what if self.progress else None
 
     def ffn(self, place: int) -> str:
-        """The FFN at that place, or the last one."""
+        """The name of the FFN at that place in execution order, or of the last one."""
         names = ffns_of(self.port)
         if not names:
             raise AnalysisError(f"The family {self.port.adapter.family} has no block of kind FFN.")

@@ -101,7 +101,7 @@ class SuiteSetting:
     progress: bool = True
 
     def for_suite(self, name: str, tuned: str | None = None) -> SuiteSetting:
-        """A suite of its own has fresh seeds: methods were looked for on others."""
+        """The setting of one suite. One with a directory of its own has fresh seeds, on which no method was chosen."""
         if not KINDS[name].alone:
             return self
         return replace(self, first_seed=task_spec(self.task).first_test_seed + FRESH_SEEDS, tuned=tuned)
@@ -189,7 +189,7 @@ class SuiteRun:
         )
 
     def on(self, clock: Clock) -> SuiteRun:
-        """The same, on a clock that all methods share."""
+        """The same suite with every method on this clock."""
         parts = self.evaluations
         return replace(
             self, evaluations=tuple(replace(part, clocks=dict.fromkeys(part.candidates, clock)) for part in parts)

@@ -55,7 +55,7 @@ class Suite:
         return found
 
     def describe(self) -> dict[str, Any]:
-        """In JSON types."""
+        """As a suite's file has it, in JSON types."""
         return {**asdict(self), "cells": [asdict(cell) for cell in self.cells]}
 
 

@@ -29,7 +29,6 @@ from blockcache_lab.analysis.sections import (
 )
 
 LAG = 10  # as in the paper's figure of similarity curves
-TAIL = 0.05  # of the steps, the last
 
 
 Finding: TypeAlias = tuple[str, bool | None, str]
@@ -225,11 +224,11 @@ def _homogeneous(section: Homogeneity, analysis: Analysis) -> Finding:
 
 
 def _divergence(section: Homogeneity, analysis: Analysis) -> Finding:
-    shares = [_tail(apart) for apart in (section.divergence, section.one_noise_divergence)]
+    shares = [last_share(apart) for apart in (section.divergence, section.one_noise_divergence)]
     if analysis.steps < 3 or None in shares:
         return _too_few("differences between episodes")
     own, one = (share or 0.0 for share in shares)
-    tail = max(1, round(TAIL * analysis.steps)) / analysis.steps
+    tail = last_steps(analysis.steps) / analysis.steps
     return (
         f"{own:.0%}, one noise: {one:.0%}",
         max(own, one) > 0.5,
@@ -239,10 +238,23 @@ def _divergence(section: Homogeneity, analysis: Analysis) -> Finding:
     )
 
 
-def _tail(apart: Array) -> float | None:
-    """The share of the last steps in all divergence; None where there is none."""
+def last_steps(steps: int) -> int:
+    """How many steps are the last 5 % of all.
+
+    Args:
+        steps: Of one generation.
+    """
+    return max(1, round(0.05 * steps))
+
+
+def last_share(apart: Array) -> float | None:
+    """The share of the last 5 % of the steps in all divergence between episodes; None where there is none.
+
+    Args:
+        apart: (K,) the divergence at each step.
+    """
     total = float(apart.sum())
-    return float(apart[-max(1, round(TAIL * len(apart))) :].sum()) / total if total > 0 else None
+    return float(apart[-last_steps(len(apart)) :].sum()) / total if total > 0 else None
 
 
 def _once(section: Stability, analysis: Analysis) -> Finding:

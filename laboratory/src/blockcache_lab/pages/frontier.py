@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -45,7 +46,7 @@ _MEASURES: dict[str, Callable[[MethodDistances], float]] = {
 class FrontierSuite(PolicySuite):
     """One policy's frontier, with the distances of its methods if their file is there."""
 
-    NAMES = (FRONTIER,)
+    NAMES: ClassVar[Sequence[str]] = (FRONTIER,)
 
     def __post_init__(self) -> None:
         found = self.distances

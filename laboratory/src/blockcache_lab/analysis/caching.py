@@ -142,13 +142,9 @@ def error_correlation(
         errors[full.blocks.index(downstream), 1:],
         step,
         np.array(betas),
-        np.array([_error(item.upstream, true.upstream) for item in others]),
-        np.array([_error(item.downstream, true.downstream) for item in others]),
+        np.array([float(relative(item.upstream, true.upstream).mean()) for item in others]),
+        np.array([float(relative(item.downstream, true.downstream).mean()) for item in others]),
     )
-
-
-def _error(found: Tensor, expected: Tensor) -> float:
-    return float(relative(found, expected).mean())
 
 
 class _Scaled(Generation):

@@ -21,8 +21,23 @@ def _policy_to_write(path: str) -> str:
     return path
 
 
+task_argument = click.argument("task", type=arg.TASK)
+data_option = click.option(
+    "--data", type=arg.Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
+)
+output_option = click.option(
+    "-o",
+    "--output",
+    type=arg.Checked("directory", _policy_to_write),
+    required=True,
+    help="The policy directory to write.",
+)
+threads_option = click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
+resume_option = click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
+
+
 @click.command()
-@click.argument("task", type=arg.TASK)
+@task_argument
 @click.option("-o", "--output", type=arg.OUTPUT, required=True, help="The .npz file to write.")
 @click.option("--episodes", type=click.IntRange(2, arg.MOST), default=300, help="Successful episodes to keep.")
 @click.option(
@@ -57,17 +72,9 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, every: int,
 
 
 @click.command()
-@click.argument("task", type=arg.TASK)
-@click.option(
-    "--data", type=arg.Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
-)
-@click.option(
-    "-o",
-    "--output",
-    type=arg.Checked("directory", _policy_to_write),
-    required=True,
-    help="The policy directory to write.",
-)
+@task_argument
+@data_option
+@output_option
 @click.option(
     "--family",
     type=click.Choice(["dpt", "rdt", "dit"]),
@@ -102,8 +109,8 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, every: int,
 )
 @click.option("--frozen", is_flag=True, help="Leave its cameras' networks as they are; every frame is encoded once.")
 @click.option("--seed", type=arg.SEED, default=0, help="Of the weights, the noise and the order of the data.")
-@click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
-@click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
+@threads_option
+@resume_option
 @click.option(
     "--keep-last",
     type=click.IntRange(0, arg.MOST),
@@ -131,22 +138,16 @@ def train(task: str, data: str, output: str, begin: Any, **settings: Any) -> Non
 
 
 @click.command()
-@click.argument("task", type=arg.TASK)
+@task_argument
 @click.option("--from", "taught", type=arg.POLICY, required=True, help="A policy that sees TASK's scenes as numbers.")
-@click.option(
-    "-o",
-    "--output",
-    type=arg.Checked("directory", _policy_to_write),
-    required=True,
-    help="The policy directory to write.",
-)
+@output_option
 @click.option("--epochs", type=arg.COUNT, default=40, help="Epochs of 100 steps.")
 @click.option("--lr", default=2e-3, help="Highest learning rate.")
 @click.option("--batch", type=arg.COUNT, default=64, help="Frames in one step.")
 @click.option("--trunk", type=arg.SIZE, default=16, help="Width of the camera's network, a multiple of 16.")
 @click.option("--seed", type=arg.SEED, default=0, help="Of the weights and the scenes.")
-@click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
-@click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
+@threads_option
+@resume_option
 def pretrain(task: str, taught: Any, output: str, threads: int | None, resume: bool, **settings: Any) -> None:
     """Give a policy a camera: an encoder learns to tell from frames of TASK the numbers that the policy sees.
 
@@ -162,10 +163,8 @@ def pretrain(task: str, taught: Any, output: str, threads: int | None, resume: b
 
 
 @click.command()
-@click.argument("task", type=arg.TASK)
-@click.option(
-    "--data", type=arg.Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
-)
+@task_argument
+@data_option
 @click.option("--episodes", type=arg.COUNT, help="How many, from the first. Default: all.")
 @arg.first_seed_option
 def replay(task: str, data: str, episodes: int | None, first_seed: int) -> None:

@@ -48,17 +48,17 @@ class SuiteResults:
 
     def command(self, directory: str) -> str:
         """What made the suite's file in that directory."""
-        least, *_, most = [self.rollouts[0], *self.rollouts]
-        main = f" --main-rollouts {most}" if any(cell.main for cell in self.suite.cells) else ""
-        amount = " --quick" if self.suite.quick else f" --rollouts {least}{main}{self._unusual}"
-        return f"blockcache paper suite {self.suite.name} {self.results.policy['source']} -o {directory}{amount}"
-
-    @property
-    def _unusual(self) -> str:
-        """The options, as one would type them, that were not left at their defaults."""
+        made = f"blockcache paper suite {self.suite.name} {self.results.policy['source']} -o {directory}"
+        if self.suite.quick:
+            return f"{made} --quick"
         group, generations = self.results.setting["group"], self.results.setting["calibration"]["generations"]
-        grouped = "" if group == GROUP else f" --group {group}"
-        return grouped + ("" if generations == GENERATIONS else f" --generations {generations}")
+        amounts = {
+            "rollouts": self.rollouts[0],
+            "main-rollouts": self.rollouts[-1] if any(cell.main for cell in self.suite.cells) else None,
+            "group": None if group == GROUP else group,
+            "generations": None if generations == GENERATIONS else generations,
+        }
+        return made + "".join(f" --{option} {count}" for option, count in amounts.items() if count is not None)
 
     def scores(self, method: str, seeds: Container[int] | None = None) -> dict[int, float]:
         """By seed, of the episodes that ended; of some seeds or all."""

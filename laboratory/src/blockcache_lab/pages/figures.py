@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
 
 from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
@@ -27,7 +25,7 @@ from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.summary import MethodSummary
 from blockcache.results.tuning import Tuning
 from blockcache_lab.pages.frontier import FrontierSuite
-from blockcache_lab.pages.other_policies import TaskPolicies, load_other_policies
+from blockcache_lab.pages.other_policies import load_other_policies
 from blockcache_lab.studies.suites import FRONTIER, RDT, SUITES, Cell
 
 _ONE = re.compile(r"(<!-- figure: ([^>]+) -->)(.*?)(<!-- end -->)", re.DOTALL)
@@ -43,14 +41,15 @@ def fill(text: str, records: Path) -> str:
     """
 
     @cache
-    def source(name: str) -> _Source:
+    def source(name: str) -> Callable[..., str]:
+        """What shows a figure of these records, given a method, a quantity and, for some, another method."""
         if name.endswith("/tuned"):
-            return _ShippedTuning.load(name)
-        return _Policies.load(records, name) if "*" in name else _Policy.load(records / name)
+            return _of_tuning(name)
+        return _of_policies(records, name) if "*" in name else _Policy.load(records / name).figure
 
     def one(match: re.Match[str]) -> str:
         name, method, *asked = match[2].split()
-        return f"{match[1]}{source(name).figure(method, *asked)}{match[4]}"
+        return f"{match[1]}{source(name)(method, *asked)}{match[4]}"
 
     def table(match: re.Match[str]) -> str:
         names, methods, quantities = (part.split() for part in match[2].split(" | "))
@@ -61,7 +60,7 @@ def fill(text: str, records: Path) -> str:
             )
         made = []
         for row, method in zip(rows, methods, strict=True):
-            cells = [source(name).figure(method, quantity) for name in names for quantity in quantities]
+            cells = [source(name)(method, quantity) for name in names for quantity in quantities]
             made.append(f"| {row.split('|')[1].strip()} | {' | '.join(cells)} |\n".replace("|  |", "| |"))
         return match[1] + "".join(made)
 
@@ -75,11 +74,6 @@ def count(text: str) -> int:
         text: A page, in Markdown.
     """
     return len(_ONE.findall(text)) + len(_TABLE.findall(text))
-
-
-class _Source(Protocol):
-    def figure(self, method: str, quantity: str, other: str | None = None) -> str:
-        """One figure as it stands on a page."""
 
 
 class _Policy(FrontierSuite):
@@ -152,56 +146,45 @@ _OF_ROW: dict[str, Callable[[MethodSummary, MethodSummary], str]] = {
 """How a figure of a method's row is shown; the second row is the full policy's."""
 
 
-@dataclass(frozen=True, eq=False)
-class _ShippedTuning:
-    """What was tuned for a shipped policy: `chosen` on its tuning seeds, on fresh ones, and how long it took."""
+def _of_tuning(name: str) -> Callable[..., str]:
+    """Figures of what was tuned for a shipped policy: `chosen` on its tuning seeds, on fresh ones, and how long it took."""
+    place = resources.files("blockcache").joinpath("assets", "policies", *name.split("/"), "tuning.json")
+    with resources.as_file(place) as path:
+        tuning = Tuning.load(path)
+    known = {
+        "tuning-seeds": _signed(tuning.chosen.rollouts),
+        "fresh-seeds": _signed(tuning.fresh),
+        "pairs": str(tuning.fresh.n if tuning.fresh else 0),
+        "minutes": f"{tuning.setting['seconds'] / 60:.0f}",
+    }
 
-    tuning: Tuning
-
-    @classmethod
-    def load(cls, name: str) -> _ShippedTuning:
-        place = resources.files("blockcache").joinpath("assets", "policies", *name.split("/"), "tuning.json")
-        with resources.as_file(place) as path:
-            return cls(Tuning.load(path))
-
-    def figure(self, method: str, quantity: str, other: str | None = None) -> str:
-        known = {
-            "tuning-seeds": _signed(self.tuning.chosen.rollouts),
-            "fresh-seeds": _signed(self.tuning.fresh),
-            "pairs": str(self.tuning.fresh.n if self.tuning.fresh else 0),
-            "minutes": f"{self.tuning.setting['seconds'] / 60:.0f}",
-        }
+    def figure(method: str, quantity: str) -> str:
         if method != "chosen" or quantity not in known:
             raise FileError(f"of a tuning there is 'chosen' with {', '.join(known)}, got '{method} {quantity}'")
         return known[quantity]
 
+    return figure
 
-@dataclass(frozen=True, eq=False)
-class _Policies:
-    """The records of suite main of several policies of one task."""
 
-    name: str
-    task: TaskPolicies
+def _of_policies(records: Path, pattern: str) -> Callable[..., str]:
+    """Figures of suite main of several policies of one task, taken together."""
+    directories = sorted(records.glob(pattern))
+    if not directories:
+        raise FileError(f"no records at {records / pattern}")
+    (task,) = load_other_policies(directories)
+    equals = [[cell for cell in item.suite.cells if cell.equals] for item in task.policies]
 
-    @classmethod
-    def load(cls, records: Path, pattern: str) -> _Policies:
-        directories = sorted(records.glob(pattern))
-        if not directories:
-            raise FileError(f"no records at {records / pattern}")
-        (task,) = load_other_policies(directories)
-        return cls(pattern, task)
+    def named(method: str) -> list[str]:
+        """The method of each policy."""
+        pairs = zip(task.policies, equals, strict=True)
+        return [_resolve(method, item.rows, equal, pattern) for item, equal in pairs]
 
-    def figure(self, method: str, quantity: str, other: str | None = None) -> str:
+    def figure(method: str, quantity: str, other: str | None = None) -> str:
         if quantity not in ("difference", "against") or (quantity == "against") != (other is not None):
             raise FileError(f"of several policies there is 'difference' and 'against METHOD', got {quantity!r}")
-        return _signed(self.task.difference(self._named(method), self._named(other or BASELINE)))
+        return _signed(task.difference(named(method), named(other or BASELINE)))
 
-    def _named(self, method: str) -> list[str]:
-        """The method of each policy."""
-        cells = [[cell for cell in item.suite.cells if cell.equals] for item in self.task.policies]
-        return [
-            _resolve(method, item.rows, equal, self.name) for item, equal in zip(self.task.policies, cells, strict=True)
-        ]
+    return figure
 
 
 def _resolve(method: str, rows: Mapping[str, MethodSummary], equals: Sequence[Cell], where: str) -> str:

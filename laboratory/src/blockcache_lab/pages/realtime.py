@@ -246,17 +246,17 @@ def _rates(suite: RealtimeSuite, source: str, rows: Sequence[_Timed]) -> Section
         best = _best(suite, row, rate)
         return f"{row.ticks(rate)}: " + ("not run" if best is None else f"{best[1].text('{:.2f}')} {best[0]}")
 
-    with_printed = any(row.printed for row in rows)
+    printed = ["printed success"] if any(row.printed for row in rows) else []
     cells = [
         [
             plain(row.words),
             f"{1e3 * row.seconds:.1f}",
-            *([row.printed] if with_printed else []),
+            *(row.printed for _ in printed),
             *(cell(row, rate) for rate in RATES),
         ]
         for row in rows
     ]
-    heads = ["method", "ms", *(["printed success"] if with_printed else []), *(f"{rate} Hz" for rate in RATES)]
+    heads = ["method", "ms", *printed, *(f"{rate} Hz" for rate in RATES)]
     note = (
         "Ticks late, and the score in the mode that keeps most; a delay that was not run counts as the next longer one."
     )

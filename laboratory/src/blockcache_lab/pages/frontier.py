@@ -76,13 +76,10 @@ class FrontierSuite(PolicySuite):
         """Spearman's, of each distance and the loss in closed loop, over the methods that have both."""
         if self.distances is None:
             return {}
-        known, features, losses = self.distances.methods, self.distances.features, self.losses()
-        measures = dict(_MEASURES)
-        measures["predicted loss"] = lambda found: predicted_loss(found.distances, features)
-        lost = [losses[name] for name in self.known]
-        return {
-            title: rank_correlation([of(known[name]) for name in self.known], lost) for title, of in measures.items()
-        }
+        measured, losses = self.distances, self.losses()
+        predicted = {"predicted loss": lambda found: predicted_loss(found.distances, measured.features)}
+        known, lost = [measured.methods[name] for name in self.known], [losses[name] for name in self.known]
+        return {title: rank_correlation(list(map(of, known)), lost) for title, of in (_MEASURES | predicted).items()}
 
     def agreement(self) -> float | None:
         """Rank correlation of the losses over one half of the seeds and over the other, for the methods of `correlations`;
@@ -209,15 +206,8 @@ def _modes(measured: FrontierDistances) -> list[Block]:
     if not known:
         return [Paragraph("The policy takes one mode at all of these observations: there is none to be dropped.")]
     one = next(iter(known.values()))
-    rows = [
-        [
-            plain(method_named(name).label),
-            f"{value.found:.3f}",
-            f"{value.apart:.3f}",
-            f"{value.dropped} of {value.forks}",
-        ]
-        for name, value in known.items()
-    ]
+    shown = {name: [f"{m.found:.3f}", f"{m.apart:.3f}", f"{m.dropped} of {m.forks}"] for name, m in known.items()}
+    rows = [[plain(method_named(name).label), *figures] for name, figures in shown.items()]
     text = (
         f"At {one.forks} of {measured.setting['observations']} observations the policy has two modes; it takes the "
         f"smaller one in {one.reference:.3f} of its chunks."

@@ -134,7 +134,8 @@ def suite(
     if quick and (ignored := arg.given(["rollouts", "main_rollouts", "group", "generations"])):
         raise click.UsageError(f"{', '.join(ignored)} and --quick exclude one another: a quick run has its own amounts")
     rollouts = rollouts if arg.given(["rollouts"]) else KINDS[name].rollouts
-    counts = {"rollouts": rollouts, "main_rollouts": main_rollouts, "group": group, "generations": generations}
+    counts: dict[str, Any] = {"rollouts": rollouts, "main_rollouts": main_rollouts}
+    counts |= {"group": group, "generations": generations}
     backend = arg.chosen_backend(workers, ray)
     setting = _setting(name, policy, output, tuned, **run, **({} if quick else counts))
 

@@ -22,7 +22,7 @@ from blockcache_lab.analysis.section import AnalysisError
 from blockcache_lab.analysis.sections import SECTIONS, Caching, Homogeneity, SubLayers
 from blockcache_lab.studies import analyses
 from blockcache_lab.studies.analyses import analyse
-from blockcache_lab.studies.analysis_inputs import Sizes, spread_places
+from blockcache_lab.studies.analysis_inputs import AnalysisInputs, Sizes, spread_places
 from toy_stack import WIDTH, stack
 
 SMALL = Sizes(generations=3, compared=2, episodes=4)
@@ -33,9 +33,10 @@ def seen(count=6):
     return np.random.default_rng(0).standard_normal((count, 2, 5), dtype=np.float32)
 
 
-def run(policy, state, observations=None, **changes):
-    settings = {"state": state, "sizes": SMALL, "progress": False, **changes}
-    return analyse(policy, seen() if observations is None else observations, **settings)
+def run(policy, state, observations=None, *, recording=None, schedule=None, only=(), source="", **changes):
+    settings = {"given_recording": recording, "given_schedule": schedule, "sizes": SMALL, "progress": False, **changes}
+    observed = seen() if observations is None else observations
+    return analyse(AnalysisInputs(port_of(policy), observed, state, **settings), only, source)
 
 
 def test_every_section_of_a_policy(policy, tmp_path):

@@ -229,7 +229,7 @@ def test_three_trials_of_the_first_75():
 def test_the_picture_has_every_kind_of_method(tmp_path):
     shown = {
         (point.method.family, point.method.facts.setting)
-        for point in points(make(tmp_path, "push", push, tuned="there").collection)
+        for point in points(make(tmp_path, "push", push, tuned="there"))
     }
     assert {("BAC", "S=1"), ("Uniform", "S=5"), ("DPM-Solver++-N", "N=1"), ("Action costs", "0.05")} <= shown
     assert ("tuned", "") in shown

@@ -17,7 +17,8 @@ from blockcache.samplers import table
 from blockcache_lab.pages.rdt import page
 from blockcache_lab.pages.rdt_findings import RdtSuite
 from blockcache_lab.studies.equal_flops import engine_flops, equal_flops
-from blockcache_lab.studies.suites import ALONE, KINDS, RDT, SUITES, exact_of, suite_by_name, suite_of, with_tuned
+from blockcache_lab.studies.open_loop import exact_of
+from blockcache_lab.studies.suites import ALONE, KINDS, RDT, SUITES, suite_by_name, suite_of, with_tuned
 from rdt_policies import rdt_observation, rdt_policy
 from toy_rdt_task import ToyRDT, observations
 

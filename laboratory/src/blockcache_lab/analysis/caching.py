@@ -87,7 +87,11 @@ def _errors(
 
 
 def ffns_of(port: Port) -> list[str]:
-    """The names of the FFN blocks, in execution order."""
+    """The names of the FFN blocks, in execution order.
+
+    Args:
+        port: The policy.
+    """
     return [block.name for block in port.adapter.blocks if block.kind == FEED_FORWARD]
 
 
@@ -97,12 +101,11 @@ def error_correlation(
     seed: int = 0,
     *,
     upstream: str | None = None,
-    downstream: str | None = None,
     step: int | None = None,
     betas: Sequence[float] = BETAS,
     progress: str | None = None,
 ) -> Correlation:
-    """How an upstream FFN's error arrives in a downstream FFN that is computed in full: over the steps, and scaled at one.
+    """How an upstream FFN's error arrives in the last FFN, which is computed in full: over the steps, and scaled at one.
 
     The upstream block reuses its first output at all steps, everything else is computed.
 
@@ -111,20 +114,18 @@ def error_correlation(
         observations: Batches; the first of them serves for the betas.
         seed: Of the noise.
         upstream: A block; the last FFN but one unless named.
-        downstream: A block; the last FFN unless named.
         step: Where the error is scaled; the middle one unless given.
         betas: What the error is scaled by: 0 is the true output, 1 the one that is reused.
         progress: The words before a progress bar; None shows none.
     """
     ffns, full = ffns_of(port), every_step(port)
-    if len(ffns) < 2 and (upstream is None or downstream is None):
+    if len(ffns) < 2:
         raise AnalysisError(f"The policy has {len(ffns)} FFN, and errors correlate between two of them.")
     if full.steps < 2:
         raise AnalysisError("The policy has 1 step, so that nothing is ever reused.")
-    upstream, downstream = upstream or ffns[-2], downstream or ffns[-1]
-    for name in (upstream, downstream):
-        if name not in full.blocks:
-            raise AnalysisError(f"no block {name!r}, the policy's are {full.blocks[0]} to {full.blocks[-1]}")
+    upstream, downstream = upstream or ffns[-2], ffns[-1]
+    if upstream not in full.blocks:
+        raise AnalysisError(f"no block {upstream!r}, the policy's are {full.blocks[0]} to {full.blocks[-1]}")
     reused = Schedule(full.steps, {**full.updates, upstream: (0,)})
     errors = caching_error(port, reused, observations, seed, progress)  # (blocks, K)
     step = full.steps // 2 if step is None else step
@@ -141,13 +142,9 @@ def error_correlation(
         errors[full.blocks.index(downstream), 1:],
         step,
         np.array(betas),
-        np.array([_error(item.upstream, true.upstream) for item in others]),
-        np.array([_error(item.downstream, true.downstream) for item in others]),
+        np.array([float(relative(item.upstream, true.upstream).mean()) for item in others]),
+        np.array([float(relative(item.downstream, true.downstream).mean()) for item in others]),
     )
-
-
-def _error(found: Tensor, expected: Tensor) -> float:
-    return float(relative(found, expected).mean())
 
 
 class _Scaled(Generation):

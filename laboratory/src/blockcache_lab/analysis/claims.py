@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,9 +28,7 @@ from blockcache_lab.analysis.sections import (
     pearson,
 )
 
-S = TypeVar("S", bound=AnalysisSection)
 LAG = 10  # as in the paper's figure of similarity curves
-TAIL = 0.05  # of the steps, the last
 
 
 Finding: TypeAlias = tuple[str, bool | None, str]
@@ -61,35 +59,6 @@ class Claim:
     section: str
 
 
-_CLAIMS: list[Callable[[Analysis], Claim]] = []
-
-
-def claims(analysis: Analysis) -> tuple[Claim, ...]:
-    """Every claim of the paper, in its order; one whose section is missing says which command fills it."""
-    return tuple(find(analysis) for find in _CLAIMS)
-
-
-def _claim(
-    name: str, words: str, paper: str, kind: type[S]
-) -> Callable[[Callable[[S, Analysis], Finding]], Callable[[S, Analysis], Finding]]:
-    """Registers a claim of the paper; the function says what a section of that kind has to say of it."""
-
-    def register(look: Callable[[S, Analysis], Finding]) -> Callable[[S, Analysis], Finding]:
-        def find(analysis: Analysis) -> Claim:
-            section = analysis.get(kind)
-            if section is not None:
-                return Claim(name, words, paper, *look(section, analysis), kind.name)
-            weaker = " --weaker POLICY" if kind is WeakerPolicy else ""
-            command = f"blockcache analyse {analysis.source or 'POLICY'} --only {kind.name}{weaker}"
-            why = analysis.absent.get(kind.name, f"Not measured; `{command}` does it.")
-            return Claim(name, words, paper, "", None, why, kind.name)
-
-        _CLAIMS.append(find)
-        return look
-
-    return register
-
-
 def _curves(section: Similarity) -> tuple[int, Array]:
     """The lag of the paper's figure, or half the steps if there are fewer, and how much each block changes over it."""
     steps = section.cosine.shape[-1]
@@ -97,7 +66,6 @@ def _curves(section: Similarity) -> tuple[int, Array]:
     return lag, 1 - np.stack([section.curve(block, lag) for block in range(len(section.cosine))])
 
 
-@_claim("non-uniform", "Similarity between steps is not uniform over time.", _NO_FIGURE, Similarity)
 def _non_uniform(section: Similarity, analysis: Analysis) -> Finding:
     if section.cosine.shape[-1] < 3:
         return _too_few("steps")
@@ -112,7 +80,6 @@ def _non_uniform(section: Similarity, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("block-specific", "Each block has its own pattern of similarity.", _NO_FIGURE, Similarity)
 def _block_specific(section: Similarity, analysis: Analysis) -> Finding:
     lag, changes = _curves(section)
     pairs = [pearson(one, other) for one, other in combinations(changes, 2)]
@@ -131,7 +98,6 @@ def _block_specific(section: Similarity, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("surge", "Block-wise schedules make errors surge in nearly all FFNs but the first.", "nearly all", Caching)
 def _surge(section: Caching, analysis: Analysis) -> Finding:
     found = _surges(section, analysis, ("blockwise", "unified"))
     if found is None:
@@ -150,8 +116,7 @@ def _surge(section: Caching, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("update-induced", "At updates of FFNs the error exceeds that of reuse.", _NO_FIGURE, Caching)
-def _update_exceeds_reuse(section: Caching, analysis: Analysis) -> Finding:
+def _at_updates(section: Caching, analysis: Analysis) -> Finding:
     rows = [place for place, block in enumerate(analysis.blocks) if block.kind == FEED_FORWARD]
     if "blockwise" not in section.schedules or not rows:
         return _too_few("FFNs or schedules")
@@ -170,7 +135,6 @@ def _update_exceeds_reuse(section: Caching, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("union", "The bubbling union removes the surge.", _NO_FIGURE, Caching)
 def _union(section: Caching, analysis: Analysis) -> Finding:
     names = ("bac", "blockwise", "unified")
     found = _surges(section, analysis, names)
@@ -189,7 +153,6 @@ def _union(section: Caching, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("correlation", "Upstream and downstream FFN errors correlate.", "r = 0.9894", Correlation)
 def _correlation(section: Correlation, analysis: Analysis) -> Finding:
     if section.r is None:
         return _too_few("steps")
@@ -201,7 +164,6 @@ def _correlation(section: Correlation, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("beta", "So they do at one step with the upstream error scaled.", "strong", Correlation)
 def _beta(section: Correlation, analysis: Analysis) -> Finding:
     if section.beta_r is None:
         return _too_few("betas")
@@ -214,7 +176,6 @@ def _beta(section: Correlation, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("proposition", "The FFN's response is linear up to the square of the error.", "2", Response)
 def _proposition(section: Response, analysis: Analysis) -> Finding:
     order = section.order
     return (
@@ -225,7 +186,6 @@ def _proposition(section: Response, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("norms", "W1 and W2 are about three times as large as W_V.", "3x", WeightNorms)
 def _norms(section: WeightNorms, analysis: Analysis) -> Finding:
     known = {name: place for place, name in enumerate(section.matrices)}
     values = [place for name, place in known.items() if name.endswith("W_V")]
@@ -249,7 +209,6 @@ def _norms(section: WeightNorms, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("homogeneity", "Episodes of one task are alike.", "0.93, min 0.29 (Push-T)", Homogeneity)
 def _homogeneous(section: Homogeneity, analysis: Analysis) -> Finding:
     found, at = section.statistics, list(section.at)
     of, one = "episodes" if section.separate else "observations", section.one_noise[:, at]
@@ -264,13 +223,12 @@ def _homogeneous(section: Homogeneity, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("divergence", "They differ in the last 5 % of the steps.", "almost all", Homogeneity)
 def _divergence(section: Homogeneity, analysis: Analysis) -> Finding:
-    shares = [_tail(apart) for apart in (section.divergence, section.one_noise_divergence)]
+    shares = [last_share(apart) for apart in (section.divergence, section.one_noise_divergence)]
     if analysis.steps < 3 or None in shares:
         return _too_few("differences between episodes")
     own, one = (share or 0.0 for share in shares)
-    tail = max(1, round(TAIL * analysis.steps)) / analysis.steps
+    tail = last_steps(analysis.steps) / analysis.steps
     return (
         f"{own:.0%}, one noise: {one:.0%}",
         max(own, one) > 0.5,
@@ -280,13 +238,25 @@ def _divergence(section: Homogeneity, analysis: Analysis) -> Finding:
     )
 
 
-def _tail(apart: Array) -> float | None:
-    """The share of the last steps in all divergence; None where there is none."""
+def last_steps(steps: int) -> int:
+    """How many steps are the last 5 % of all.
+
+    Args:
+        steps: Of one generation.
+    """
+    return max(1, round(0.05 * steps))
+
+
+def last_share(apart: Array) -> float | None:
+    """The share of the last 5 % of the steps in all divergence between episodes; None where there is none.
+
+    Args:
+        apart: (K,) the divergence at each step.
+    """
     total = float(apart.sum())
-    return float(apart[-max(1, round(TAIL * len(apart))) :].sum()) / total if total > 0 else None
+    return float(apart[-last_steps(len(apart)) :].sum()) / total if total > 0 else None
 
 
-@_claim("once", "So a schedule is made once for a task.", _NO_FIGURE, Stability)
 def _once(section: Stability, analysis: Analysis) -> Finding:
     if not section.counts:
         return _too_few("generations")
@@ -301,7 +271,6 @@ def _once(section: Stability, analysis: Analysis) -> Finding:
     )
 
 
-@_claim("weak", "A weak policy is hurt more than a good one.", _NO_FIGURE, WeakerPolicy)
 def _weak(section: WeakerPolicy, analysis: Analysis) -> Finding:
     good, weak = (float(value) for value in section.relative)
     return (
@@ -323,3 +292,48 @@ def _too_few(what: str) -> Finding:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+_Row: TypeAlias = tuple[str, str, str, type[AnalysisSection], Callable[[Any, Analysis], Finding]]
+_CLAIMS: tuple[_Row, ...] = (
+    ("non-uniform", "Similarity between steps is not uniform over time.", _NO_FIGURE, Similarity, _non_uniform),
+    ("block-specific", "Each block has its own pattern of similarity.", _NO_FIGURE, Similarity, _block_specific),
+    (
+        "surge",
+        "Block-wise schedules make errors surge in nearly all FFNs but the first.",
+        "nearly all",
+        Caching,
+        _surge,
+    ),
+    ("update-induced", "At updates of FFNs the error exceeds that of reuse.", _NO_FIGURE, Caching, _at_updates),
+    ("union", "The bubbling union removes the surge.", _NO_FIGURE, Caching, _union),
+    ("correlation", "Upstream and downstream FFN errors correlate.", "r = 0.9894", Correlation, _correlation),
+    ("beta", "So they do at one step with the upstream error scaled.", "strong", Correlation, _beta),
+    ("proposition", "The FFN's response is linear up to the square of the error.", "2", Response, _proposition),
+    ("norms", "W1 and W2 are about three times as large as W_V.", "3x", WeightNorms, _norms),
+    ("homogeneity", "Episodes of one task are alike.", "0.93, min 0.29 (Push-T)", Homogeneity, _homogeneous),
+    ("divergence", "They differ in the last 5 % of the steps.", "almost all", Homogeneity, _divergence),
+    ("once", "So a schedule is made once for a task.", _NO_FIGURE, Stability, _once),
+    ("weak", "A weak policy is hurt more than a good one.", _NO_FIGURE, WeakerPolicy, _weak),
+)
+"""In the paper's order: a claim's name, its words, the paper's figure, and what a section of one kind has to say of it."""
+
+
+def claims(analysis: Analysis) -> tuple[Claim, ...]:
+    """Every claim of the paper, in its order; one whose section is missing says which command fills it.
+
+    Args:
+        analysis: Of one policy; sections may be missing.
+    """
+    return tuple(_judged(analysis, row) for row in _CLAIMS)
+
+
+def _judged(analysis: Analysis, row: _Row) -> Claim:
+    name, words, paper, kind, look = row
+    section = analysis.get(kind)
+    if section is not None:
+        return Claim(name, words, paper, *look(section, analysis), kind.name)
+    weaker = " --weaker POLICY" if kind is WeakerPolicy else ""
+    command = f"blockcache analyse {analysis.source or 'POLICY'} --only {kind.name}{weaker}"
+    why = analysis.absent.get(kind.name, f"Not measured; `{command}` does it.")
+    return Claim(name, words, paper, "", None, why, kind.name)

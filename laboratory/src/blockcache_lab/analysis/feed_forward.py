@@ -26,7 +26,7 @@ SCALES = tuple(float(scale) for scale in np.logspace(-2, -5, 7))
 
 
 def parts_of(port: Port, block: str) -> FeedForward:
-    """The parts of an FFN block."""
+    """The modules of an FFN block: norm, first and second linear layer, activation."""
     known = {layer.feed_forward.block: layer.feed_forward for layer in port.adapter.layers if layer.feed_forward}
     if block not in known:
         raise AnalysisError(
@@ -76,12 +76,17 @@ def stages(parts: FeedForward, x: Tensor) -> tuple[Tensor, ...]:
     return x, normed, hidden, active, parts.second(active)
 
 
-def ffn_response(
-    port: Port, block: str, step: int, batch: Any, seed: int = 0, scales: Sequence[float] = SCALES
-) -> Response:
+def ffn_response(port: Port, block: str, step: int, batch: Any, seed: int = 0) -> Response:
     """The proposition's operator against the true difference, at inputs of a full run, for errors of several sizes.
 
     In double precision, as the remainder of a small error is the difference of two nearly equal numbers.
+
+    Args:
+        port: The policy.
+        block: The FFN's name.
+        step: Of the full run, whose input at that step is moved.
+        batch: Observations; the result is a mean over its samples.
+        seed: Of the noise and of the direction in which the input is moved.
     """
     parts = _in_double(parts_of(port, block))
     x = _inputs(port, parts_of(port, block), every_step(port), batch, seed)[step].cpu().double()  # (B, T, d)
@@ -89,12 +94,12 @@ def ffn_response(
     unit = direction * (_norm(x) / _norm(direction))[:, None, None]
     before = stages(parts, x)[-1]
     differences, remainders = [], []
-    for scale in scales:
+    for scale in SCALES:
         moved = stages(parts, x + scale * unit)[-1] - before
         left = moved - linear_response(parts, x, scale * unit)
         differences.append(float((_norm(moved) / _norm(before)).mean()))
         remainders.append(float((_norm(left) / _norm(before)).mean()))
-    return Response(block, step, np.array(scales), np.array(differences), np.array(remainders))
+    return Response(block, step, np.array(SCALES), np.array(differences), np.array(remainders))
 
 
 def linear_response(parts: FeedForward, x: Tensor, delta: Tensor) -> Tensor:
@@ -113,7 +118,11 @@ def linear_response(parts: FeedForward, x: Tensor, delta: Tensor) -> Tensor:
 
 
 def weight_norms(port: Port) -> WeightNorms:
-    """Frobenius norms of W1, W2 and each W_V, for the layers that have them all."""
+    """Frobenius norms of W1, W2 and each W_V, for the layers that have them all.
+
+    Args:
+        port: The policy.
+    """
     kinds = {block.name: block.kind for block in port.adapter.blocks}
     found: dict[str, dict[str, Tensor]] = {}
     for index, layer in enumerate(port.adapter.layers):

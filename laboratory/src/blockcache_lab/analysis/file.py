@@ -146,7 +146,11 @@ class Analysis:
 
 
 def check_names(names: Any) -> None:
-    """Refuse what is no name of a section."""
+    """Refuse what is no name of a section.
+
+    Args:
+        names: Anything that can be iterated over, from a file or the command line.
+    """
     for name in names:
         if name not in SECTIONS:
             raise AnalysisError(f"no section {shortened(short(name), 60)}, known are {', '.join(SECTIONS)}")

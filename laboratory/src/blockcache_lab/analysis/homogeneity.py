@@ -64,23 +64,14 @@ def homogeneity(
     return Homogeneity(separate, tuple(at.tolist()), *statistics, block, int(at[-1]), found[block].between[-1], pair)
 
 
-class _Pairs:
-    """The mean cosine over all pairs of samples, of unit vectors (K, B, F) that are added batch by batch."""
+def _mean_of_pairs(total: Tensor, count: int) -> NDArray[np.float64]:
+    """(K,): the mean cosine over all pairs of `count` unit vectors whose sum is `total` (K, F).
 
-    def __init__(self) -> None:
-        self._sum: Tensor | float = 0.0
-        self._count = 0
-
-    def add(self, unit: Tensor) -> None:
-        self._sum = self._sum + unit.sum(dim=1)
-        self._count += unit.shape[1]
-
-    def mean(self) -> NDArray[np.float64]:
-        """(K,); the square of the vectors' sum adds up all pairs, and each vector with itself."""
-        assert isinstance(self._sum, Tensor)
-        whole, count = self._sum.square().sum(dim=1), self._count
-        mean: NDArray[np.float64] = ((whole - count) / (count * (count - 1))).clamp(-1, 1).numpy()
-        return mean
+    The square of the sum adds up all pairs, and each vector with itself.
+    """
+    whole = total.square().sum(dim=1)
+    mean: NDArray[np.float64] = ((whole - count) / (count * (count - 1))).clamp(-1, 1).numpy()
+    return mean
 
 
 class _Block(NamedTuple):
@@ -103,29 +94,30 @@ def _cosines(
     groups = [names[start : start + size] for start in range(0, len(names), size)]
     alone = [item for batch in observations for item in parts(batch, 1)]
     again = observations if port.takes_noise else alone
-    total = len(groups) * (len(observations) + len(again))
+    count = len(groups) * (len(observations) + len(again))
     found, pair = {}, list[NDArray[np.float64]]()
-    bar = progress_bar(desc=progress, total=total, unit="batch", disable=progress is None, delay=1.0, leave=False)
+    bar = progress_bar(desc=progress, total=count, unit="batch", disable=progress is None, delay=1.0, leave=False)
     with bar:
         for group in groups:
             features = {name: list[Tensor]() for name in group}
-            own, shared = ({name: _Pairs() for name in group} for _ in range(2))
+            own, shared = (dict.fromkeys(group, torch.zeros(())) for _ in range(2))  # sums over samples
             for index, batch in enumerate(observations):
                 for name, added in residuals(port, full, batch, seed + index, group).items():
                     unit = _unit(added)
-                    own[name].add(unit)
+                    own[name] = own[name] + unit.sum(dim=1)
                     features[name].append(unit[at].float())
                     if name == block and len(pair) < 2:
                         pair += [cosine(item.numpy()) for item in unit.unbind(dim=1)[: 2 - len(pair)]]
                 bar.update()
             for batch in again:
                 for name, added in residuals(port, full, batch, seed, group, one_noise=True).items():
-                    shared[name].add(_unit(added))
+                    shared[name] = shared[name] + _unit(added).sum(dim=1)
                 bar.update()
             for name in group:
                 vectors = torch.cat(features.pop(name), dim=1).double()  # (at, N, F)
                 between = torch.bmm(vectors, vectors.transpose(1, 2)).clamp(-1, 1).numpy()
-                found[name] = _Block(between, own[name].mean(), shared[name].mean())
+                means = (_mean_of_pairs(total[name], samples) for total in (own, shared))
+                found[name] = _Block(between, *means)
     return found, np.stack(pair)
 
 
@@ -137,7 +129,14 @@ def _unit(added: Tensor) -> Tensor:
 def sample_matrices(
     port: Port, observations: Sequence[Any], seed: int = 0, progress: str | None = None
 ) -> NDArray[np.float32]:
-    """(samples, blocks, K, K): the cosine matrices of each sample by itself."""
+    """(samples, blocks, K, K): the cosine matrices of each sample by itself.
+
+    Args:
+        port: The policy.
+        observations: Batches as the policy takes them.
+        seed: The noise depends on it and the batch's place alone.
+        progress: The words before a progress bar; None shows none.
+    """
     found = []
     batches = progress_bar(observations, progress, unit="batch", disable=progress is None, delay=1.0, leave=False)
     for index, batch in enumerate(batches):

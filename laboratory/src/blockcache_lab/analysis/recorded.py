@@ -18,12 +18,22 @@ from blockcache_lab.analysis.sections import LAGS, ActionCosts, Caching, Similar
 
 
 def similarity(recording: Recording, lags: Sequence[int] = LAGS) -> Similarity:
-    """The cosine matrices of a recording; of the lags those that it has steps for."""
+    """The cosine matrices of a recording; of the lags those that it has steps for.
+
+    Args:
+        recording: What `calibrate` gave.
+        lags: Distances in steps.
+    """
     return Similarity(_within(lags, recording.steps), recording.matrices["cosine"])
 
 
 def action_costs(recording: Recording, lags: Sequence[int] = LAGS) -> ActionCosts:
-    """What the executed action feels if a block is reused for so many steps, and how alike its outputs are over them."""
+    """What the executed action feels if a block is reused for so many steps, and how alike its outputs are over them.
+
+    Args:
+        recording: What `calibrate` gave; refused without action costs.
+        lags: For how many steps a block is reused; those that there are no steps for are left out.
+    """
     if recording.action_costs is None:
         raise AnalysisError(
             "The recording has no action costs; 'blockcache calibrate POLICY --action-costs' makes one, for policies "
@@ -78,7 +88,12 @@ class ErrorSurge:
 
 
 def error_surge(caching: Caching, blocks: Sequence[Block]) -> ErrorSurge:
-    """How each FFN's error behaves at its updates, under every schedule that there are errors of."""
+    """How each FFN's error behaves at its updates, under every schedule that there are errors of.
+
+    Args:
+        caching: Errors by schedule, block and step.
+        blocks: The policy's, in execution order.
+    """
     rows = [place for place, block in enumerate(blocks) if block.kind == FEED_FORWARD]
     if not rows:
         raise AnalysisError("error surges are those of FFNs, and this policy has no block of kind FFN")

@@ -19,7 +19,7 @@ HELD_BYTES = 200 * 2**20
 
 
 def every_step(port: Port) -> Schedule:
-    """Every block at every step."""
+    """The schedule that computes every block at every step."""
     return Schedule.every_step(len(port.timesteps), [block.name for block in port.adapter.blocks])
 
 
@@ -53,7 +53,13 @@ def run(port: Port, generation: Generation, batch: Any, seed: int, *, one_noise:
 
 
 def in_parts(port: Port, observations: Any, most: int = 16) -> list[Any]:
-    """A batch cut so that the residuals of a part fit into `HELD_BYTES`; one sample is run to see how large they are."""
+    """A batch cut so that the residuals of a part fit into `HELD_BYTES`; one sample is run to see how large they are.
+
+    Args:
+        port: The policy.
+        observations: The batch.
+        most: Samples in a part.
+    """
     one = residuals(port, every_step(port), rows(observations, 0, 1), 0)
     size = sum(item.numel() * item.element_size() for item in one.values())
     return parts(observations, max(1, min(most, HELD_BYTES // size, batch_size(observations))))

@@ -136,7 +136,7 @@ class Response(AnalysisSection, name="response"):
 
     @property
     def difference_order(self) -> float:
-        """The same of the difference itself: 1."""
+        """The power with which the difference itself falls: 1, since it is linear at first."""
         return _slope(self.scales, self.differences)
 
 
@@ -226,7 +226,7 @@ class Homogeneity(AnalysisSection, name="homogeneity"):
 
     @property
     def divergence(self) -> Array:
-        """(K,): one minus the mean over blocks and pairs, at every step."""
+        """(K,): how unlike episodes are at every step, one minus the mean cosine over blocks and pairs."""
         found: Array = 1 - self.every_step.mean(axis=0)
         return found
 
@@ -290,7 +290,7 @@ def pearson(one: Array, other: Array) -> float | None:
 
 
 def _slope(sizes: Array, values: Array) -> float:
-    """Of the logarithms, a line through all of them."""
+    """The slope of a line through the logarithms."""
     tiny = np.finfo(np.float32).tiny
     size, value = (np.log(np.maximum(item, tiny).astype(np.float64)) for item in (sizes, values))
     return float(np.polyfit(size, value, 1)[0])

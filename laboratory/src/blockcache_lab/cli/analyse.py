@@ -19,16 +19,25 @@ def _section(text: str) -> str:
 
 @click.command()
 @arg.policy_argument()
-@click.option("-o", "--output", type=arg.OUTPUT, default="analysis.safetensors", help="The analysis.")
+@click.option("-o", "--output", type=arg.OUTPUT, default="analysis.safetensors", help="The file of the analysis.")
 @arg.observations_option
-@click.option("--recording", metavar="FILE", help="Of this policy, best with action costs. Default: it is made.")
-@click.option("--schedule", metavar="FILE", help="Of this policy, to look at beside the paper's methods.")
+@click.option(
+    "--recording", metavar="FILE", help="A recording of POLICY, best with action costs. Default: one is made."
+)
+@click.option("--schedule", metavar="FILE", help="A schedule of POLICY, analysed beside the paper's methods.")
 @click.option("--weaker", type=arg.POLICY, help="A weaker policy for the same task: does caching hurt it more?")
-@click.option("--only", type=arg.Checked("name", _section), multiple=True, help="A section by name. Repeatable.")
+@click.option(
+    "--only",
+    type=arg.Checked("name", _section),
+    multiple=True,
+    help="A section by name; may be repeated. Default: all.",
+)
 @arg.generations_option
-@click.option("--compared", type=click.IntRange(2, arg.MOST), default=16, help="Other observations, to find errors at.")
-@click.option("--episodes", type=click.IntRange(2, arg.MOST), default=50, help="To compare with one another.")
-@click.option("--seed", type=arg.SEED, default=0, help="Of the noise.")
+@click.option(
+    "--compared", type=click.IntRange(2, arg.MOST), default=16, help="Observations besides those, to measure errors at."
+)
+@click.option("--episodes", type=click.IntRange(2, arg.MOST), default=50, help="Episodes to compare with one another.")
+@click.option("--seed", type=arg.SEED, default=0, help="Seed of the noise.")
 @click.option("--page", type=arg.OUTPUT, help="Write the paper's claims and what was found as a page, too (.md).")
 @click.option("--threads", type=arg.CORES, default=cores, show_default="all cores", help="Threads for torch.")
 def analyse(
@@ -39,12 +48,10 @@ def analyse(
     schedule: str | None,
     weaker: arg.PolicySource | None,
     only: tuple[str, ...],
-    generations: int,
-    compared: int,
-    episodes: int,
     seed: int,
     page: str | None,
     threads: int,
+    **sizes: int,
 ) -> None:
     """Find out why caching works for POLICY, and where it hurts: every analysis of the paper, and whether its claims hold.
 
@@ -72,25 +79,14 @@ def analyse(
     from blockcache_lab.pages.analysis import claims_blocks
     from blockcache_lab.pages.analysis import page as claims_page
     from blockcache_lab.studies.analyses import analyse as run
-    from blockcache_lab.studies.analysis_inputs import Sizes
+    from blockcache_lab.studies.analysis_inputs import AnalysisInputs, Sizes
 
     torch.set_num_threads(threads)
     state = Path(output).with_name(f"{Path(output).name}.state")
     with arg.resumable(state):
-        found = run(
-            policy.port,
-            seen,
-            state=state,
-            recording=recorded,
-            schedule=followed,
-            weaker=None if weaker is None else (str(weaker), weaker.port),
-            only=only,
-            moments=moments,
-            sizes=Sizes(generations, compared, episodes),
-            seed=seed,
-            source=str(policy),
-            command=arg.typed(),
-        )
+        other = None if weaker is None else (str(weaker), weaker.port)
+        inputs = AnalysisInputs(policy.port, seen, state, recorded, followed, other, moments, Sizes(**sizes), seed)
+        found = run(inputs, only, str(policy), arg.typed())
     found.save(output)
     display(*claims_blocks(found))
     size = Path(output).stat().st_size / 1e6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-m", "--method", "methods", multiple=True, default=("bac:S=10,n=5",), help="May be given often.")
+@click.option(
+    "-m", "--method", "methods", multiple=True, default=("bac:S=10,n=5",), help="A method to compare; may be repeated."
+)
 @click.option("-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out/checkpoints", help="Directory for the results.")
 @click.option("--first-seed", type=arg.SEED, help="First environment seed. Default: the task's first test seed.")
 @arg.run_options
@@ -27,13 +29,10 @@ def checkpoints(
     output: Path,
     first_seed: int | None,
     task: str | None,
-    rollouts: int,
-    group: int,
-    engine: str,
     workers: int | None,
     ray: str | None,
     observations: str | None,
-    generations: int,
+    **run_settings: Any,
 ) -> None:
     """The paper's protocol: how the last checkpoints of training RUNS do, in full and under methods.
 
@@ -72,27 +71,14 @@ def checkpoints(
                     policy.observations(seen),
                     state=output / "state",
                     source=str(policy),
-                    rollouts=rollouts,
                     first_seed=first_seed,
-                    group=group,
-                    engine=engine,
-                    generations=generations,
+                    **run_settings,
                 )
                 evaluation.check_output(path)
                 results[run.name].append(evaluation.run(backend))
                 results[run.name][-1].save(path)
-    found = protocol(results)
-    header = ["method", *(f"{name}: max / mean" for name in results), "all runs: max / mean"]
-    display(
-        table(
-            header,
-            [
-                [
-                    method_named(row.method).label,
-                    *(f"{max(scores):.3f} / {sum(scores) / len(scores):.3f}" for scores in row.scores.values()),
-                    f"{row.best:.3f} / {row.mean:.3f}",
-                ]
-                for row in found
-            ],
-        )
-    )
+    rows = []
+    for row in protocol(results):
+        runs_of = [f"{max(scores):.3f} / {sum(scores) / len(scores):.3f}" for scores in row.scores.values()]
+        rows.append([method_named(row.method).label, *runs_of, f"{row.best:.3f} / {row.mean:.3f}"])
+    display(table(["method", *(f"{name}: max / mean" for name in results), "all runs: max / mean"], rows))

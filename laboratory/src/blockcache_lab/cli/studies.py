@@ -11,21 +11,15 @@ from blockcache.cli import arguments as arg
 from blockcache.files import make_directory, write_bytes
 from blockcache_runtime.cores import cores
 
-output_option = click.option(
-    "-o",
-    "--output",
-    type=arg.OUTPUT_DIRECTORY,
-    default="out",
-    help="Directory for the figures (.json) and the page (.md).",
-)
 ALIKE = ("metaworld-assembly", "metaworld-pick-place", "metaworld-peg-insert-side")
 """Policies of other tasks that observe the same numbers."""
-render_option = click.option("--render-only", is_flag=True, help="The page anew from its figures; measures nothing.")
 
 
 @click.command()
-@output_option
-@render_option
+@click.option(
+    "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help="Directory for the figures and the page."
+)
+@click.option("--render-only", is_flag=True, help="Write the page from the figures that are there; measure nothing.")
 @click.option("--repeats", type=click.IntRange(2, arg.MOST), default=30, help="Interleaved rounds.")
 def performance(output: Path, render_only: bool, repeats: int) -> None:
     """Measure everything that the page on performance shows, and write the page. About ten minutes on two idle cores.
@@ -65,10 +59,8 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
     shape = Shape()
     click.echo("1/4 benchmark")
     port = port_of(shape.policy())
-    found = run_bench(
-        port, printed_for(shape), port.synthetic_observations(1), asdict(shape), threads=cores(), repeats=repeats
-    )
-    bench = found.to_dict()
+    seen = port.synthetic_observations(1)
+    bench = run_bench(port, printed_for(shape), seen, asdict(shape), threads=cores(), repeats=repeats).to_dict()
     for row in bench["rows"]:
         del row["samples_ms"]
     click.echo("2/4 other shapes")
@@ -80,18 +72,14 @@ def _measure_everything(repeats: int) -> dict[str, Any]:
         "8 x 768, T = 16": footprint(Shape(width=768, horizon=16), calls=30, generations=20),
     }
     click.echo("4/4 calibration")
-    recorded = calibration(shape)
-    return {
-        "bench": bench,
-        "shapes": shapes,
-        "footprint": feet,
-        "calibration": recorded,
-    }
+    return {"bench": bench, "shapes": shapes, "footprint": feet, "calibration": calibration(shape)}
 
 
 @click.command()
 @arg.policy_argument(required=False)
-@click.option("--shift", "shifts", multiple=True, help="Of the task; may be repeated. Default: all that there are.")
+@click.option(
+    "--shift", "shifts", multiple=True, help="A change of the task by its name; may be repeated. Default: all."
+)
 @click.option("--rollouts", type=arg.COUNT, default=50, help="Episodes of each cell.")
 @arg.tuned_option
 @arg.observations_option

@@ -15,22 +15,24 @@ if TYPE_CHECKING:
     from blockcache.report.document import Document
 
 F = TypeVar("F", bound=Callable[..., Any])
+directories_argument = click.argument("directories", nargs=-1, required=True)
 stored_option = click.option(
     "--stored", type=arg.OUTPUT, help="Also write the small summary that the demo shows as stored."
 )
 
 
 def output_option(files: str) -> Callable[[F], F]:
-    """Where a page goes, with what is made beside it."""
+    """The option that names the directory of a page and of its pictures."""
     return click.option("-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out", help=f"Directory for {files}.")
 
 
-def write_page(page: Document, output: Path, name: str) -> None:
-    """As Markdown into the directory."""
+def _write(page: Document, output: Path, name: str) -> None:
+    """Write the page into the directory, as Markdown, and say where it is."""
     from blockcache.report.markdown import render
 
     make_directory(output)
     write_bytes(output / f"{name}.md", render(page).encode())
+    click.echo(f"{output / name}.md")
 
 
 @click.command()
@@ -60,9 +62,8 @@ def results(directory: str, others: tuple[str, ...], output: Path, stored: str |
     if stored is not None:
         summarise_suite(collection, "main").save(stored)
         click.echo(stored)
-    write_page(page(collection, directory, further), output, "results")
+    _write(page(collection, directory, further), output, "results")
     plot_tradeoff(collection, output / PICTURE)
-    click.echo(f"{output / 'results.md'}")
     if collection.missing:
         click.echo(f"missing suites: {', '.join(collection.missing)}")
     if collection.timings is None:
@@ -70,7 +71,7 @@ def results(directory: str, others: tuple[str, ...], output: Path, stored: str |
 
 
 @click.command()
-@click.argument("directories", nargs=-1, required=True)
+@directories_argument
 @output_option("frontier.md and its pictures")
 @stored_option
 def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> None:
@@ -88,16 +89,15 @@ def frontier(directories: tuple[str, ...], output: Path, stored: str | None) -> 
     require_matplotlib()
     found = [FrontierSuite.load(directory) for directory in directories]
     if stored is not None:
-        summarise_suite(found[0].collection).save(stored)
+        summarise_suite(found[0]).save(stored)
         click.echo(stored)
-    write_page(page(found), output, "frontier")
+    _write(page(found), output, "frontier")
     for item in found:
         draw(item, output)
-    click.echo(f"{output / 'frontier.md'}")
 
 
 @click.command()
-@click.argument("directories", nargs=-1, required=True)
+@directories_argument
 @output_option("rdt.md and its pictures")
 def rdt(directories: tuple[str, ...], output: Path) -> None:
     """Make the page of suite rdt from the files in DIRECTORIES, one for each policy.
@@ -113,14 +113,13 @@ def rdt(directories: tuple[str, ...], output: Path) -> None:
 
     require_matplotlib()
     found = [RdtSuite.load(directory) for directory in directories]
-    write_page(page(found), output, "rdt")
+    _write(page(found), output, "rdt")
     for item in found:
-        plot_tradeoff(item.collection, output / item.picture)
-    click.echo(f"{output / 'rdt.md'}")
+        plot_tradeoff(item, output / item.picture)
 
 
 @click.command()
-@click.argument("directories", nargs=-1, required=True)
+@directories_argument
 @output_option("realtime.md and its picture")
 def realtime(directories: tuple[str, ...], output: Path) -> None:
     """Make the page of suite realtime from the files in DIRECTORIES, one for each policy.
@@ -134,13 +133,12 @@ def realtime(directories: tuple[str, ...], output: Path) -> None:
 
     require_matplotlib()
     found = [RealtimeSuite.load(directory) for directory in directories]
-    write_page(page(found), output, "realtime")
+    _write(page(found), output, "realtime")
     save_figure(draw_panels([panel for item in found for panel in item.panels()], 3, 4.2, 3.4), output / PICTURE)
-    click.echo(f"{output / 'realtime.md'}")
 
 
 @click.command()
-@click.argument("directories", nargs=-1, required=True)
+@directories_argument
 @output_option("paper-tables.md")
 def tables(directories: tuple[str, ...], output: Path) -> None:
     """Make the page of the paper's tables beside ours from suites tables or main in DIRECTORIES, one for each policy.
@@ -151,8 +149,7 @@ def tables(directories: tuple[str, ...], output: Path) -> None:
     """
     from blockcache_lab.pages.tables import PolicyTable, page
 
-    write_page(page([PolicyTable.load(directory) for directory in directories]), output, "paper-tables")
-    click.echo(f"{output / 'paper-tables.md'}")
+    _write(page([PolicyTable.load(directory) for directory in directories]), output, "paper-tables")
 
 
 @click.command()

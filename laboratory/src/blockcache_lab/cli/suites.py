@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from blockcache_lab.studies.suites import ALONE, DELAYS, DISTANCES, FRONTIER, KI
 
 if TYPE_CHECKING:
     from blockcache_lab.studies.suite_results import SuiteResults
-    from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteSetting
+    from blockcache_lab.studies.suite_runs import SuiteSetting
 
 output_option = click.option(
     "-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out/suites", help="Directory, shared by all suites."
@@ -27,25 +26,36 @@ tuned_option = click.option(
 
 
 def setting_options(verb: arg.Verb) -> arg.Verb:
-    """What `timing` and `distances` take as `suite` does."""
+    """The options that `timing` and `distances` share with `suite`."""
     for option in (arg.generations_option, arg.observations_option, arg.engine_option, arg.task_option, output_option):
         verb = option(verb)
     return verb
 
 
 def _setting(
-    policy: arg.PolicySource, output: Path, task: str | None, engine: str, observations: str | None
-) -> Callable[[RolloutCounts], SuiteSetting]:
-    """What is run, by how much; what was named is read at once, before anything heavy is imported."""
+    name: str,
+    policy: arg.PolicySource,
+    output: Path,
+    tuned: str | None,
+    task: str | None,
+    engine: str,
+    observations: str | None,
+    **counts: int,
+) -> SuiteSetting:
+    """What the suite of that name runs and by how much: as a quick run does, unless `counts` says otherwise.
+
+    What was named is read before anything heavy is imported.
+    """
+    if tuned is not None and name not in ALONE:
+        raise click.UsageError(f"--tuned is for the suites {' and '.join(ALONE)}")
     chosen, seen = policy.task(task), policy.observations(observations)
 
-    def make(counts: RolloutCounts) -> SuiteSetting:
-        from blockcache_lab.studies.suite_runs import SuiteSetting
+    from blockcache_lab.studies.suite_runs import QUICK, RolloutCounts, SuiteSetting
 
-        make_directory(output)
-        return SuiteSetting(policy.port, chosen, seen, output / "state", counts, str(policy), engine)
-
-    return make
+    make_directory(output)
+    amount = RolloutCounts(**counts) if counts else QUICK
+    setting = SuiteSetting(policy.port, chosen, seen, output / "state", amount, str(policy), engine)
+    return setting.for_suite(name, tuned)
 
 
 @click.command()
@@ -69,7 +79,7 @@ def _setting(
     type=click.IntRange(0, 1000),
     multiple=True,
     default=DELAYS,
-    help="Of suite realtime, in ticks.",
+    help="Of suite realtime: control ticks that a chunk is late; may be repeated.",
 )
 def suite(
     name: str,
@@ -117,26 +127,27 @@ def suite(
       blockcache paper suite rdt my_rdt/ -o out/rdt
       blockcache paper suite realtime pusht -o out/realtime --delay 0 --delay 4
     """
-    _check_tuned(tuned, name)
     if not KINDS[name].clocked and arg.given(["delays"]):
         raise click.UsageError("--delay is for the suite realtime")
     if KINDS[name].clocked and until_settled:
         raise click.UsageError("--until-settled is for suites with one file, not for realtime")
     if quick and (ignored := arg.given(["rollouts", "main_rollouts", "group", "generations"])):
         raise click.UsageError(f"{', '.join(ignored)} and --quick exclude one another: a quick run has its own amounts")
-    backend, setting = arg.chosen_backend(workers, ray), _setting(policy, output, **run)
+    rollouts = rollouts if arg.given(["rollouts"]) else KINDS[name].rollouts
+    counts: dict[str, Any] = {"rollouts": rollouts, "main_rollouts": main_rollouts}
+    counts |= {"group": group, "generations": generations}
+    backend = arg.chosen_backend(workers, ray)
+    setting = _setting(name, policy, output, tuned, **run, **({} if quick else counts))
 
     from blockcache.compare.evaluation import Evaluation
     from blockcache.compare.sequential import run_until_settled
     from blockcache.results.rollouts import check_nothing_lost
     from blockcache_lab.studies.suite_results import SuiteResults
-    from blockcache_lab.studies.suite_runs import QUICK, RolloutCounts, prepare_suite, run_realtime
+    from blockcache_lab.studies.suite_runs import prepare_suite, run_realtime
 
-    rollouts = rollouts if arg.given(["rollouts"]) else KINDS[name].rollouts
-    counts = QUICK if quick else RolloutCounts(rollouts, main_rollouts, group, generations)
     path = output / f"{name}.json"
     with arg.resumable(output / "state"):
-        ready = prepare_suite(setting(counts).for_suite(name, tuned), name)
+        ready = prepare_suite(setting, name)
         done = {}
         if KINDS[name].clocked:
             for path, results in run_realtime(ready, output, delays, backend):
@@ -159,16 +170,12 @@ def suite(
 @arg.policy_argument()
 @setting_options
 @click.option("--repeats", type=arg.COUNT, default=20, help="Interleaved rounds.")
-@click.option("--suite", "only", type=click.Choice(ALONE), help="That one instead of the paper's.")
+@click.option(
+    "--suite", "only", type=click.Choice(ALONE), help="This suite alone. Default: those of the paper on DP-T."
+)
 @tuned_option
 def timing(
-    policy: arg.PolicySource,
-    output: Path,
-    generations: int,
-    repeats: int,
-    only: str | None,
-    tuned: str | None,
-    **run: Any,
+    policy: arg.PolicySource, output: Path, repeats: int, only: str | None, tuned: str | None, **run: Any
 ) -> None:
     """Milliseconds of all methods of all suites, in one interleaved run, so that any two can be compared.
 
@@ -180,14 +187,12 @@ def timing(
       blockcache paper timing pusht --suite frontier -o out/frontier --tuned tuned/
       blockcache paper timing my_rdt/ --suite rdt -o out/rdt
     """
-    _check_tuned(tuned, only)
-    setting = _setting(policy, output, **run)
-
-    from blockcache_lab.studies.suite_runs import RolloutCounts, time_suites
-
-    counts = RolloutCounts(generations=generations)
     names = SUITES if only is None else (only,)
-    time_suites(setting(counts).for_suite(names[0], tuned), output, repeats, names).save(output / TIMINGS)
+    setting = _setting(names[0], policy, output, tuned, **run)
+
+    from blockcache_lab.studies.suite_runs import time_suites
+
+    time_suites(setting, output, repeats, names).save(output / TIMINGS)
     click.echo(f"written to {output / TIMINGS}")
 
 
@@ -196,9 +201,7 @@ def timing(
 @setting_options
 @click.option("--samples", type=click.IntRange(4, 10_000), default=64, help="Chunks for each observation.")
 @tuned_option
-def distances(
-    policy: arg.PolicySource, output: Path, generations: int, samples: int, tuned: str | None, **run: Any
-) -> None:
+def distances(policy: arg.PolicySource, output: Path, samples: int, tuned: str | None, **run: Any) -> None:
     """How far the actions of suite frontier's methods are from the policy's own, to set beside what they cost in rollouts.
 
     At observations that nothing was calibrated or fitted on. Writes OUTPUT/distances.json, beside the suite's file.
@@ -207,23 +210,16 @@ def distances(
     Example:
       blockcache paper distances pusht -o out/frontier --tuned tuned/
     """
-    setting = _setting(policy, output, **run)
+    setting = _setting(FRONTIER, policy, output, tuned, **run)
 
     from blockcache_lab.studies.frontier import measure_distances
-    from blockcache_lab.studies.suite_runs import RolloutCounts
 
-    counts = RolloutCounts(generations=generations)
-    measure_distances(setting(counts).for_suite(FRONTIER, tuned), output, samples).save(output / DISTANCES)
+    measure_distances(setting, output, samples).save(output / DISTANCES)
     click.echo(f"written to {output / DISTANCES}")
 
 
-def _check_tuned(tuned: str | None, name: str | None) -> None:
-    if tuned is not None and name not in ALONE:
-        raise click.UsageError(f"--tuned is for the suites {' and '.join(ALONE)}")
-
-
 def _scores(found: SuiteResults) -> str:
-    """In one line: what each method scores."""
+    """The mean score of each method, in one line."""
     from blockcache.compare.methods import method_named
 
     rows = found.rows.items()

@@ -21,10 +21,25 @@ def _policy_to_write(path: str) -> str:
     return path
 
 
+task_argument = click.argument("task", type=arg.TASK)
+data_option = click.option(
+    "--data", type=arg.Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
+)
+output_option = click.option(
+    "-o",
+    "--output",
+    type=arg.Checked("directory", _policy_to_write),
+    required=True,
+    help="The policy directory to write.",
+)
+threads_option = click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
+resume_option = click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
+
+
 @click.command()
-@click.argument("task", type=arg.TASK)
+@task_argument
 @click.option("-o", "--output", type=arg.OUTPUT, required=True, help="The .npz file to write.")
-@click.option("--episodes", type=click.IntRange(2, arg.MOST), default=300, help="Successful ones.")
+@click.option("--episodes", type=click.IntRange(2, arg.MOST), default=300, help="Successful episodes to keep.")
 @click.option(
     "--noise",
     type=click.FloatRange(0, 1, max_open=True),
@@ -35,7 +50,7 @@ def _policy_to_write(path: str) -> str:
     "--every",
     type=click.IntRange(1, arg.MOST),
     default=1,
-    help="Noise in one of so many steps only, drawn at random: what follows is then a clean way back.",
+    help="Noise in one of so many steps only, drawn at random: the steps between then show how to recover.",
 )
 @arg.first_seed_option
 def demonstrate(task: str, output: str, episodes: int, noise: float, every: int, first_seed: int) -> None:
@@ -57,17 +72,9 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, every: int,
 
 
 @click.command()
-@click.argument("task", type=arg.TASK)
-@click.option(
-    "--data", type=arg.Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
-)
-@click.option(
-    "-o",
-    "--output",
-    type=arg.Checked("directory", _policy_to_write),
-    required=True,
-    help="The policy directory to write.",
-)
+@task_argument
+@data_option
+@output_option
 @click.option(
     "--family",
     type=click.Choice(["dpt", "rdt", "dit"]),
@@ -79,18 +86,18 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, every: int,
     type=click.Choice(["ddpm", "flow"]),
     help="What a dit learns: noise, for 100 DDPM steps, or a flow, for 10 Euler steps. Default: ddpm.",
 )
-@click.option("--width", type=arg.SIZE, default=256)
-@click.option("--layers", type=arg.LAYERS, default=8)
+@click.option("--width", type=arg.SIZE, default=256, help="Width of the transformer.")
+@click.option("--layers", type=arg.LAYERS, default=8, help="Layers of the transformer.")
 @click.option("--horizon", type=arg.SIZE, help="Actions that are generated at once. Default: 10 of dpt, 16 of others.")
 @click.option("--obs-steps", "n_obs_steps", type=arg.SIZE, help="Observations that are seen. Default: 2, of rdt 1.")
 @click.option("--action-steps", "n_action_steps", type=arg.SIZE, default=8, help="Those of them that are executed.")
-@click.option("--epochs", type=arg.COUNT, default=60)
-@click.option("--lr", default=6e-4, help="Highest learning rate; a narrow policy bears a higher one.")
+@click.option("--epochs", type=arg.COUNT, default=60, help="Passes over the demonstrations.")
+@click.option("--lr", default=6e-4, help="Highest learning rate; a narrow policy can take a higher one.")
 @click.option(
     "--dropout",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.0,
-    help="Share of what attention and feed-forward layers say that a training step leaves out; of dpt only.",
+    help="Dropout of attention and feed-forward layers in training; for dpt only.",
 )
 @click.option("--batch", type=arg.COUNT, default=128, help="Windows in one step.")
 @click.option(
@@ -102,8 +109,8 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, every: int,
 )
 @click.option("--frozen", is_flag=True, help="Leave its cameras' networks as they are; every frame is encoded once.")
 @click.option("--seed", type=arg.SEED, default=0, help="Of the weights, the noise and the order of the data.")
-@click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
-@click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
+@threads_option
+@resume_option
 @click.option(
     "--keep-last",
     type=click.IntRange(0, arg.MOST),
@@ -131,16 +138,16 @@ def train(task: str, data: str, output: str, begin: Any, **settings: Any) -> Non
 
 
 @click.command()
-@click.argument("task", type=arg.TASK)
+@task_argument
 @click.option("--from", "taught", type=arg.POLICY, required=True, help="A policy that sees TASK's scenes as numbers.")
-@click.option("-o", "--output", type=arg.Checked("directory", _policy_to_write), required=True, help="To write.")
-@click.option("--epochs", type=arg.COUNT, default=40, help="Of 100 steps.")
+@output_option
+@click.option("--epochs", type=arg.COUNT, default=40, help="Epochs of 100 steps.")
 @click.option("--lr", default=2e-3, help="Highest learning rate.")
 @click.option("--batch", type=arg.COUNT, default=64, help="Frames in one step.")
 @click.option("--trunk", type=arg.SIZE, default=16, help="Width of the camera's network, a multiple of 16.")
 @click.option("--seed", type=arg.SEED, default=0, help="Of the weights and the scenes.")
-@click.option("--threads", type=arg.CORES, help="Threads for torch. Default: all cores.")
-@click.option("--resume/--anew", default=True, help="Go on from the state beside the output.")
+@threads_option
+@resume_option
 def pretrain(task: str, taught: Any, output: str, threads: int | None, resume: bool, **settings: Any) -> None:
     """Give a policy a camera: an encoder learns to tell from frames of TASK the numbers that the policy sees.
 
@@ -156,10 +163,8 @@ def pretrain(task: str, taught: Any, output: str, threads: int | None, resume: b
 
 
 @click.command()
-@click.argument("task", type=arg.TASK)
-@click.option(
-    "--data", type=arg.Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
-)
+@task_argument
+@data_option
 @click.option("--episodes", type=arg.COUNT, help="How many, from the first. Default: all.")
 @arg.first_seed_option
 def replay(task: str, data: str, episodes: int | None, first_seed: int) -> None:

@@ -51,7 +51,11 @@ def claims_blocks(analysis: Analysis, fold: bool = False) -> tuple[Block, ...]:
 
 
 def page(analysis: Analysis) -> Document:
-    """The whole page."""
+    """The whole page.
+
+    Args:
+        analysis: Of one policy.
+    """
     setting, observed = analysis.setting, analysis.setting["observations"]
     return Document(
         "What the paper claims, and what is found here",

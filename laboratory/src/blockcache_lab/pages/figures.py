@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
 
 from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
@@ -27,8 +25,7 @@ from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.summary import MethodSummary
 from blockcache.results.tuning import Tuning
 from blockcache_lab.pages.frontier import FrontierSuite
-from blockcache_lab.pages.other_policies import TaskPolicies, load_other_policies
-from blockcache_lab.studies.suite_results import Collection
+from blockcache_lab.pages.other_policies import load_other_policies
 from blockcache_lab.studies.suites import FRONTIER, RDT, SUITES, Cell
 
 _ONE = re.compile(r"(<!-- figure: ([^>]+) -->)(.*?)(<!-- end -->)", re.DOTALL)
@@ -44,14 +41,15 @@ def fill(text: str, records: Path) -> str:
     """
 
     @cache
-    def source(name: str) -> _Source:
+    def source(name: str) -> Callable[..., str]:
+        """What shows a figure of these records, given a method, a quantity and, for some, another method."""
         if name.endswith("/tuned"):
-            return _ShippedTuning.load(name)
-        return _Policies.load(records, name) if "*" in name else _Policy.load(records, name)
+            return _of_tuning(name)
+        return _of_policies(records, name) if "*" in name else _Policy.load(records / name).figure
 
     def one(match: re.Match[str]) -> str:
         name, method, *asked = match[2].split()
-        return f"{match[1]}{source(name).figure(method, *asked)}{match[4]}"
+        return f"{match[1]}{source(name)(method, *asked)}{match[4]}"
 
     def table(match: re.Match[str]) -> str:
         names, methods, quantities = (part.split() for part in match[2].split(" | "))
@@ -62,7 +60,7 @@ def fill(text: str, records: Path) -> str:
             )
         made = []
         for row, method in zip(rows, methods, strict=True):
-            cells = [source(name).figure(method, quantity) for name in names for quantity in quantities]
+            cells = [source(name)(method, quantity) for name in names for quantity in quantities]
             made.append(f"| {row.split('|')[1].strip()} | {' | '.join(cells)} |\n".replace("|  |", "| |"))
         return match[1] + "".join(made)
 
@@ -70,119 +68,123 @@ def fill(text: str, records: Path) -> str:
 
 
 def count(text: str) -> int:
-    """How many figures a page has that are put in; a table counts as one."""
+    """How many figures a page has that are put in; a table counts as one.
+
+    Args:
+        text: A page, in Markdown.
+    """
     return len(_ONE.findall(text)) + len(_TABLE.findall(text))
 
 
-class _Source(Protocol):
-    def figure(self, method: str, quantity: str, other: str | None = None) -> str:
-        """One figure as it stands on a page."""
+class _Policy(FrontierSuite):
+    """The records of one policy, of whichever suites there are."""
 
-
-@dataclass(frozen=True, eq=False)
-class _Policy:
-    """The records of one policy."""
-
-    name: str
-    collection: Collection
-    directory: Path
-
-    @classmethod
-    def load(cls, records: Path, name: str) -> _Policy:
-        return cls(name, Collection.load(records / name, (*SUITES, FRONTIER, RDT)), records / name)
+    NAMES = (*SUITES, FRONTIER, RDT)
 
     def figure(self, method: str, quantity: str, other: str | None = None) -> str:
         if quantity == "correlation":
-            return f"{self._frontier.correlations()[method.replace('-', ' ')]:.2f}"
-        if quantity == "noise-floor":
-            return f"{self.collection.first.noise_floor.mean:.3f}"
-        found = self._named(method)
-        if quantity in _DISTANCES:
-            return self._distance(found, quantity)
+            return f"{self.correlations()[method.replace('-', ' ')]:.2f}"
+        found, name = self._named(method), Path(self.directory).name
         if quantity == "against" and other is not None:
-            value = self.collection.compare(found, self._named(other))
+            value = self.compare(found, self._named(other))
             if value is None:
-                raise FileError(f"the records {self.name} have no episode that both {found} and {other} finished")
+                raise FileError(f"the records {name} have no episode that both {found} and {other} finished")
             return _signed(value)
-        if quantity in ("ms", "times-plain"):
-            return self._time(found, quantity)
-        shown = _of_row(quantity, self.name)
-        return shown(self.collection.rows[BASELINE if found == PLAIN else found], self.collection.full)
+        if quantity in _MEASURED:
+            shown = _MEASURED[quantity](self, found)
+            if shown is None:
+                raise FileError(
+                    f"the records {name} hold no {quantity} of {found}; run 'blockcache paper timing' or 'distances'"
+                )
+            return shown
+        if quantity not in _OF_ROW:
+            words = ", ".join((*_MEASURED, "against METHOD", "correlation", *_OF_ROW))
+            raise FileError(f"no quantity {quantity!r} of {name}, expected one of {words}")
+        return _OF_ROW[quantity](self.rows[BASELINE if found == PLAIN else found], self.full)
 
     def _named(self, method: str) -> str:
-        return PLAIN if method == "plain" else _resolve(method, self.collection.rows, self.collection.equals, self.name)
+        where = Path(self.directory).name
+        return PLAIN if method == "plain" else _resolve(method, self.rows, self.equals, where)
 
-    def _time(self, method: str, quantity: str) -> str:
-        value = self.collection.ms(method) if quantity == "ms" else self.collection.over(method, PLAIN)
-        if value is None:
-            raise FileError(f"the records {self.name} hold no time of {method}; run 'blockcache paper timing' for it")
-        return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-    def _distance(self, method: str, quantity: str) -> str:
-        known = {} if self._frontier.distances is None else self._frontier.distances.methods
-        if method not in known:
-            raise FileError(f"the records {self.name} hold no distances of {method}; run 'blockcache paper distances'")
-        value: Estimate = getattr(known[method].distances, _DISTANCES[quantity])
-        return f"{value.mean:.2f}" if quantity == "spread" else value.text("{:.3f}")
-
-    @cached_property
-    def _frontier(self) -> FrontierSuite:
-        return FrontierSuite.load(str(self.directory))
+    def distance(self, method: str, name: str, form: Callable[[Estimate], str]) -> str | None:
+        """One of the method's distances, if they were measured."""
+        known = {} if self.distances is None else self.distances.methods
+        return form(getattr(known[method].distances, name)) if method in known else None
 
 
-_DISTANCES = {"centre-shift": "centre_shift", "energy": "energy", "beyond-spread": "beyond_spread", "spread": "spread"}
+def _interval(value: Estimate) -> str:
+    return value.text("{:.3f}")
 
 
-@dataclass(frozen=True, eq=False)
-class _ShippedTuning:
-    """What was tuned for a shipped policy: `chosen` on its tuning seeds, on fresh ones, and how long it took."""
+def _time(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
-    tuning: Tuning
 
-    @classmethod
-    def load(cls, name: str) -> _ShippedTuning:
-        place = resources.files("blockcache").joinpath("assets", "policies", *name.split("/"), "tuning.json")
-        with resources.as_file(place) as path:
-            return cls(Tuning.load(path))
+def _signed(value: Estimate | None) -> str:
+    return "" if value is None else value.text("{:+.3f}")
 
-    def figure(self, method: str, quantity: str, other: str | None = None) -> str:
-        known = {
-            "tuning-seeds": _signed(self.tuning.chosen.rollouts),
-            "fresh-seeds": _signed(self.tuning.fresh),
-            "pairs": str(self.tuning.fresh.n if self.tuning.fresh else 0),
-            "minutes": f"{self.tuning.setting['seconds'] / 60:.0f}",
-        }
+
+_MEASURED: dict[str, Callable[[_Policy, str], str | None]] = {
+    "ms": lambda policy, method: _time(policy.ms(method)),
+    "times-plain": lambda policy, method: _time(policy.over(method, PLAIN)),
+    "noise-floor": lambda policy, method: f"{policy.first.noise_floor.mean:.3f}",
+    "centre-shift": lambda policy, method: policy.distance(method, "centre_shift", _interval),
+    "energy": lambda policy, method: policy.distance(method, "energy", _interval),
+    "beyond-spread": lambda policy, method: policy.distance(method, "beyond_spread", _interval),
+    "spread": lambda policy, method: policy.distance(method, "spread", lambda value: f"{value.mean:.2f}"),
+}
+"""What is measured beside the rollouts, of a method by its name; None where it was not."""
+_OF_ROW: dict[str, Callable[[MethodSummary, MethodSummary], str]] = {
+    "difference": lambda row, full: _signed(row.difference),
+    "score": lambda row, full: "" if row.score is None else row.score.text("{:.3f}"),
+    "success": lambda row, full: "" if row.success is None else f"{row.success.mean:.2f}",
+    "n": lambda row, full: "0" if row.score is None else str(row.score.n),
+    "flops": lambda row, full: "1" if row is full else f"1/{full.method.flops / row.method.flops:.0f}",
+    "error": lambda row, full: f"{row.method.error.mean:.3f}",
+    "jerk": lambda row, full: "" if row.jerk is None else f"{row.jerk:.2f}",
+}
+"""How a figure of a method's row is shown; the second row is the full policy's."""
+
+
+def _of_tuning(name: str) -> Callable[..., str]:
+    """Figures of what was tuned for a shipped policy: `chosen` on its tuning seeds, on fresh ones, and how long it took."""
+    place = resources.files("blockcache").joinpath("assets", "policies", *name.split("/"), "tuning.json")
+    with resources.as_file(place) as path:
+        tuning = Tuning.load(path)
+    known = {
+        "tuning-seeds": _signed(tuning.chosen.rollouts),
+        "fresh-seeds": _signed(tuning.fresh),
+        "pairs": str(tuning.fresh.n if tuning.fresh else 0),
+        "minutes": f"{tuning.setting['seconds'] / 60:.0f}",
+    }
+
+    def figure(method: str, quantity: str) -> str:
         if method != "chosen" or quantity not in known:
             raise FileError(f"of a tuning there is 'chosen' with {', '.join(known)}, got '{method} {quantity}'")
         return known[quantity]
 
+    return figure
 
-@dataclass(frozen=True, eq=False)
-class _Policies:
-    """The records of suite main of several policies of one task."""
 
-    name: str
-    task: TaskPolicies
+def _of_policies(records: Path, pattern: str) -> Callable[..., str]:
+    """Figures of suite main of several policies of one task, taken together."""
+    directories = sorted(records.glob(pattern))
+    if not directories:
+        raise FileError(f"no records at {records / pattern}")
+    (task,) = load_other_policies(directories)
+    equals = [[cell for cell in item.suite.cells if cell.equals] for item in task.policies]
 
-    @classmethod
-    def load(cls, records: Path, pattern: str) -> _Policies:
-        directories = sorted(records.glob(pattern))
-        if not directories:
-            raise FileError(f"no records at {records / pattern}")
-        (task,) = load_other_policies(directories)
-        return cls(pattern, task)
+    def named(method: str) -> list[str]:
+        """The method of each policy."""
+        pairs = zip(task.policies, equals, strict=True)
+        return [_resolve(method, item.rows, equal, pattern) for item, equal in pairs]
 
-    def figure(self, method: str, quantity: str, other: str | None = None) -> str:
+    def figure(method: str, quantity: str, other: str | None = None) -> str:
         if quantity not in ("difference", "against") or (quantity == "against") != (other is not None):
             raise FileError(f"of several policies there is 'difference' and 'against METHOD', got {quantity!r}")
-        return _signed(self.task.difference(self._named(method), self._named(other or BASELINE)))
+        return _signed(task.difference(named(method), named(other or BASELINE)))
 
-    def _named(self, method: str) -> list[str]:
-        """The method of each policy."""
-        cells = [[cell for cell in item.suite.cells if cell.equals] for item in self.task.policies]
-        return [
-            _resolve(method, item.rows, equal, self.name) for item, equal in zip(self.task.policies, cells, strict=True)
-        ]
+    return figure
 
 
 def _resolve(method: str, rows: Mapping[str, MethodSummary], equals: Sequence[Cell], where: str) -> str:
@@ -194,24 +196,3 @@ def _resolve(method: str, rows: Mapping[str, MethodSummary], equals: Sequence[Ce
     if len(set(found)) != 1:
         raise FileError(f"the records {where} have {len(found)} methods {method!r}, expected one of {', '.join(rows)}")
     return found[0]
-
-
-def _of_row(quantity: str, where: str) -> Callable[[MethodSummary, MethodSummary], str]:
-    """How a quantity of a method's row is shown; the second row is the full policy's."""
-    known: dict[str, Callable[[MethodSummary, MethodSummary], str]] = {
-        "difference": lambda row, full: _signed(row.difference),
-        "score": lambda row, full: "" if row.score is None else row.score.text("{:.3f}"),
-        "success": lambda row, full: "" if row.success is None else f"{row.success.mean:.2f}",
-        "n": lambda row, full: "0" if row.score is None else str(row.score.n),
-        "flops": lambda row, full: "1" if row is full else f"1/{full.method.flops / row.method.flops:.0f}",
-        "error": lambda row, full: f"{row.method.error.mean:.3f}",
-        "jerk": lambda row, full: "" if row.jerk is None else f"{row.jerk:.2f}",
-    }
-    if quantity not in known:
-        words = ", ".join(("ms", "times-plain", "against METHOD", "noise-floor", "correlation", *_DISTANCES, *known))
-        raise FileError(f"no quantity {quantity!r} of {where}, expected one of {words}")
-    return known[quantity]
-
-
-def _signed(value: Estimate | None) -> str:
-    return "" if value is None else value.text("{:+.3f}")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,7 +28,6 @@ from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache_lab.pages.pictures import LOSS, MILLISECONDS, RULES, Mark, by_kind, full_precision, loss_mark, series_of
 from blockcache_lab.pages.suite_parts import PolicySuite, made_from, suite_tables, who_wins
 from blockcache_lab.studies.distances import FrontierDistances, MethodDistances
-from blockcache_lab.studies.suite_results import Collection
 from blockcache_lab.studies.suites import DISTANCES, FRONTIER
 
 _COLUMNS = ["method", "n", SCORE, DIFFERENCE, "lossless", "success", "GFLOP", "of full", "ms", "over full", "jerk"]
@@ -43,18 +44,20 @@ _MEASURES: dict[str, Callable[[MethodDistances], float]] = {
 
 @dataclass(frozen=True, eq=False)
 class FrontierSuite(PolicySuite):
-    """With the distances, if they are there."""
+    """One policy's frontier, with the distances of its methods if their file is there."""
 
-    distances: FrontierDistances | None
+    NAMES: ClassVar[Sequence[str]] = (FRONTIER,)
 
-    @classmethod
-    def load(cls, directory: str) -> FrontierSuite:
-        collection, file = Collection.load(directory, (FRONTIER,)), Path(directory) / DISTANCES
-        found = FrontierDistances.load(file) if exists(file) else None
-        run = collection.first.fingerprint
-        if found is not None and (differences := fingerprint_differences(run, found.policy)):
+    def __post_init__(self) -> None:
+        found = self.distances
+        if found is not None and (differences := fingerprint_differences(self.first.fingerprint, found.policy)):
+            file = Path(self.directory) / DISTANCES
             raise FileError(f"{file} is of another policy than the suite ({'; '.join(differences)}); measure it again")
-        return cls(directory, collection, found)
+
+    @cached_property
+    def distances(self) -> FrontierDistances | None:
+        file = Path(self.directory) / DISTANCES
+        return FrontierDistances.load(file) if exists(file) else None
 
     @property
     def scatter(self) -> str:
@@ -62,7 +65,7 @@ class FrontierSuite(PolicySuite):
 
     def losses(self) -> dict[str, float]:
         """What each method loses in closed loop."""
-        return {name: -difference.mean for name, difference in self.collection.differences.items()}
+        return {name: -difference.mean for name, difference in self.differences.items()}
 
     @property
     def known(self) -> list[str]:
@@ -73,22 +76,16 @@ class FrontierSuite(PolicySuite):
         """Spearman's, of each distance and the loss in closed loop, over the methods that have both."""
         if self.distances is None:
             return {}
-        known, features, losses = self.distances.methods, self.distances.features, self.losses()
-        measures = dict(_MEASURES)
-        measures["predicted loss"] = lambda found: predicted_loss(found.distances, features)
-        lost = [losses[name] for name in self.known]
-        return {
-            title: rank_correlation([of(known[name]) for name in self.known], lost) for title, of in measures.items()
-        }
+        measured, losses = self.distances, self.losses()
+        predicted = {"predicted loss": lambda found: predicted_loss(found.distances, measured.features)}
+        known, lost = [measured.methods[name] for name in self.known], [losses[name] for name in self.known]
+        return {title: rank_correlation(list(map(of, known)), lost) for title, of in (_MEASURES | predicted).items()}
 
     def agreement(self) -> float | None:
         """Rank correlation of the losses over one half of the seeds and over the other, for the methods of `correlations`;
         None where they share too few seeds."""
         names = (BASELINE, *self.known)
-        scores = [
-            {seed: one.score for seed, one in self.item.results.of(name).items() if one.score is not None}
-            for name in names
-        ]
+        scores = [self.item.scores(name) for name in names]
         seeds = sorted(set.intersection(*map(set, scores)))
         if len(seeds) < LEAST_SHARED or len(names) < LEAST_COMPARED:
             return None
@@ -111,26 +108,30 @@ def split_half(values: ArrayLike, rounds: int = 100) -> float:
     return float(np.mean([rank_correlation(one, other) for one, other in means]))
 
 
-def page(found: Sequence[FrontierSuite]) -> Document:
-    """The whole page; its pictures lie beside it."""
-    command = f"blockcache paper frontier {' '.join(item.directory for item in found)}"
+def page(suites: Sequence[FrontierSuite]) -> Document:
+    """The whole page; its pictures lie beside it.
+
+    Args:
+        suites: The suite's files of each policy.
+    """
+    command = f"blockcache paper frontier {' '.join(item.directory for item in suites)}"
     sampler = (
         "Everything but the first table changes the sampler: other actions are drawn than the policy's own sampler would "
         "draw, from a distribution that is near to its own. Where that must not be, `tune --keep-sampler`."
     )
     return Document(
         "The frontier: what beats the paper's schedule",
-        (made_from("suite frontier", command), Paragraph(sampler), *(_policy(item) for item in found)),
+        (made_from("suite frontier", command), Paragraph(sampler), *(_policy(item) for item in suites)),
     )
 
 
-def _policy(found: FrontierSuite) -> Section:
-    results, timings = found.item.results, found.collection.timings
-    commands, source = found.commands, results.policy["source"]
-    if found.distances is not None:
-        commands.append(f"`blockcache paper distances {source} -o {found.directory}{found.tuned_option}`")
+def _policy(suite: FrontierSuite) -> Section:
+    results, timings = suite.item.results, suite.timings
+    commands, source = suite.commands, results.policy["source"]
+    if suite.distances is not None:
+        commands.append(f"`blockcache paper distances {source} -o {suite.directory}{suite.tuned_option}`")
     run = [
-        plain(found.item.suite.about),
+        plain(suite.item.suite.about),
         "Commands: " + ", ".join(commands) + ".",
         f"Seeds from {results.setting['first_seed']}, on which nothing was chosen; differences are paired, 95 % intervals.",
     ]
@@ -140,28 +141,26 @@ def _policy(found: FrontierSuite) -> Section:
             f"{timings.ms(PLAIN):.0f} ms."
         )
     picture = Figure(
-        found.picture,
-        f"loss against milliseconds on {found.task}",
+        suite.picture,
+        f"loss against milliseconds on {suite.task}",
         "Paired difference of the score to the full policy, 95 % intervals. Further left is faster, higher is better.",
     )
     return Section(
-        found.task,
+        suite.task,
         (
             Bullets(tuple(run)),
             *([picture] if timings is not None else []),
-            who_wins(found.collection),
-            *_speed(found),
-            *_distances(found),
-            *suite_tables(found.item, _COLUMNS, timings),
+            who_wins(suite),
+            *_speed(suite),
+            *_distances(suite),
+            *suite_tables(suite.item, _COLUMNS, timings),
         ),
     )
 
 
-def _speed(found: FrontierSuite) -> list[Block]:
-    """How fast the lossless ones are, over the plain policy."""
-    over = {
-        name: times for name in found.collection.lossless if (times := found.collection.over(name, PLAIN)) is not None
-    }
+def _speed(suite: FrontierSuite) -> list[Block]:
+    """The fastest lossless methods, and how many times faster than the plain policy they are."""
+    over = {name: times for name in suite.lossless if (times := suite.over(name, PLAIN)) is not None}
     if not over:
         return []
     best = sorted(over, key=lambda name: -over[name])[:3]
@@ -169,11 +168,11 @@ def _speed(found: FrontierSuite) -> list[Block]:
     return [Paragraph(f"The fastest lossless ones, over the plain torch policy in the same rounds: {listed}.")]
 
 
-def _distances(found: FrontierSuite) -> list[Block]:
-    measured = found.distances
+def _distances(suite: FrontierSuite) -> list[Block]:
+    measured = suite.distances
     if measured is None:
         return []
-    losses = found.losses()
+    losses = suite.losses()
     names = sorted((name for name in measured.methods if name in losses), key=lambda name: losses[name])
     rows = []
     for name in names:
@@ -181,7 +180,7 @@ def _distances(found: FrontierSuite) -> list[Block]:
         shown = [value.text("{:.3f}") for value in (one.centre_shift, one.energy, one.beyond_spread)]
         shown += [one.spread.text("{:.2f}"), f"{predicted_loss(one, measured.features):.3f}", f"{losses[name]:+.3f}"]
         rows.append([plain(method_named(name).label), *shown])
-    ranks = found.correlations()
+    ranks = suite.correlations()
     best = max(ranks, key=lambda name: ranks[name])
     said = ", ".join(f"{name} {value:.2f}" for name, value in ranks.items())
     setting = measured.setting
@@ -191,13 +190,13 @@ def _distances(found: FrontierSuite) -> list[Block]:
         f"them. The policy's own halves are {measured.floor.centre_shift.mean:.3f} (centre shift) and "
         f"{measured.floor.energy.mean:.3f} (energy) apart."
     )
-    if (agreement := found.agreement()) is not None:
+    if (agreement := suite.agreement()) is not None:
         text += (
             f" What rollouts themselves can tell: the losses over one half of the seeds and over the other have a rank "
             f"correlation of {agreement:.2f}."
         )
     columns = ["method", "centre shift", "energy", "beyond spread", "spread", "predicted loss", "loss in closed loop"]
-    scatter = Figure(found.scatter, f"distances against loss on {found.task}", "Each point is a method.")
+    scatter = Figure(suite.scatter, f"distances against loss on {suite.task}", "Each point is a method.")
     blocks = (Paragraph(text), scatter, table(columns, rows, left=1), *_modes(measured))
     return [Section("Distances, without a rollout", blocks)]
 
@@ -207,15 +206,8 @@ def _modes(measured: FrontierDistances) -> list[Block]:
     if not known:
         return [Paragraph("The policy takes one mode at all of these observations: there is none to be dropped.")]
     one = next(iter(known.values()))
-    rows = [
-        [
-            plain(method_named(name).label),
-            f"{value.found:.3f}",
-            f"{value.apart:.3f}",
-            f"{value.dropped} of {value.forks}",
-        ]
-        for name, value in known.items()
-    ]
+    shown = {name: [f"{m.found:.3f}", f"{m.apart:.3f}", f"{m.dropped} of {m.forks}"] for name, m in known.items()}
+    rows = [[plain(method_named(name).label), *figures] for name, figures in shown.items()]
     text = (
         f"At {one.forks} of {measured.setting['observations']} observations the policy has two modes; it takes the "
         f"smaller one in {one.reference:.3f} of its chunks."
@@ -224,37 +216,41 @@ def _modes(measured: FrontierDistances) -> list[Block]:
     return [Paragraph(text), table(columns, rows, left=1)]
 
 
-def draw(found: FrontierSuite, directory: Path) -> None:
-    """The pictures of one policy: loss against milliseconds, and distances against loss."""
-    collection = found.collection
-    if collection.timings is not None:
+def draw(suite: FrontierSuite, directory: Path) -> None:
+    """The pictures of one policy: loss against milliseconds, and distances against loss.
+
+    Args:
+        suite: Its suite; a picture whose file is missing is left out.
+        directory: For the pictures.
+    """
+    if suite.timings is not None:
         marks = [
             loss_mark(method_named(name), ms, difference, _short(name), -LOWEST_DRAWN)
-            for name, difference in collection.differences.items()
-            if (ms := collection.ms(name)) is not None
+            for name, difference in suite.differences.items()
+            if (ms := suite.ms(name)) is not None
         ]
-        series = (*series_of(by_kind(marks)), *full_precision(collection.ms(BASELINE)))
+        series = (*series_of(by_kind(marks)), *full_precision(suite.ms(BASELINE)))
         panel = Panel(Axis(MILLISECONDS, log=True), Axis(LOSS), series, rules=RULES)
-        save_figure(draw_panels([panel], 1, 10.0, 6.0), directory / found.picture)
-    if found.distances is not None:
-        ranks = found.correlations()
+        save_figure(draw_panels([panel], 1, 10.0, 6.0), directory / suite.picture)
+    if suite.distances is not None:
+        ranks = suite.correlations()
         scatters = [
             Panel(
                 Axis(title),
                 Axis("loss of score in closed loop"),
-                series_of(by_kind(_scattered(found, found.distances, of))),
+                series_of(by_kind(_scattered(suite, suite.distances, of))),
                 f"rank correlation {ranks[title]:.2f}",
             )
             for title, of in _MEASURES.items()
         ]
-        save_figure(draw_panels(scatters, len(scatters), 5.0, 6.5), directory / found.scatter)
+        save_figure(draw_panels(scatters, len(scatters), 5.0, 6.5), directory / suite.scatter)
 
 
 def _scattered(
-    found: FrontierSuite, measured: FrontierDistances, of: Callable[[MethodDistances], float]
+    suite: FrontierSuite, measured: FrontierDistances, of: Callable[[MethodDistances], float]
 ) -> Iterator[Mark]:
     """What each method loses, against one of its distances."""
-    for name, lost in found.losses().items():
+    for name, lost in suite.losses().items():
         if name in measured.methods:
             beyond = f" ({lost:.2f})" if lost > LOWEST_DRAWN else ""
             x, y = of(measured.methods[name]), min(lost, LOWEST_DRAWN)
@@ -262,5 +258,5 @@ def _scattered(
 
 
 def _short(name: str) -> str:
-    """A point's own name beside its kind's colour."""
+    """The words beside a point; its colour says the kind of method."""
     return method_named(name).label.replace("SDE-DPM-Solver++", "SDE").replace("Action costs", "action")

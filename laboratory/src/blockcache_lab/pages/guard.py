@@ -37,9 +37,13 @@ FORMAT = Format(
 )
 
 
-def page(found: Sequence[Mapping[str, Any]]) -> Document:
-    """The whole page."""
-    files = sorted(found, key=lambda one: (one["shift"] != "none", one["shift"]))
+def page(contents: Sequence[Mapping[str, Any]]) -> Document:
+    """The whole page.
+
+    Args:
+        contents: Of the files, in any order.
+    """
+    files = sorted(contents, key=lambda one: (one["shift"] != "none", one["shift"]))
     rows = [(one, row) for one in files for row in one["rows"]]
     others = [item for one in files for item in one.get("others", ())]
     first = files[0]
@@ -51,35 +55,17 @@ def page(found: Sequence[Mapping[str, Any]]) -> Document:
         "signal finds, how much cached blocks change from update to update (each in log, and the same distance). With "
         "fall-back, what is outside is answered in full precision; the scores are means with 95 % intervals."
     )
-    alarms = [
-        [
-            plain(one["words"]),
-            plain(row["method"]),
-            str(row["chunks"]),
-            *(f"{row[name]:.1%}" if name in row else "" for name in ("outside", "repeated", "episodes", "changes")),
-        ]
-        for one, row in rows
-    ]
-    scores = [
-        [
-            plain(one["words"]),
-            plain(row["method"]),
-            *(estimate(mean_interval(row["scores"][way]), "{:.2f}") for way in (FULL, ALONE, FALLING_BACK)),
-            estimate(paired_difference(row["scores"][FALLING_BACK], row["scores"][ALONE]), "{:+.3f}"),
-        ]
-        for one, row in rows
-    ]
+    shares = ("outside", "repeated", "episodes", "changes")
+    alarms, scores = list[list[str]](), list[list[str]]()
+    for one, row in rows:
+        names, found = [plain(one["words"]), plain(row["method"])], row["scores"]
+        alarms.append([*names, str(row["chunks"]), *(f"{row[name]:.1%}" if name in row else "" for name in shares)])
+        means = [estimate(mean_interval(found[way]), "{:.2f}") for way in (FULL, ALONE, FALLING_BACK)]
+        scores.append([*names, *means, estimate(paired_difference(found[FALLING_BACK], found[ALONE]), "{:+.3f}")])
     columns = ["what is changed", "method"]
-    blocks = [
-        Section(
-            "What it notices",
-            (table([*columns, "chunks", "outside", "repeated", "episodes", "changes"], alarms, left=2),),
-        ),
-        Section(
-            "Whether full precision helps then",
-            (table([*columns, FULL, ALONE, FALLING_BACK, "difference"], scores, left=2),),
-        ),
-    ]
+    noticed = table([*columns, "chunks", *shares], alarms, left=2)
+    helped = table([*columns, FULL, ALONE, FALLING_BACK, "difference"], scores, left=2)
+    blocks = [Section("What it notices", (noticed,)), Section("Whether full precision helps then", (helped,))]
     if others:
         names = [item["guard"] for item in others]
         cells = [[plain(item["guard"]), *(f"{item['outside'][name]:.1%}" for name in names)] for item in others]

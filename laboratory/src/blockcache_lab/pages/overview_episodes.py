@@ -10,16 +10,16 @@ import numpy as np
 from blockcache.palette import Colour, Marker
 from blockcache.report.chart import Axis, Bars, HeatMap, Panel, Series
 from blockcache.report.document import Chart, plain, table
+from blockcache_lab.analysis.claims import last_share, last_steps
 from blockcache_lab.analysis.file import Analysis
 from blockcache_lab.analysis.sections import LAGS, Homogeneity, Stability, WeakerPolicy
 from blockcache_lab.pages.overview_similarity import curve, low_end, step_matrices
 
 PAPER = {"AvgMean": "0.93", "MinMean": "0.29"}  # of its row for Push-T
-TAIL = 0.05  # of the steps, the last
 
 
 def episode_charts(analysis: Analysis) -> Iterator[Chart]:
-    """Of each section that is there."""
+    """A chart for each of these sections that the analysis has."""
     if (homogeneity := analysis.get(Homogeneity)) is not None:
         yield _homogeneity(homogeneity, analysis.block_names)
         yield _two(homogeneity)
@@ -44,21 +44,17 @@ def _homogeneity(section: Homogeneity, names: tuple[str, ...]) -> Chart:
     ]
     curves = {"own noise": section.divergence, "one noise for all": section.one_noise_divergence}
     steps = tuple(range(len(section.divergence)))
-    colours: tuple[Colour, ...] = ("orange", "blue")
-    lines = tuple(
-        curve(noise, steps, found, colour, hollow=colour == "blue")
-        for (noise, found), colour in zip(curves.items(), colours, strict=True)
+    lines = (
+        curve("own noise", steps, section.divergence, "orange"),
+        curve("one noise for all", steps, section.one_noise_divergence, "blue", hollow=True),
     )
-    tail = max(1, round(TAIL * len(steps)))
-    shares = {
-        noise: float(found[-tail:].sum() / found.sum()) if found.sum() > 0 else 0.0 for noise, found in curves.items()
-    }
-    said = ", ".join(f"{share:.0%} with {noise}" for noise, share in shares.items())
+    tail = last_steps(len(steps)) / len(steps)
+    said = ", ".join(f"{last_share(found) or 0.0:.0%} with {noise}" for noise, found in curves.items())
     one = maps["one noise for all"].mean()
     return Chart(
         "homogeneity",
         f"How alike {section.episodes} {of} are",
-        f"Mean cosine {statistics['AvgMean']:.3f} with own noise, {one:.3f} with one noise for all. In the last {tail / len(steps):.0%} of the steps lies of the divergence: {said}.",
+        f"Mean cosine {statistics['AvgMean']:.3f} with own noise, {one:.3f} with one noise for all. In the last {tail:.0%} of the steps lies of the divergence: {said}.",
         (
             *(
                 Panel(Axis("step"), Axis("block", names=names), (HeatMap(found, "mean cosine over pairs", low, 1.0),), f"Cosine, {noise}")
@@ -68,7 +64,7 @@ def _homogeneity(section: Homogeneity, names: tuple[str, ...]) -> Chart:
         ),
         table(["statistic", "here", "paper, Push-T"], rows),
         f"Cosine between what a block adds in different {of}, mean over all pairs; yellow is alike. With noise of their own AvgMean is {statistics['AvgMean']:.2f} and MinMean "
-        f"{statistics['MinMean']:.2f} (paper, Push-T: {PAPER['AvgMean']} and {PAPER['MinMean']}). Of the divergence, the last {tail / len(steps):.0%} of the steps hold {said}.",
+        f"{statistics['MinMean']:.2f} (paper, Push-T: {PAPER['AvgMean']} and {PAPER['MinMean']}). Of the divergence, the last {tail:.0%} of the steps hold {said}.",
         columns=3,
     )  # fmt: skip
 
@@ -102,7 +98,7 @@ def _stability(section: Stability) -> Chart:
     counts = tuple(map(float, section.counts))
 
     def series(name: str, found: Any, colour: Colour, marker: Marker) -> Series:
-        """(counts, draws)."""
+        """The mean, lowest and highest over the draws; `found` is (counts, draws)."""
         ends = {at: tuple(map(float, getattr(found, at)(axis=1))) for at in ("mean", "min", "max")}
         return Series(name, counts, ends["mean"], colour, marker, line=True, low=ends["min"], high=ends["max"])
 

@@ -19,12 +19,12 @@ _SHAPES: tuple[Any, ...] = ("circle", "square", "diamond", "up")
 
 
 def _schedule(name: str) -> str:
-    """For people."""
+    """The name of a schedule in words."""
     return {"bac": "with the union (BAC)", "blockwise": "block-wise, no union"}.get(name, name)
 
 
 def error_charts(analysis: Analysis) -> Iterator[Chart]:
-    """Of each section that is there."""
+    """A chart for each of these sections that the analysis has."""
     if (caching := analysis.get(Caching)) is not None:
         yield from _surge(caching, analysis)
     if (sublayers := analysis.get(SubLayers)) is not None and sublayers.at:
@@ -105,11 +105,11 @@ def _sublayers(section: SubLayers) -> Chart:
 def _correlation(section: Correlation) -> Chart:
     x, y = Axis(f"error of {section.upstream}"), Axis(f"error of {section.downstream}")
     steps = tuple(f"step {place}" for place in range(1, len(section.upstream_errors) + 1))
-    upstream, downstream = _floats(section.upstream_errors), _floats(section.downstream_errors)
-    first = Series("one step", upstream, downstream, "blue", notes=steps)
     betas = tuple(f"beta {value:.2f}" for value in section.betas)
-    upstream, downstream = _floats(section.beta_upstream), _floats(section.beta_downstream)
-    second = Series("one beta", upstream, downstream, "orange", "diamond", line=True, notes=betas)
+    by_step = _floats(section.upstream_errors), _floats(section.downstream_errors)
+    by_beta = _floats(section.beta_upstream), _floats(section.beta_downstream)
+    first = Series("one step", *by_step, "blue", notes=steps)
+    second = Series("one beta", *by_beta, "orange", "diamond", line=True, notes=betas)
     points = [point for line in (first, second) for point in zip(line.notes, line.x, line.y, strict=True)]
     rows = [[note, f"{one:.4f}", f"{two:.4f}"] for note, one, two in points]
     r, beta_r = ("none" if value is None else f"{value:.4f}" for value in (section.r, section.beta_r))
@@ -146,8 +146,7 @@ def _response(section: Response) -> Chart:
 
 
 def _weights(section: WeightNorms) -> Chart:
-    layers = tuple(section.layers)
-    places = tuple(map(float, range(len(layers))))
+    layers, places = section.layers, _floats(range(len(section.layers)))
 
     def panel(title: str, norms: Any) -> Panel:
         made = tuple(
@@ -157,11 +156,10 @@ def _weights(section: WeightNorms) -> Chart:
         return Panel(Axis("layer", names=layers if len(layers) <= 12 else ()), Axis("Frobenius norm"), made, title)
 
     each = section.per_element
-    figures = [
-        [*(f"{norm:.3f}" for norm in total), *(f"{norm:.5f}" for norm in single)]
-        for total, single in zip(section.norms.T, each.T, strict=True)
+    rows = [
+        [plain(layer), *(f"{norm:.3f}" for norm in total), *(f"{norm:.5f}" for norm in single)]
+        for layer, total, single in zip(layers, section.norms.T, each.T, strict=True)
     ]
-    rows = [[plain(layer), *row] for layer, row in zip(layers, figures, strict=True)]
     columns = ["layer", *map(plain, section.matrices), *(f"{plain(name)}, per element" for name in section.matrices)]
     return Chart(
         "weights",
@@ -194,17 +192,14 @@ def _features(section: FeatureMaps) -> Chart:
             what = f"{name}, difference" if values is apart else name
             heat = HeatMap(values, what, *ends, held, "reused" if held else "")
             panels.append(Panel(Axis("step"), Axis("channel"), (heat,), f"{name}, {title}"))
+    found = zip(section.maps, section.updates, section.truth, section.difference, strict=True)
     rows = [
         [
             plain(name),
             str(int(updates.sum())),
-            f"{np.abs(truth).mean():.4f}",
-            f"{apart.mean():.4f}",
-            f"{apart.max():.4f}",
+            *(f"{size:.4f}" for size in (abs(truth).mean(), apart.mean(), apart.max())),
         ]
-        for name, updates, truth, apart in zip(
-            section.maps, section.updates, section.truth, section.difference, strict=True
-        )
+        for name, updates, truth, apart in found
     ]
     shown = f" One row is {every} channels." if every > 1 else ""
     return Chart(

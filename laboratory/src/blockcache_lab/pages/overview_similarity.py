@@ -33,7 +33,7 @@ def similarity_charts(analysis: Analysis | None, recording: Recording | None) ->
 
 
 def _matrices(names: Sequence[str], cosine: NDArray[np.float64]) -> Iterator[Chart]:
-    """`cosine` (blocks, K, K)."""
+    """Matrices of some blocks and curves of fewer; `cosine` is (blocks, K, K)."""
     steps = cosine.shape[-1]
     lags = [lag for lag in LAGS if lag < steps]
     curves = {lag: np.stack([np.diagonal(matrix, lag) for matrix in cosine]) for lag in lags}  # (blocks, K - lag)
@@ -121,7 +121,7 @@ def action_charts(analysis: Analysis) -> Iterator[Chart]:
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """So many places at most of that many, the first and the last among them."""
+    """At most `most` of `count` places, evenly spread, the first and the last among them."""
     if count <= most:
         return list(range(count))
     return sorted({round(place * (count - 1) / (most - 1)) for place in range(most)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from blockcache.files import Count, Fields, Format, Limit, dict_of, list_of
@@ -58,7 +58,11 @@ _LARGE_PAGES = (
 
 
 def page(results: Mapping[str, Any]) -> Document:
-    """The whole page. Its pictures lie beside it."""
+    """The whole page. Its pictures lie beside it.
+
+    Args:
+        results: The contents of the performance file.
+    """
     bench, machine, feet = results["bench"], results["bench"]["machine"], results["footprint"]
     peaks = ", ".join(f"{value:.0f} GFLOP/s with {count} thread(s)" for count, value in bench["peak_gflops"].items())
     stated = ", ".join(
@@ -96,10 +100,7 @@ def page(results: Mapping[str, Any]) -> Document:
                         "Milliseconds per call under the square_ph schedule, stretched where K differs; the largest difference to the "
                         "patched engine (same noise, actions in normalised units, relative to the largest one where that is above 1)."
                     ),
-                    table(
-                        ["shape", "patched", "loop", "onnx, 1 thread", "onnx, all cores", "difference"],
-                        [_shape_row(row) for row in results["shapes"]],
-                    ),
+                    _shapes(results["shapes"]),
                 ),
             ),
             Section(
@@ -170,13 +171,21 @@ def _one_chunk(bench: Mapping[str, Any]) -> Section:
     )
 
 
-def _shape_row(row: Mapping[str, Any]) -> list[str]:
-    times = [f"{row['ms'][name]:.1f}" for name in ("patched", "loop", "onnx_1", "onnx_n")]
-    return [row["name"], *times, f"{max(row['difference'].values()):.0e}"]
+def _shapes(found: Sequence[Mapping[str, Any]]) -> Table:
+    engines = {"patched": "patched", "loop": "loop", "onnx, 1 thread": "onnx_1", "onnx, all cores": "onnx_n"}
+    rows = [
+        [
+            row["name"],
+            *(f"{row['ms'][name]:.1f}" for name in engines.values()),
+            f"{max(row['difference'].values()):.0e}",
+        ]
+        for row in found
+    ]
+    return table(["shape", *engines, "difference"], rows)
 
 
 def _limits(bench: Mapping[str, Any]) -> tuple[str, ...]:
-    """For each candidate that is meant: how far it is from the machine's peak."""
+    """How far each candidate that the benchmark marks is from the machine's peak."""
     fast = [row for row in bench["rows"] if row["limit"]]
     return tuple(
         f"{row['name']}: {row['gflop']:.2f} GFLOP remain; at the machine's peak they would take "

@@ -60,7 +60,7 @@ def series_of(kinds: Mapping[str, Sequence[Mark]], *, line: bool = False) -> tup
 
 
 def by_kind(marks: Iterable[Mark]) -> dict[str, list[Mark]]:
-    """As legends tell them apart, in their order."""
+    """Marks by the kinds of method that legends tell apart, in the order of legends."""
     found: dict[str, list[Mark]] = {}
     for mark in sorted(marks, key=lambda mark: mark.method.rank):
         found.setdefault(mark.method.kind, []).append(mark)
@@ -98,7 +98,12 @@ def points(collection: Collection) -> list[Point]:
 
 
 def plot_tradeoff(collection: Collection, path: PathLike) -> None:
-    """Left over FLOPs, right over milliseconds where there are timings; the full policy is the line at 0."""
+    """Left over FLOPs, right over milliseconds where there are timings; the full policy is the line at 0.
+
+    Args:
+        collection: The suites of one policy.
+        path: Of the picture; its ending says the format.
+    """
     shown, full, full_ms = points(collection), collection.full, collection.ms(BASELINE)
     costs = [(point, point.gflop) for point in shown]
     panels = [_tradeoff("GFLOP per action chunk (by formula)", costs, full.method.flops / 1e9)]

@@ -45,7 +45,7 @@ class Printed:
 
     @property
     def average(self) -> tuple[float, ...]:
-        """Of the first figures, and of the second ones."""
+        """The mean over the tasks of the cells' first figures, and of their second ones."""
         columns = zip(*self.cells.values(), strict=True)
         return tuple(sum(column) / len(self.cells) for column in columns)
 
@@ -72,7 +72,14 @@ def printed_rdt() -> tuple[str, float]:
     return str(value["notes"]), float(value["max_speed"])
 
 
+def printed_robot() -> Mapping[str, Mapping[str, float]]:
+    """Chunks in a second ("hz") and "success" of the methods on the paper's robot, by its name of the method."""
+    found: Mapping[str, Mapping[str, float]] = _published()["real_world_franka"]
+    return found
+
+
 def full_gflops() -> float:
+    """Of one chunk in full precision, as printed."""
     return float(_published()["full_precision_gflops"])
 
 

@@ -23,24 +23,17 @@ TRIALS, EPISODES = 3, 25
 AS_PRINTED, IN_ENGINE = f"{TRIALS} x {EPISODES}", "in the engine"
 REAL_BLOCKS, REAL_WIDTH, REAL_IMAGE_TOKENS = 84, 2048, 4374
 """Of RDT-1B."""
-_COLUMNS = [
-    "method",
-    "n",
-    SUCCESS,
-    AS_PRINTED,
-    DIFFERENCE,
-    "lossless",
-    "GFLOP",
-    "of full",
-    IN_ENGINE,
-    "ms",
-    "over full",
-]
+_COLUMNS = ["method", "n", SUCCESS, AS_PRINTED, DIFFERENCE, "lossless"]
+_COLUMNS += ["GFLOP", "of full", IN_ENGINE, "ms", "over full"]
 
 
-def page(found: Sequence[RdtSuite]) -> Document:
-    """The whole page; its pictures lie beside it."""
-    command = f"blockcache paper rdt {' '.join(item.directory for item in found)}"
+def page(suites: Sequence[RdtSuite]) -> Document:
+    """The whole page; its pictures lie beside it.
+
+    Args:
+        suites: The suite's files of each policy.
+    """
+    command = f"blockcache paper rdt {' '.join(item.directory for item in suites)}"
     about = (
         "The paper's second architecture is RDT-1B with DPM-Solver++ in 20 steps on ManiSkill. These are other, smaller policies of "
         "the same architecture: the same question, not the same experiment. S counts the updates of each block, the first step "
@@ -50,12 +43,12 @@ def page(found: Sequence[RdtSuite]) -> Document:
     return Document(
         "RDT: the paper's figure, rolled out again",
         (
-            *([QUICK] if any(item.collection.quick for item in found) else []),
+            *([QUICK] if any(item.quick for item in suites) else []),
             made_from("suite rdt", command),
             Paragraph(about),
-            Section("In short", (Bullets(tuple(summary(found))), *_all_tasks(found))),
-            *(_policy(item) for item in found),
-            Section("What this does not show", (Bullets(tuple(_limits(found))),)),
+            Section("In short", (Bullets(tuple(summary(suites))), *_all_tasks(suites))),
+            *(_policy(item) for item in suites),
+            Section("What this does not show", (Bullets(tuple(_limits(suites))),)),
         ),
     )
 
@@ -63,12 +56,12 @@ def page(found: Sequence[RdtSuite]) -> Document:
 # ---- all policies
 
 
-def _all_tasks(found: Sequence[RdtSuite]) -> list[Block]:
+def _all_tasks(suites: Sequence[RdtSuite]) -> list[Block]:
     """The figure as a table: each method's difference on every task."""
-    header = ["method", *(plain(item.task) for item in found)]
-    rows = [["full precision: its success", *(estimate(item.collection.full.success, "{:.2f}") for item in found)]]
-    for names in shared(found):
-        differences = [item.collection.differences[name] for item, name in zip(found, names, strict=True)]
+    header = ["method", *(plain(item.task) for item in suites)]
+    rows = [["full precision: its success", *(estimate(item.full.success, "{:.2f}") for item in suites)]]
+    for names in shared(suites):
+        differences = [item.differences[name] for item, name in zip(suites, names, strict=True)]
         shown = [(value.lossless, estimate(value, "{:+.2f}")) for value in differences]
         rows.append(
             [plain(method_named(names[0]).label), *(f"**{text}**" if lossless else text for lossless, text in shown)]
@@ -80,18 +73,18 @@ def _all_tasks(found: Sequence[RdtSuite]) -> list[Block]:
 # ---- one policy
 
 
-def _policy(found: RdtSuite) -> Section:
-    results, timings = found.item.results, found.collection.timings
+def _policy(suite: RdtSuite) -> Section:
+    results, timings = suite.item.results, suite.timings
     fingerprint = results.policy["fingerprint"]
     widths, sampler = fingerprint["widths"] or {}, fingerprint["sampler"] or {}
     run = [
-        plain(found.item.suite.about),
-        f"**Task** {plain(found.task)}, at most {results.task['max_steps']} steps; success: {plain(results.task['success'])}. "
-        + ("The score is success." if is_success(found) else "The score is the task's own, from 0 to 1."),
+        plain(suite.item.suite.about),
+        f"**Task** {plain(suite.task)}, at most {results.task['max_steps']} steps; success: {plain(results.task['success'])}. "
+        + ("The score is success." if is_success(suite) else "The score is the task's own, from 0 to 1."),
         f"**Policy** `{results.policy['source']}`: {len(fingerprint['blocks'] or ())} blocks of width "
         f"{widths.get('width', '?')}, {fingerprint['steps']} steps of {plain(str(sampler.get('type', '?')))}; engine "
-        f"{plain(found.collection.full.method.engine)}.",
-        "**Commands** " + ", ".join(found.commands) + ".",
+        f"{plain(suite.full.method.engine)}.",
+        "**Commands** " + ", ".join(suite.commands) + ".",
         f"Seeds from {results.setting['first_seed']}, on which nothing was chosen; differences are paired, 95 % intervals. "
         "† is another sampler, which shares the initial noise.",
         f"*{AS_PRINTED}*: success over the first {TRIALS * EPISODES} episodes, as the paper prints it, in {TRIALS} groups of "
@@ -104,26 +97,26 @@ def _policy(found: RdtSuite) -> Section:
             "precision in the same engine."
         )
     picture = Figure(
-        found.picture,
-        f"score against FLOPs on {found.task}",
+        suite.picture,
+        f"score against FLOPs on {suite.task}",
         "Paired difference of the score to full precision, 95 % intervals. Further left is cheaper, higher is better.",
     )
     return Section(
-        plain(found.task),
+        plain(suite.task),
         (
             Bullets(tuple(run)),
             picture,
-            *_exact(found),
-            who_wins(found.collection),
-            *_no_dearer(found),
-            *suite_tables(found.item, _COLUMNS, timings, lambda method: _more(found, method)),
+            *_exact(suite),
+            who_wins(suite),
+            *_no_dearer(suite),
+            *suite_tables(suite.item, _COLUMNS, timings, lambda method: _more(suite, method)),
         ),
     )
 
 
-def _more(found: RdtSuite, method: str) -> Mapping[str, str]:
-    trials = as_printed(found.item.results.of(method))
-    left = None if found.exact is None else found.exact.flops.get(method)
+def _more(suite: RdtSuite, method: str) -> Mapping[str, str]:
+    trials = as_printed(suite.item.results.of(method))
+    left = None if suite.exact is None else suite.exact.flops.get(method)
     return {
         AS_PRINTED: "" if trials is None else f"{trials[0]:.2f} ± {trials[1]:.2f}",
         IN_ENGINE: "" if left is None else f"{left / 1e9:.3f}",
@@ -140,48 +133,41 @@ def as_printed(records: Mapping[int, Record]) -> tuple[float, float] | None:
     return float(trials.mean()), float(trials.std(ddof=1))
 
 
-def _exact(found: RdtSuite) -> list[Block]:
+def _exact(suite: RdtSuite) -> list[Block]:
     """The engine by itself: the plain policy, which projects keys and values at every step, beside the full one here."""
-    if found.exact is None:
+    if suite.exact is None:
         return []
-    full, timings, over = found.collection.full, found.collection.timings, found.collection.over(BASELINE, PLAIN)
-    rows = [
-        ["plain policy, torch", f"{full.method.flops / 1e9:.3f}", shown_ms(timings, PLAIN), "", ""],
-        [
-            f"full precision, {plain(full.method.engine)}",
-            f"{found.exact.flops[BASELINE] / 1e9:.3f}",
-            shown_ms(timings, BASELINE),
-            "" if over is None else f"{over:.1f}x",
-            f"{found.exact.largest_difference:.1e}",
-        ],
-    ]
+    full, over, left = suite.full, suite.over(BASELINE, PLAIN), suite.exact.flops[BASELINE]
+    own = ["plain policy, torch", f"{full.method.flops / 1e9:.3f}", shown_ms(suite.timings, PLAIN), "", ""]
+    ours = [f"full precision, {plain(full.method.engine)}", f"{left / 1e9:.3f}", shown_ms(suite.timings, BASELINE)]
+    ours += ["" if over is None else f"{over:.1f}x", f"{suite.exact.largest_difference:.1e}"]
     about = (
         "No block is skipped and nothing is approximated. The conditions do not change within a generation, so the engine projects "
-        f"them to keys and values once: that leaves {found.exact.flops[BASELINE] / full.method.flops:.0%} of the FLOPs here. The "
+        f"them to keys and values once: that leaves {left / full.method.flops:.0%} of the FLOPs here. The "
         "rest of its speed is the engine's own: it runs no Python."
     )
     columns = ["every block at every step", "GFLOP", "ms", "over plain", "largest difference of an action"]
-    return [Section("The engine alone", (Paragraph(about), table(columns, rows)))]
+    return [Section("The engine alone", (Paragraph(about), table(columns, [own, ours])))]
 
 
-def _no_dearer(found: RdtSuite) -> list[Block]:
-    if found.exact is None or not found.cheaper_pairs:
+def _no_dearer(suite: RdtSuite) -> list[Block]:
+    if suite.exact is None or not suite.cheaper_pairs:
         return []
     about = (
         "By formula keys and values count at every use, and here they are projected once, so what is equal by formula need not "
         "be equal in the engine. Beside each BAC schedule the solver with the most steps that costs no more there."
     )
-    shown = rivals(found.collection, found.cheaper_pairs, found.exact.flops)
+    shown = rivals(suite, suite.cheaper_pairs, suite.exact.flops)
     return [Section("At no more FLOPs in the engine", (Paragraph(about), *shown))]
 
 
 # ---- what it does not show
 
 
-def _limits(found: Sequence[RdtSuite]) -> list[str]:
-    prints = [item.item.results.policy["fingerprint"] for item in found]
+def _limits(suites: Sequence[RdtSuite]) -> list[str]:
+    prints = [item.item.results.policy["fingerprint"] for item in suites]
     own = "; ".join(dict.fromkeys(map(_size, prints)))
-    compared = [difference for item in found for difference in item.collection.differences.values()]
+    compared = [difference for item in suites for difference in item.differences.values()]
     half = [(value.high - value.low) / 2 for value in compared if np.isfinite(value.low)]
     items = [
         f"RDT-1B itself has {REAL_BLOCKS} blocks of width {REAL_WIDTH} and {REAL_IMAGE_TOKENS} image tokens, made from camera "
@@ -192,9 +178,8 @@ def _limits(found: Sequence[RdtSuite]) -> list[str]:
         items.append(
             f"Half the width of the intervals is about {np.median(half):.3f}: smaller differences cannot be seen."
         )
-    if counts := {item.collection.full.score.n for item in found if is_success(item) and item.collection.full.score}:
-        items += [_what_lossless_takes(n) for n in sorted(counts)]
-    return items
+    counts = {item.full.score.n for item in suites if is_success(item) and item.full.score}
+    return [*items, *map(_what_lossless_takes, sorted(counts))]
 
 
 def _size(fingerprint: Mapping[str, Any]) -> str:

@@ -13,12 +13,12 @@ from blockcache.results.rollouts import BASELINE
 from blockcache.results.timings import Timings
 from blockcache_lab.studies.suite_results import Collection, SuiteResults
 
-REFERENCE = "difference to the reference"  # stands for what the suite says
+REFERENCE = "difference to the reference"  # a column whose head names the suite's own reference
 QUICK = Paragraph("**From a quick run: a few shortened rollouts. No figure on this page means anything.**")
 
 
 def made_from(files: str, command: str) -> Paragraph:
-    """How every such page begins."""
+    """The first paragraph of a page on suites: whose `files` it was made from, by which command."""
     return Paragraph(
         f"Made from the files of {files}; every sentence with a figure or a verdict in it is computed from them. The command:\n"
         f"`{command} -o docs/generated`."
@@ -32,20 +32,17 @@ def shown_ms(timings: Timings | None, method: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class PolicySuite:
+class PolicySuite(Collection):
     """A suite that has a directory of its own: one policy's results, and its times if they are there."""
-
-    directory: str
-    collection: Collection
 
     @property
     def item(self) -> SuiteResults:
-        (item,) = self.collection.suites.values()
+        (item,) = self.suites.values()
         return item
 
     @property
     def task(self) -> str:
-        return str(self.collection.first.task["name"])
+        return str(self.first.task["name"])
 
     @property
     def picture(self) -> str:
@@ -54,7 +51,7 @@ class PolicySuite:
     @property
     def tuned_option(self) -> str:
         """As one would type it behind a command; nothing where nothing tuned is compared."""
-        tuned = next(filter(None, (method_named(name).tuned_in for name in self.collection.differences)), None)
+        tuned = next(filter(None, (method_named(name).tuned_in for name in self.differences)), None)
         return "" if tuned is None else f" --tuned {tuned}"
 
     @property
@@ -62,7 +59,7 @@ class PolicySuite:
         """What made the files, as far as they are there."""
         name, source = self.item.suite.name, self.item.results.policy["source"]
         made = [f"`{self.item.command(self.directory)}{self.tuned_option}`"]
-        if self.collection.timings is not None:
+        if self.timings is not None:
             made.append(f"`blockcache paper timing {source} --suite {name} -o {self.directory}{self.tuned_option}`")
         return made
 
@@ -118,19 +115,13 @@ def who_wins(collection: Collection) -> Section:
         "**Not shown either way** (a drop is neither ruled out nor certain): " + _listed(open_, differences) + ".",
     ]
     if lossy:
-        items.append(
-            f"Lossless, yet certainly a little worse: {', '.join(method_named(name).label for name in lossy)}."
-        )
+        items.append(f"Lossless, yet certainly a little worse: {', '.join(map(_label, lossy))}.")
     if (cheapest := collection.cheapest) is not None:
         share = of_full(collection.rows[cheapest].method.flops, collection.full.method.flops) or "an unknown share"
         timed = {name: ms for name in lossless if (ms := collection.ms(name))}
         fastest = min(timed, key=lambda name: timed[name], default=None)
-        speed = (
-            "" if fastest is None else f"; the fastest is {method_named(fastest).label} with {timed[fastest]:.1f} ms"
-        )
-        items.append(
-            f"The cheapest lossless method is {method_named(cheapest).label}, with {share} of the FLOPs{speed}."
-        )
+        speed = "" if fastest is None else f"; the fastest is {_label(fastest)} with {timed[fastest]:.1f} ms"
+        items.append(f"The cheapest lossless method is {_label(cheapest)}, with {share} of the FLOPs{speed}.")
     items.append(_frontier(collection))
     against = Section("Against the full policy", (*map(Paragraph, scored), Bullets(tuple(items))))
     return Section("Who wins where", (against, *_equal_flops(collection)))
@@ -145,10 +136,9 @@ def _frontier(collection: Collection) -> str:
         return any(other != place and other[0] <= place[0] and other[1] <= place[1] for other in places.values())
 
     best = sorted((name for name, place in places.items() if not beaten(place)), key=lambda name: places[name])
-    named = ", ".join(method_named(name).label for name in best)
     return (
         "By the means alone, over as many episodes as each method has and so subject to chance, no other method is both "
-        f"cheaper and better than: {named}."
+        f"cheaper and better than: {', '.join(map(_label, best))}."
     )
 
 
@@ -168,17 +158,13 @@ def rivals(collection: Collection, pairs: Sequence[tuple[str, str]], flops: Mapp
     """BAC schedules beside a rival each: a table with the FLOPs that they are compared by, and how often who wins."""
     rows = []
     for pair in pairs:
-        difference = collection.compare(*pair)
-        rows.append(
-            [
-                *(method_named(name).label for name in pair),
-                *(f"{flops[name] / 1e9:.3f}" for name in pair),
-                *(shown_ms(collection.timings, name) for name in pair),
-                "0" if difference is None else str(difference.n),
-                estimate(difference, "{:+.3f}"),
-                "" if difference is None else _winner(difference, *(method_named(name).label for name in pair)),
-            ]
-        )
+        difference, (bac, rival) = collection.compare(*pair), map(_label, pair)
+        costs = [f"{flops[name] / 1e9:.3f}" for name in pair] + [shown_ms(collection.timings, name) for name in pair]
+        if difference is None:
+            rows.append([bac, rival, *costs, "0", "", ""])
+        else:
+            wins = {"better": f"**{bac}**", "worse": f"**{rival}**"}.get(verdict(difference), "not told apart")
+            rows.append([bac, rival, *costs, str(difference.n), estimate(difference, "{:+.3f}"), wins])
     header = ["BAC", "rival", "GFLOP", "rival's", "ms", "rival's", "n", "score, BAC - rival, 95 %", "wins"]
     return table(header, rows), Bullets(tuple(counted([(collection, pair) for pair in pairs])))
 
@@ -198,19 +184,19 @@ def counted(pairs: Iterable[tuple[Collection, tuple[str, str]]]) -> list[str]:
 
 
 def verdict(difference: Estimate) -> str:
-    """Of a paired difference: whether its interval leaves out 0."""
+    """What a paired difference shows: "better" or "worse" if its interval leaves out 0, else "not told apart"."""
     return "better" if difference.low > 0 else "worse" if difference.high < 0 else "not told apart"
 
 
-def _winner(difference: Estimate, one: str, other: str) -> str:
-    return {"better": f"**{one}**", "worse": f"**{other}**"}.get(verdict(difference), "not told apart")
+def _label(method: str) -> str:
+    return method_named(method).label
 
 
 def _listed(names: Iterable[str], differences: Mapping[str, Estimate], short: str | None = None) -> str:
-    """The best first; with intervals unless the means shall do."""
+    """Methods with their differences, the best first; `short` is the form of losses without intervals."""
     shown = []
     for name in sorted(names, key=lambda name: -differences[name].mean):
         value = differences[name]
         figures = short.format(-value.mean) if short else estimate(value, "{:+.3f}")
-        shown.append(f"{method_named(name).label} ({figures}, n = {value.n})")
+        shown.append(f"{_label(name)} ({figures}, n = {value.n})")
     return ", ".join(shown) or "no method"

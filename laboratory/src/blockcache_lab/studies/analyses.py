@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from blockcache.compare.store import Store, digest
-from blockcache.engines.accelerate import check_fit
-from blockcache.files import PathLike
-from blockcache.fingerprint import fingerprint_differences
 from blockcache.measure import machine
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations
 from blockcache.progress import progress_bar
-from blockcache.schedule import Schedule
-from blockcache.solvers import Recording, solve
+from blockcache.solvers import solve
 from blockcache_lab.analysis.caching import caching_errors, error_correlation, feature_maps, ffns_of, weaker_policy
 from blockcache_lab.analysis.feed_forward import ffn_response, sublayer_errors, weight_norms
 from blockcache_lab.analysis.file import Analysis, check_names
@@ -31,72 +23,39 @@ from blockcache_lab.analysis.recorded import action_costs, similarity
 from blockcache_lab.analysis.residuals import in_parts
 from blockcache_lab.analysis.section import AnalysisError, AnalysisSection
 from blockcache_lab.analysis.sections import SECTIONS, WeakerPolicy
-from blockcache_lab.studies.analysis_inputs import AnalysisInputs, Sizes
+from blockcache_lab.studies.analysis_inputs import AnalysisInputs
 
 
-def analyse(
-    policy: Any,
-    observations: Any,
-    *,
-    state: PathLike,
-    recording: Recording | None = None,
-    schedule: Schedule | None = None,
-    weaker: tuple[str, Any] | None = None,
-    only: Sequence[str] = (),
-    moments: NDArray[np.int64] | None = None,
-    sizes: Sizes | None = None,
-    seed: int = 0,
-    source: str = "",
-    command: str = "",
-    progress: bool = True,
-) -> Analysis:
+def analyse(inputs: AnalysisInputs, only: Sequence[str] = (), source: str = "", command: str = "") -> Analysis:
     """Every analysis of the paper that the policy allows, or those that are named.
 
     Args:
-        policy: A policy object of any known family, or its port.
-        observations: A batch.
-        state: A directory that keeps what is finished: the same call goes on from there.
-        recording: What `calibrate` gave of this very policy, best with action costs; made here unless inputs.
-        schedule: One of this policy, analysed beside the paper's methods.
-        weaker: Name and policy object of a weaker policy for the same task, to see whether caching hurts it more.
-        only: Names of sections; all unless inputs.
-        moments: (N, 2) the episode of each observation and the place in it, where that is known.
-        sizes: How many observations go into what.
-        seed: Of all noise.
+        inputs: The policy, and what its analyses start from.
+        only: Names of sections; all unless given, `weaker` among them if there is a weaker policy.
         source: Where the policy came from, for the record.
         command: What somebody typed, for the record.
-        progress: Whether to show progress bars.
     """
     check_names(only)
-    port, sizes = port_of(policy), sizes or Sizes()
-    names = [name for name in SECTIONS if name in only or (not only and (name != WeakerPolicy.name or weaker))]
-    if WeakerPolicy.name in names and weaker is None:
+    names = [name for name in SECTIONS if name in only or (not only and (name != WeakerPolicy.name or inputs.weaker))]
+    if WeakerPolicy.name in names and inputs.weaker is None:
         raise AnalysisError(
             "the section weaker compares with a weaker policy, and none was given; name it with --weaker"
         )
-    if recording is not None and (odd := fingerprint_differences(recording.fingerprint, port.fingerprint)):
-        raise AnalysisError(
-            f"this recording is not of the policy, which has {'; '.join(odd)}; calibrate again with 'blockcache calibrate'"
-        )
-    if schedule is not None:
-        check_fit(schedule.fingerprint, port)
-    sizes.check(batch_size(observations), recording is not None, names)
-    inputs = AnalysisInputs(
-        port, observations, recording, schedule, weaker, moments, sizes, seed, Path(state), progress
-    )
+    inputs.check(names)
+    port, recording, count = inputs.port, inputs.given_recording, batch_size(inputs.observations)
     about: dict[str, Any] = {
         "source": source,
         "fingerprint": port.fingerprint,
         "blocks": port.adapter.blocks,
         "setting": {
-            "seed": seed,
-            "generations": sizes.generations if recording is None else recording.generations,
-            "observations": {"count": batch_size(observations), "hash": hash_observations(observations)},
+            "seed": inputs.seed,
+            "generations": inputs.sizes.generations if recording is None else recording.generations,
+            "observations": {"count": count, "hash": hash_observations(inputs.observations)},
             "command": command,
             "machine": machine.describe(),
         },
     }
-    bar = progress_bar(names, "analyses", unit="section", disable=not progress)
+    bar = progress_bar(names, "analyses", unit="section", disable=not inputs.progress)
     found = [_kept(inputs, about, name) for name in bar]
     for part in ("schedules", "sections", "absent", "seconds"):
         about[part] = {key: value for one in found for key, value in getattr(one, part).items()}

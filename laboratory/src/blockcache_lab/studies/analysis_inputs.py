@@ -6,7 +6,7 @@ Knows nothing of sections.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from blockcache._version import __version__
 from blockcache.compare.candidates import Calibrations
+from blockcache.engines.accelerate import check_fit
 from blockcache.errors import RecordingError
+from blockcache.fingerprint import fingerprint_differences
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations, pick, rows
@@ -53,12 +55,52 @@ class Sizes:
                 f"{self.compared} and {self.episodes}"
             )
 
-    def check(self, total: int, recorded: bool, only: Sequence[str]) -> None:
-        """Refuse fewer observations than the sections need."""
-        calibrated = 0 if recorded and "stability" not in only else self.generations
+
+@dataclass(frozen=True, eq=False)
+class AnalysisInputs:
+    """What was given, and what is made of it when a section first needs it.
+
+    Args:
+        port: The policy.
+        observations: A batch.
+        state: A directory that keeps what is finished: the same analyses go on from there.
+        given_recording: What `calibrate` gave of this very policy, best with action costs; made here unless given.
+        given_schedule: One of this policy, analysed beside the paper's methods.
+        weaker: Name and policy object of a weaker policy for the same task, to see whether caching hurts it more.
+        moments: (N, 2) the episode of each observation and the place in it, where that is known.
+        sizes: How many observations go into what.
+        seed: Of all noise.
+        progress: Whether to show progress bars.
+    """
+
+    port: Port
+    observations: Any
+    state: Path
+    given_recording: Recording | None = None
+    given_schedule: Schedule | None = None
+    weaker: tuple[str, Any] | None = None
+    moments: NDArray[np.int64] | None = None
+    sizes: Sizes = Sizes()
+    seed: int = 0
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        recording, own = self.given_recording, self.port.fingerprint
+        if recording is not None and (odd := fingerprint_differences(recording.fingerprint, own)):
+            raise AnalysisError(
+                f"this recording is not of the policy, which has {'; '.join(odd)}; calibrate again with 'blockcache "
+                "calibrate'"
+            )
+        if self.given_schedule is not None:
+            check_fit(self.given_schedule.fingerprint, self.port)
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse fewer observations than the sections of these names need."""
+        total, sizes = batch_size(self.observations), self.sizes
+        calibrated = sizes.generations if self.given_recording is None or "stability" in names else 0
         needed = {
-            f"{calibrated} to calibrate on and {self.compared} others": calibrated + self.compared,
-            f"{self.episodes} to compare with one another": self.episodes if "homogeneity" in only else 0,
+            f"{calibrated} to calibrate on and {sizes.compared} others": calibrated + sizes.compared,
+            f"{sizes.episodes} to compare with one another": sizes.episodes if "homogeneity" in names else 0,
         }
         for what, count in needed.items():
             if total < count:
@@ -66,22 +108,6 @@ class Sizes:
                     f"{total} observations are too few: {what} are needed; record more with 'blockcache policy observe', or "
                     "ask for fewer generations or episodes"
                 )
-
-
-@dataclass(frozen=True, eq=False)
-class AnalysisInputs:
-    """What was given, and what is made of it when a section first needs it."""
-
-    port: Port
-    observations: Any
-    given_recording: Recording | None
-    given_schedule: Schedule | None
-    weaker: tuple[str, Any] | None
-    moments: NDArray[np.int64] | None
-    sizes: Sizes
-    seed: int
-    state: Path
-    progress: bool
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -92,7 +118,7 @@ class AnalysisInputs:
             "policy": self.port.fingerprint.to_dict(),
             "observations": hash_observations(self.observations),
             "moments": None if self.moments is None else hash_observations(self.moments),
-            "sizes": [self.sizes.generations, self.sizes.compared, self.sizes.episodes],
+            "sizes": list(astuple(self.sizes)),
             "seed": self.seed,
             "recording": None if recording is None else hash_observations(_arrays(recording)),
             "schedule": None if schedule is None else schedule.describe(),
@@ -111,13 +137,13 @@ class AnalysisInputs:
 
     @property
     def updates(self) -> int:
-        """S: the paper's, or half the steps if there are few."""
+        """Update steps of each block (S): as many as in the paper, or half the steps if there are few."""
         steps = len(self.port.timesteps)
         return min(steps, UPDATES, max(2, steps // 2))
 
     @cached_property
     def schedules(self) -> dict[str, Schedule]:
-        """The paper's methods, and what somebody asked for."""
+        """By name: those of the paper's methods, and `given`."""
         made = {method: solve(self.recording, self.updates, method=method) for method in PAPER_METHODS}
         return made if self.given_schedule is None else {**made, "given": self.given_schedule}
 
@@ -147,7 +173,7 @@ class AnalysisInputs:
         return what if self.progress else None
 
     def ffn(self, place: int) -> str:
-        """The FFN at that place, or the last one."""
+        """The name of the FFN at that place in execution order, or of the last one."""
         names = ffns_of(self.port)
         if not names:
             raise AnalysisError(f"The family {self.port.adapter.family} has no block of kind FFN.")

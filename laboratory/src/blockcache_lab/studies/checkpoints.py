@@ -29,7 +29,7 @@ class Protocol:
 
     @property
     def mean(self) -> float:
-        """Its "average of last 10 checkpoints"."""
+        """The paper's "average of last 10 checkpoints", averaged over the runs."""
         return float(np.mean([np.mean(found) for found in self.scores.values()]))
 
 

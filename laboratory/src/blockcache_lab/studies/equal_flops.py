@@ -51,7 +51,7 @@ def equal_flops(calibrations: Calibrations) -> Equal:
         return f"{sampler}-{min(near, key=lambda count: (abs(costs[count] - wanted), -count))}"
 
     def updates(method: str, wanted: int) -> str:
-        """Every block is computed at S steps, wherever they are."""
+        """With the S whose FLOPs are nearest; where the S steps of a block lie does not change them."""
         first, slope = flops("uniform:S=1"), flops("uniform:S=2") - flops("uniform:S=1")
         best = min(range(1, steps + 1), key=lambda s: (abs(first + (s - 1) * slope - wanted), -s))
         return f"{method}:S={best}"

@@ -95,7 +95,6 @@ def guard_study(
     *,
     command: str,
     rollouts: int = 100,
-    progress: bool = True,
 ) -> dict[str, Any]:
     """Alarms, and scores in full precision, alone and with fall-back, under one shift.
 
@@ -106,40 +105,30 @@ def guard_study(
         shift: One of `SHIFTS`.
         command: What somebody typed for it, for the record.
         rollouts: Episodes of each cell.
-        progress: Whether to show a bar.
     """
     seen = [port.prepare_observation(one) for one in parts(observations, 1)[:CALIBRATED]]
-    schedule = solve(calibrate(port, seen, progress=progress), updates=UPDATES, union=UNION)
+    schedule = solve(calibrate(port, seen), updates=UPDATES, union=UNION)
     methods: dict[str, dict[str, Any]] = {f"BAC S={UPDATES} n={UNION}": {"schedule": schedule}}
     if tuned is not None:
         methods["tuned"] = {"schedule": None, "tuned": tuned}
-    factory, rows = partial(_changed, SHIFTS[shift][1]), list[dict[str, Any]]()
-    full: list[float] | None = None
-    total = 1 + 2 * len(methods)
-    with TemporaryDirectory() as place, progress_bar(total=total, desc="cells", disable=not progress) as bar:
+    words, changes = SHIFTS[shift]
+    scores: dict[str, list[float]] = {}
+    rows: list[dict[str, Any]] = []
+    with TemporaryDirectory() as place:
         for name, settings in methods.items():
             path = Path(place) / f"{len(rows)}.onnx"
             export_policy(port, path=path, guard="full", observations=observations, **settings)
             policy = ExportedPolicy(path, 1)
-            if full is None:
-                full = _rolled(factory, policy, rollouts, FULL).scores
-                bar.update()
-            alone = _rolled(factory, policy, rollouts, ALONE)
-            bar.update()
-            helped = _rolled(factory, policy, rollouts, FALLING_BACK)
-            bar.update()
-            scores = {FULL: full, ALONE: alone.scores, FALLING_BACK: helped.scores}
+            ways = [way for way in WAYS if way != FULL or not rows]  # full precision is the same for every method
+            bar = progress_bar(ways, name, unit="way")
+            rolled = {way: _rolled(partial(_changed, changes), policy, rollouts, way) for way in bar}
+            scores = scores | {way: found.scores for way, found in rolled.items()}
+            alone = rolled[ALONE]
             row = {"method": name, "scores": scores, "chunks": sum(map(len, alone.judged)), **alone.alarms}
             if settings["schedule"] is not None:  # it has cached blocks
                 row["changes"] = _ChangeSignal(port, schedule, observations).alarms(alone.observed)
             rows.append(row)
-    about = {
-        "command": command,
-        "shift": shift,
-        "words": SHIFTS[shift][0],
-        "rollouts": rollouts,
-        "first_seed": FIRST_SEED,
-    }
+    about = {"command": command, "shift": shift, "words": words, "rollouts": rollouts, "first_seed": FIRST_SEED}
     return {**about, "observations": len(observations), "rows": rows}
 
 

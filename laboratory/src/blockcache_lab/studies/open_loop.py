@@ -1,11 +1,12 @@
-"""What a suite's file says of a policy's actions at recorded observations. Values only; `suite_runs` measures them."""
+"""What a suite's file says besides rollouts, of actions at recorded observations. `suite_runs` measures it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from blockcache.errors import ContentError, FileError
-from blockcache.files import PathLike, read
+from blockcache.files import Count, PathLike, read
 from blockcache.measure.features import ActionFeatures
 from blockcache.results.rollouts import Results
 
@@ -23,12 +24,52 @@ class OpenLoopFacts:
     features: dict[str, ActionFeatures]
 
 
+@dataclass(frozen=True)
+class ExactSavings:
+    """What engines save without reusing anything from step to step, under `setting.exact` of a suite's file.
+
+    Args:
+        largest_difference: Of an action, in normalised units: the full policy in its engine to the plain policy, same
+            noise.
+        flops: By method, what its engine computes of one generation.
+    """
+
+    largest_difference: float
+    flops: dict[str, Count]
+
+
 def open_loop_of(results: Results, path: PathLike) -> OpenLoopFacts | None:
-    """What a suite's file says of actions at recorded observations, if it does; strict."""
-    if "open_loop" not in results.setting:
+    """What a suite's file says of actions at recorded observations, if it does; strict.
+
+    Args:
+        results: The file's content.
+        path: Of that file, for what is said where it does not fit.
+    """
+    found: OpenLoopFacts | None = _said(OpenLoopFacts, "open_loop", results, path)
+    return found
+
+
+def exact_of(results: Results, path: PathLike) -> ExactSavings | None:
+    """What a suite's file says of exact savings, if it does; strict.
+
+    Args:
+        results: The file's content.
+        path: Of that file, for what is said where it does not fit.
+    """
+    found: ExactSavings | None = _said(ExactSavings, "exact", results, path)
+    if found is not None and {method.name for method in results.methods} != set(found.flops):
+        raise _misfit(path, "its exact savings are not those of its methods")
+    return found
+
+
+def _said(kind: type, key: str, results: Results, path: PathLike) -> Any:
+    if key not in results.setting:
         return None
     try:
-        found: OpenLoopFacts = read(OpenLoopFacts, results.setting["open_loop"], "setting.open_loop")
-        return found
+        return read(kind, results.setting[key], f"setting.{key}")
     except ContentError as error:
-        raise FileError(f"the results file {path} does not fit ({error}); run the suite again") from error
+        raise _misfit(path, error) from error
+
+
+def _misfit(path: PathLike, why: object) -> FileError:
+    return FileError(f"the results file {path} does not fit ({why}); run the suite again")

@@ -38,21 +38,30 @@ SHAPES: dict[str, Shape] = {
     "batch 8": Shape(batch=8),
     "batch 64": Shape(batch=64),
 }
+"""Of random policies, by the name of their row on the page."""
 
 
 def printed_for(shape: Shape) -> Schedule:
-    """The paper's square_ph schedule, stretched to the shape."""
+    """The paper's square_ph schedule, stretched to the shape.
+
+    Args:
+        shape: Sizes of a policy of family DP-T.
+    """
     return stretched_schedule("square_ph", port_of(shape.policy()).adapter.blocks, shape.steps)
 
 
-def compare_shapes(threads: int, repeats: int, shapes: dict[str, Shape] = SHAPES) -> list[dict[str, Any]]:
+def compare_shapes(threads: int, repeats: int) -> list[dict[str, Any]]:
     """Each engine under the (stretched) printed schedule: milliseconds, and the largest difference to patched.
 
     torch has all `threads` here, as it has by default; the onnx engine is measured with one and with all.
+
+    Args:
+        threads: All cores.
+        repeats: Interleaved rounds.
     """
     rows = []
     torch.set_num_threads(threads)
-    for name, shape in progress_bar(shapes.items(), "other shapes", unit="shape"):
+    for name, shape in progress_bar(SHAPES.items(), "other shapes", unit="shape"):
         policy, schedule = shape.policy(), printed_for(shape)
         obs = torch.randn(shape.batch, shape.n_obs_steps, shape.obs_dim, generator=torch.Generator().manual_seed(0))
         engines = {"patched": ("patched", 1), "loop": ("loop", 1), "onnx_1": ("onnx", 1), "onnx_n": ("onnx", threads)}
@@ -81,7 +90,11 @@ def _generate(policy: DiffusionTransformerPolicy, obs: Tensor) -> dict[str, Tens
 def footprint(shape: Shape, calls: int, generations: int, large_pages: bool = False) -> dict[str, Any]:
     """Export, then load and run in a process without torch, as on a robot: seconds, megabytes, steadiness, growth.
 
-    `large_pages`: on Linux the process asks for them for all that it allocates.
+    Args:
+        shape: Sizes of a random policy.
+        calls: Generations whose milliseconds are counted.
+        generations: Further ones, over which memory may grow.
+        large_pages: On Linux, whether the process asks for pages of 2 MB for all that it allocates.
     """
     policy, schedule = shape.policy(), printed_for(shape)
     weights = sum(parameter.numel() * 4 for parameter in policy.parameters())
@@ -107,7 +120,12 @@ def footprint(shape: Shape, calls: int, generations: int, large_pages: bool = Fa
 
 
 def calibration(shape: Shape, observations: int = 16) -> dict[str, Any]:
-    """Seconds and peak megabytes of `calibrate`, plain and with action costs, each in a process of its own."""
+    """Seconds and peak megabytes of `calibrate`, plain and with action costs, each in a process of its own.
+
+    Args:
+        shape: Sizes of a random policy.
+        observations: How many to calibrate on.
+    """
     plain, costs = (_in_process(_CALIBRATION, asdict(shape), observations, with_costs) for with_costs in (False, True))
     return {
         "observations": observations,

@@ -9,6 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
@@ -21,11 +22,20 @@ from blockcache.results.summary import MethodSummary, most_rollouts, summarise
 from blockcache.results.timings import Timings
 from blockcache_lab.studies.suites import FRONTIER, SUITES, TIMINGS, Cell, Suite, suite_of
 
+C = TypeVar("C", bound="Collection")
+
 
 @dataclass(frozen=True, eq=False)
 class SuiteResults:
+    """A suite's file: what it says of the suite, and its rollouts."""
+
     suite: Suite
     results: Results
+
+    @classmethod
+    def load(cls, path: PathLike) -> SuiteResults:
+        results = Results.load(path)
+        return cls(suite_of(results, path), results)
 
     @cached_property
     def rows(self) -> dict[str, MethodSummary]:
@@ -38,31 +48,42 @@ class SuiteResults:
 
     def command(self, directory: str) -> str:
         """What made the suite's file in that directory."""
-        least, *_, most = [self.rollouts[0], *self.rollouts]
-        main = f" --main-rollouts {most}" if any(cell.main for cell in self.suite.cells) else ""
-        amount = " --quick" if self.suite.quick else f" --rollouts {least}{main}{self._unusual}"
-        return f"blockcache paper suite {self.suite.name} {self.results.policy['source']} -o {directory}{amount}"
-
-    @property
-    def _unusual(self) -> str:
-        """The options, as one would type them, that were not left at their defaults."""
+        made = f"blockcache paper suite {self.suite.name} {self.results.policy['source']} -o {directory}"
+        if self.suite.quick:
+            return f"{made} --quick"
         group, generations = self.results.setting["group"], self.results.setting["calibration"]["generations"]
-        grouped = "" if group == GROUP else f" --group {group}"
-        return grouped + ("" if generations == GENERATIONS else f" --generations {generations}")
+        amounts = {
+            "rollouts": self.rollouts[0],
+            "main-rollouts": self.rollouts[-1] if any(cell.main for cell in self.suite.cells) else None,
+            "group": None if group == GROUP else group,
+            "generations": None if generations == GENERATIONS else generations,
+        }
+        return made + "".join(f" --{option} {count}" for option, count in amounts.items() if count is not None)
 
-    def mean(self, method: str, seeds: Container[int]) -> Estimate | None:
-        """A method's mean score over some seeds; None where it finished none of them."""
-        found = self.results.of(method).items()
-        scores = [record.score for seed, record in found if seed in seeds and record.score is not None]
-        return mean_interval(scores) if scores else None
+    def scores(self, method: str, seeds: Container[int] | None = None) -> dict[int, float]:
+        """By seed, of the episodes that ended; of some seeds or all."""
+        found = {seed: record.score for seed, record in self.results.of(method).items() if record.score is not None}
+        return found if seeds is None else {seed: score for seed, score in found.items() if seed in seeds}
+
+    def mean(self, method: str, seeds: Container[int] | None = None) -> Estimate | None:
+        """A method's mean score; None where it finished no episode."""
+        scores = self.scores(method, seeds)
+        return mean_interval(list(scores.values())) if scores else None
 
     def compare(self, found: str, baseline: str, seeds: Container[int] | None = None) -> Estimate | None:
-        """The paired difference of two methods' scores, of some seeds or all; None where they share no finished one."""
-        one, other = self.results.of(found), self.results.of(baseline)
-        chosen = {seed: record for seed, record in one.items() if seeds is None or seed in seeds}
-        pairs = [(a.score, b.score) for seed, a in chosen.items() if (b := other.get(seed)) is not None]
-        both = [(a, b) for a, b in pairs if a is not None and b is not None]
-        return paired_difference([a for a, _ in both], [b for _, b in both]) if both else None
+        """The paired difference of two methods' scores; None where they share no finished episode."""
+        return paired(self.scores(found, seeds), self.scores(baseline))
+
+
+def paired(found: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:
+    """The paired difference over the episodes that are in both; None where there is none.
+
+    Args:
+        found: Scores by seed.
+        baseline: Those that they are compared with.
+    """
+    both = [seed for seed in found if seed in baseline]
+    return paired_difference([found[seed] for seed in both], [baseline[seed] for seed in both]) if both else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,23 +92,26 @@ class Collection:
 
     suites: Mapping[str, SuiteResults]
     timings: Timings | None
+    directory: str
+
+    NAMES: ClassVar[Sequence[str]] = SUITES
 
     @classmethod
-    def load(cls, directory: PathLike, names: Sequence[str] = SUITES) -> Collection:
+    def load(cls: type[C], directory: PathLike, names: Sequence[str] = ()) -> C:
+        names = names or cls.NAMES
         paths = {name: Path(directory) / f"{name}.json" for name in names}
-        results = {name: Results.load(path) for name, path in paths.items() if exists(path)}
-        if not results:
+        suites = {name: SuiteResults.load(path) for name, path in paths.items() if exists(path)}
+        if not suites:
             raise FileError(
                 f"no suite's results in {directory}; run 'blockcache paper suite {names[0]} POLICY -o {directory}' first"
             )
-        suites = {name: SuiteResults(suite_of(found, paths[name]), found) for name, found in results.items()}
         _check_alike(suites)
         timed = Path(directory) / TIMINGS
         timings = Timings.load(timed) if exists(timed) else None
-        run = next(iter(results.values())).fingerprint
+        run = next(iter(suites.values())).results.fingerprint
         if timings is not None and (differences := fingerprint_differences(run, timings.policy)):
             raise FileError(f"{timed} is of another policy than the suites ({'; '.join(differences)}); time them again")
-        return cls(suites, timings)
+        return cls(suites, timings, str(directory))
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -168,7 +192,12 @@ def _check_alike(suites: Mapping[str, SuiteResults]) -> None:
 
 
 def summarise_suite(collection: Collection, suite: str = FRONTIER) -> Stored:
-    """Only of real results: a quick run stores nothing."""
+    """The small summary of a suite that the demo shows as stored. Only of real results: a quick run stores nothing.
+
+    Args:
+        collection: The suites of one policy.
+        suite: The name of the one to store.
+    """
     if suite not in collection.suites:
         raise FileError(
             f"a stored result needs the suite {suite}, which is not there; run 'blockcache paper suite {suite} POLICY'"

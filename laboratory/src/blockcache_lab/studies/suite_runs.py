@@ -7,7 +7,7 @@ controlled decide no more than how many ticks it is late, so engines that draw t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from blockcache.compare.dealing import CALIBRATION, deal_for_evaluation
 from blockcache.compare.evaluation import Evaluation, prepare
 from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.methods import parse_method
-from blockcache.compare.paired import OpenLoop, one_thread
+from blockcache.compare.paired import OpenLoop, Setting, one_thread
 from blockcache.errors import FitError
 from blockcache.files import PathLike, exists
 from blockcache.fitting.clouds import draw_chunks
@@ -41,7 +41,7 @@ from blockcache.results.timings import Timings
 from blockcache.tasks import Clock, Task, make_task, task_spec
 from blockcache.tasks.variants import Changed, Variant
 from blockcache_lab.studies.equal_flops import engine_flops, equal_flops
-from blockcache_lab.studies.open_loop import OpenLoopFacts
+from blockcache_lab.studies.open_loop import ExactSavings, OpenLoopFacts
 from blockcache_lab.studies.suites import (
     DELAYS,
     KINDS,
@@ -50,7 +50,6 @@ from blockcache_lab.studies.suites import (
     REALTIME,
     SUITES,
     Cell,
-    ExactSavings,
     Suite,
     suite_by_name,
     suite_of,
@@ -102,7 +101,7 @@ class SuiteSetting:
     progress: bool = True
 
     def for_suite(self, name: str, tuned: str | None = None) -> SuiteSetting:
-        """A suite of its own has fresh seeds: methods were looked for on others."""
+        """The setting of one suite. One with a directory of its own has fresh seeds, on which no method was chosen."""
         if not KINDS[name].alone:
             return self
         return replace(self, first_seed=task_spec(self.task).first_test_seed + FRESH_SEEDS, tuned=tuned)
@@ -176,11 +175,13 @@ class SuiteRun:
         clocked = {(item.method, item.seed): item for part in parts for item in part.clocked}
         holder = {method.name: method for part in reversed(parts) for method in part.methods}
         methods = tuple(holder[name] for name in dict.fromkeys((BASELINE, *self.suite.methods)))
-        said = {"suite": self.suite.describe()}
-        if KINDS[self.suite.name].exact:
-            said["exact"] = asdict(exact_savings(self.evaluations))
-        if KINDS[self.suite.name].features:
-            said["open_loop"] = asdict(open_loop_facts(self.evaluations))
+        said, kind = {"suite": self.suite.describe()}, KINDS[self.suite.name]
+        setting = self.evaluations[0].setting
+        candidates = {name: found for part in self.evaluations for name, found in part.candidates.items()}
+        if kind.exact:
+            said["exact"] = asdict(exact_savings(setting, candidates))
+        if kind.features:
+            said["open_loop"] = asdict(open_loop_facts(setting, candidates))
         return replace(
             parts[0],
             setting={**parts[0].setting, **said},
@@ -190,30 +191,26 @@ class SuiteRun:
         )
 
     def on(self, clock: Clock) -> SuiteRun:
-        """The same, on a clock that all methods share."""
+        """The same suite with every method on this clock."""
         parts = self.evaluations
         return replace(
             self, evaluations=tuple(replace(part, clocks=dict.fromkeys(part.candidates, clock)) for part in parts)
         )
 
 
-def exact_savings(evaluations: Sequence[Evaluation]) -> ExactSavings:
+def exact_savings(setting: Setting, candidates: Mapping[str, Candidate]) -> ExactSavings:
     """What the engines of these methods save exactly, and that it is exact: on the open-loop comparison's observations."""
-    setting, seed = evaluations[0].setting, 0
-    candidates = {name: found for part in evaluations for name, found in part.candidates.items()}
     with one_thread():
         plain, full = (
-            np.asarray(OpenLoop(candidate, seed).run(setting)["actions"])
+            np.asarray(OpenLoop(candidate, 0).run(setting)["actions"])
             for candidate in (Candidate(), candidates[BASELINE])
         )
         flops = {name: engine_flops(setting.port, candidate) for name, candidate in candidates.items()}
     return ExactSavings(float((np.abs(full - plain) * setting.port.action_scale).max()), flops)
 
 
-def open_loop_facts(evaluations: Sequence[Evaluation]) -> OpenLoopFacts:
+def open_loop_facts(setting: Setting, candidates: Mapping[str, Candidate]) -> OpenLoopFacts:
     """What each method does to the actions at the observations of the open-loop comparison, and the policy's dropout."""
-    setting = evaluations[0].setting
-    candidates = {name: found for part in evaluations for name, found in part.candidates.items()}
     seen = rows(setting.observations, 0, FEATURE_OBSERVATIONS)
 
     def chunks(candidate: Candidate) -> Chunks:
@@ -228,15 +225,19 @@ def open_loop_facts(evaluations: Sequence[Evaluation]) -> OpenLoopFacts:
 
 
 def prepare_suite(setting: SuiteSetting, name: str) -> SuiteRun:
-    """Calibrate, choose what is to be chosen by its FLOPs, and prepare the rollouts."""
+    """Calibrate, choose what is to be chosen by its FLOPs, and prepare the rollouts.
+
+    Args:
+        setting: What all suites of the directory share.
+        name: Of the suite, a key of `suites.KINDS`.
+    """
     (suite,) = setting.suites([name])
     suite = without_failed_fits(setting, suite)
-    counts = {
-        cell.method: max(setting.counts.of(other) for other in suite.cells if other.method == cell.method)
-        for cell in suite.cells
-    }
-    methods = {count: [name for name in counts if counts[name] == count] for count in sorted(set(counts.values()))}
-    return SuiteRun(suite, tuple(setting.evaluation(methods[count], count) for count in reversed(methods)))
+    counts: dict[str, int] = {}
+    for cell in suite.cells:
+        counts[cell.method] = max(counts.get(cell.method, 0), setting.counts.of(cell))
+    methods = {count: [name for name in counts if counts[name] == count] for count in counts.values()}
+    return SuiteRun(suite, tuple(setting.evaluation(methods[count], count) for count in sorted(methods, reverse=True)))
 
 
 def without_failed_fits(setting: SuiteSetting, suite: Suite) -> Suite:
@@ -275,6 +276,12 @@ def time_suites(
     """Seconds per chunk of all methods of some suites, in one interleaved run, so that any two can be compared.
 
     What is timed must be what the suites in the directory ran: another schedule under the same name is refused.
+
+    Args:
+        setting: What all suites of the directory share.
+        directory: With the suites' files, as far as they were run.
+        repeats: Interleaved rounds.
+        names: Of the suites.
     """
     methods = dict.fromkeys(method for suite in as_run(setting, directory, names) for method in suite.methods)
     evaluation = setting.evaluation(tuple(methods), 1)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 from blockcache.errors import ContentError, FileError, short
-from blockcache.files import Count, PathLike, read
+from blockcache.files import PathLike, read
 from blockcache.results.rollouts import BASELINE, Results
 
 BASE = "bac:S=10,n=5"
@@ -49,13 +49,13 @@ class Suite:
 
     @property
     def sections(self) -> dict[str, list[Cell]]:
-        return {name: [cell for cell in self.cells if cell.section == name] for name in self._section_names()}
-
-    def _section_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(cell.section for cell in self.cells))
+        found: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.section, []).append(cell)
+        return found
 
     def describe(self) -> dict[str, Any]:
-        """In JSON types."""
+        """As a suite's file has it, in JSON types."""
         return {**asdict(self), "cells": [asdict(cell) for cell in self.cells]}
 
 
@@ -64,35 +64,13 @@ def suite_by_name(name: str, equal: Equal, quick: bool = False) -> Suite:
     return replace(KINDS[name].make(equal), quick=quick)
 
 
-@dataclass(frozen=True)
-class ExactSavings:
-    """What engines save without reusing anything from step to step, under `setting.exact` of a suite's file.
+def suite_of(results: Results, path: PathLike) -> Suite:
+    """What a results file says of the suite that it is of; strict.
 
     Args:
-        largest_difference: Of an action, in normalised units: the full policy in its engine to the plain policy, same
-            noise.
-        flops: By method, what its engine computes of one generation.
+        results: The file's content.
+        path: Of that file, for what is said where it does not fit.
     """
-
-    largest_difference: float
-    flops: dict[str, Count]
-
-
-def exact_of(results: Results, path: PathLike) -> ExactSavings | None:
-    """What a suite's file says of exact savings, if it does; strict."""
-    if "exact" not in results.setting:
-        return None
-    try:
-        found: ExactSavings = read(ExactSavings, results.setting["exact"], "setting.exact")
-        if {method.name for method in results.methods} != set(found.flops):
-            raise ContentError("its exact savings are not those of its methods")
-        return found
-    except ContentError as error:
-        raise FileError(f"the results file {path} does not fit ({error}); run the suite again") from error
-
-
-def suite_of(results: Results, path: PathLike) -> Suite:
-    """What a results file says of the suite that it is of; strict."""
     try:
         suite: Suite = read(Suite, results.setting["suite"], "setting.suite")
         run = {method.name for method in results.methods}

@@ -59,7 +59,12 @@ class PushTImage(PushT):
 
 
 def frames_of(states: Array, spec: TaskSpec) -> npt.NDArray[np.uint8]:
-    """A frame for each state of recorded demonstrations, (N, 5) -> (N, 3, 96, 96)."""
+    """A frame for each state of recorded demonstrations, (N, 5) -> (N, 3, 96, 96).
+
+    Args:
+        states: Agent x and y, block x and y in pixels, and the block's angle in radians.
+        spec: Of the task whose scene is drawn.
+    """
     task = PushTImage(spec)
     try:
         task.reset(0)

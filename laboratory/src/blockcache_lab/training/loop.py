@@ -130,7 +130,11 @@ def _go_on(run: TrainingRun, target: Path, state: Path, keep_last: int, show: bo
 
 
 def checkpoints_of(policy: Path) -> Path:
-    """Where a run keeps the policies of its last epochs."""
+    """Where a run keeps the policies of its last epochs.
+
+    Args:
+        policy: The directory that the run writes its policy to.
+    """
     return policy.with_name(f"{policy.name}.checkpoints")
 
 

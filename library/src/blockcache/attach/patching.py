@@ -188,7 +188,11 @@ def _refuse_patched(instance: Any, name: str) -> None:
 
 
 def handle_on(instance: Any) -> Any:
-    """The handle of what is attached to an instance, whichever of its methods was replaced; None if nothing is."""
+    """The handle of what is attached to an instance, whichever of its methods was replaced; None if nothing is.
+
+    Args:
+        instance: A policy, its denoiser, or any other object that may have been patched.
+    """
     replaced = (item for item in getattr(instance, "__dict__", {}).values() if isinstance(item, Replacement))
     return next((item.patches.handle for item in replaced), None)
 

@@ -169,7 +169,12 @@ class TorchFile:
 
 @contextlib.contextmanager
 def open_torch_file(path: PathLike, what: str) -> Iterator[TorchFile]:
-    """A file of torch.save to look into, as long as the context lasts; anything else is refused with one sentence."""
+    """A file of torch.save to look into, as long as the context lasts; anything else is refused with one sentence.
+
+    Args:
+        path: The file.
+        what: The thing in messages, such as "checkpoint".
+    """
     with opened(path, what) as (file, size):
         yield TorchFile(file, size, what, path)
 

@@ -31,7 +31,12 @@ def double(tensor: Tensor, name: str = "") -> Tensor:
 
 
 def cast(value: Tensor, like: Tensor) -> Tensor:
-    """In the precision and on the device of the policy."""
+    """In the precision and on the device of the policy.
+
+    Args:
+        value: what was computed, in float64 as a rule.
+        like: one of the policy's own tensors.
+    """
     return value.to(dtype=like.dtype, device=like.device).contiguous()
 
 
@@ -43,7 +48,13 @@ def linear(module: Any) -> Pair:
 
 
 def named(name: str, pair: Pair, index: int | str = "") -> dict[str, Tensor]:
-    """As a program's weights: `{name}_w{index}` and `{name}_b{index}`."""
+    """As a program's weights: `{name}_w{index}` and `{name}_b{index}`.
+
+    Args:
+        name: of the matrix and its bias.
+        pair: the two.
+        index: of the layer, where each has such a pair.
+    """
     return {f"{name}_{part}{index}": tensor for part, tensor in zip("wb", pair, strict=True)}
 
 

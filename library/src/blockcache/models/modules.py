@@ -161,7 +161,11 @@ def versions(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
 
 
 def memory(tensor: Tensor) -> Tensor:
-    """A view of the bytes that a tensor takes, one behind the other; what is written there later shows in it."""
+    """A view of the bytes that a tensor takes, one behind the other; what is written there later shows in it.
+
+    Args:
+        tensor: of any strides; gaps between its numbers are part of the view.
+    """
     if not tensor.numel():
         return torch.empty(0, dtype=torch.uint8)
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -169,7 +173,11 @@ def memory(tensor: Tensor) -> Tensor:
 
 
 def checksum(pieces: Iterable[Tensor | memoryview]) -> int:
-    """CRC-32 over bytes: no change of a single number up to 32 bits escapes it, others do once in four thousand million."""
+    """CRC-32 over bytes: no change of a single number up to 32 bits escapes it, others do once in four thousand million.
+
+    Args:
+        pieces: bytes one behind the other: memory, or tensors of bytes such as `memory` gives.
+    """
     found = 0
     for piece in pieces:
         found = zlib.crc32(piece.cpu().numpy().data if isinstance(piece, Tensor) else piece, found)

@@ -22,7 +22,11 @@ _OWN = {"dp-t": "dpt", "dit": "dit", "rdt": "rdt"}
 
 
 def port_of(policy: Any) -> Port:
-    """The port of a policy object (a port is its own), or one sentence that says what each family missed."""
+    """The port of a policy object (a port is its own), or one sentence that says what each family missed.
+
+    Args:
+        policy: the object, of any family.
+    """
     if isinstance(policy, Port):
         return policy
     missed: list[str] = []

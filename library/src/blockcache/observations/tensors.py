@@ -20,7 +20,12 @@ Observation: TypeAlias = Tensor | np.ndarray[Any, Any] | Mapping[str, Any]
 
 
 def as_tensor(value: Any, what: str = "the observation") -> Tensor:
-    """An array of numbers however it lies in memory, or a sentence saying that it is none; `what` names it there."""
+    """An array of numbers however it lies in memory, or a sentence saying that it is none; `what` names it there.
+
+    Args:
+        value: A tensor, a numpy array, or nested lists of numbers.
+        what: What the sentence calls it.
+    """
     if isinstance(value, np.ndarray) and not _as_torch_has_it(value):
         value = value.astype(value.dtype.newbyteorder("="), order="C")
     try:
@@ -48,7 +53,14 @@ def _as_torch_has_it(array: NDArray[Any]) -> bool:
 
 
 def check_observation(obs: Observation, n_obs_steps: int, obs_dim: int, like: Tensor) -> Tensor:
-    """The observation as a tensor with the dtype and device of `like`, or a sentence saying what is wrong with it."""
+    """The observation as a tensor with the dtype and device of `like`, or a sentence saying what is wrong with it.
+
+    Args:
+        obs: As somebody handed it over, bare or under the key "obs".
+        n_obs_steps: Moments that the policy sees.
+        obs_dim: Numbers of a moment.
+        like: Gives dtype and device.
+    """
     if isinstance(obs, Mapping):
         if "obs" not in obs:
             raise ObservationError(f"the observation has no key 'obs', got {sorted(map(str, obs))}")
@@ -105,19 +117,32 @@ def _listed(inputs: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def reach(tensor: Tensor) -> tuple[float, float]:
-    """The smallest and the largest value; NaN if one is."""
+    """The smallest and the largest value; NaN if one is.
+
+    Args:
+        tensor: One number or more.
+    """
     low, high = tensor.detach().aminmax()
     return float(low), float(high)
 
 
 def check_finite(value: Any, what: str = "the observation") -> None:
-    """Refuse NaN, infinity and absurdly large values anywhere in an observation, however nested, or in "noise"."""
+    """Refuse NaN, infinity and absurdly large values anywhere in an observation, however nested, or in "noise".
+
+    Args:
+        value: A tensor, an array, or a mapping or list of such; whatever else there is counts as sound.
+        what: What the sentence calls it.
+    """
     for tensor in _floating(value, what):
         check_input(largest(tensor), what)
 
 
 def largest(value: Any) -> float:
-    """The largest magnitude anywhere in an observation or tensor; NaN if one of the values is."""
+    """The largest magnitude anywhere in an observation or tensor; NaN if one of the values is.
+
+    Args:
+        value: A tensor, an array, or a mapping or list of such; 0 if it holds no fractions.
+    """
     found = [
         abs(float(torch.maximum(-low, high))) for low, high in (item.detach().aminmax() for item in _floating(value))
     ]
@@ -138,7 +163,11 @@ def _floating(value: Any, what: str = "the observation") -> Iterator[Tensor]:
 
 
 def as_one_batch(observations: Any) -> Any:
-    """A batch as it is, or many batches, such as `calibrate` takes them, put together."""
+    """A batch as it is, or many batches, such as `calibrate` takes them, put together.
+
+    Args:
+        observations: An array (N, ...) or a mapping of such; or an iterable of these.
+    """
     if isinstance(observations, Mapping) or hasattr(observations, "shape"):
         return observations
     batches = list(observations) if isinstance(observations, Iterable) else []

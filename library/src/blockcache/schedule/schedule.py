@@ -183,7 +183,12 @@ def generation_flops(
 
 
 def checked_origin(origin: Mapping[str, Any], error: type[BlockcacheError]) -> dict[str, Any]:
-    """How a value came to be, as it will stand in its file; otherwise `error`: what no file can hold has no origin."""
+    """How a value came to be, as it will stand in its file; otherwise `error`: what no file can hold has no origin.
+
+    Args:
+        origin: The record, by name.
+        error: The class of what is raised.
+    """
     try:
         return dict(read(Any, dict(origin), "origin"))
     except (ContentError, TypeError, ValueError) as problem:

@@ -74,7 +74,11 @@ def is_lerobot(config: Mapping[str, Any]) -> bool:
 
 
 def load_policy(source: PathLike) -> DiTPolicy:
-    """A policy directory that LeRobot wrote. It comes in eval mode, float32, on the CPU; actions are in robot units."""
+    """A policy directory that LeRobot wrote. It comes in eval mode, float32, on the CPU; actions are in robot units.
+
+    Args:
+        source: the directory.
+    """
     config, tensors = read_directory(source)
     with reading(WHAT, policy_directory(source) / WEIGHTS):
         return policy_from(DiTPolicy, config, tensors)

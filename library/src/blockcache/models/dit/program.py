@@ -238,14 +238,24 @@ def _is_silu(modulation: Any) -> bool:
 
 
 def time_features(timesteps: tuple[float, ...], time_mlp: nn.Sequential) -> Tensor:
-    """SiLU of the time's features at all steps, (K, time_dim), computed as the policy's own loop does it."""
+    """SiLU of the time's features at all steps, (K, time_dim), computed as the policy's own loop does it.
+
+    Args:
+        timesteps: as the denoiser is given them, in execution order.
+        time_mlp: the denoiser's embedding of the time.
+    """
     times = torch.tensor(timesteps, dtype=torch.float32, device=next(time_mlp.parameters()).device)
     with torch.no_grad():
         return F.silu(embed_time(time_mlp, times).to(torch.float64))
 
 
 def modulation(layers: list[Any], shape: DiTShape) -> tuple[Tensor, Tensor, Tensor]:
-    """The matrices of the time (time_dim, L * 6 * d) and of the conditions (C, L * 6 * d), and the bias of both."""
+    """The matrices of the time (time_dim, L * 6 * d) and of the conditions (C, L * 6 * d), and the bias of both.
+
+    Args:
+        layers: the denoiser's, each with its `adaLN_modulation`.
+        shape: the sizes of the denoiser.
+    """
     pairs = [linear(layer.adaLN_modulation[1]) for layer in layers]
     biases = []
     for _, own in pairs:

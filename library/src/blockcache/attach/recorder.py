@@ -96,7 +96,7 @@ class _Recorder:
 
     def begin(self) -> _RecordingGeneration:
         run = _RecordingGeneration(self.port, keep_calls=self.costs is not None)
-        if threading.get_ident() == self.thread:  # whoever else uses the policy meanwhile is not recorded
+        if threading.get_ident() == self.thread:  # what other threads generate meanwhile is not recorded
             self.current = run
         return run
 

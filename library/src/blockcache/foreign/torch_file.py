@@ -1,7 +1,7 @@
 """Files that torch.save wrote, opened without torch: a zip with one pickle and the numbers of every tensor beside it.
 
 The pickle is read by `pickles`, so nothing of it runs. Tensors come as descriptions, checked against what really lies in the
-file; their numbers are read when somebody asks for them. torch packs nothing, so a file holds no more than it is long: an
+file; their numbers are read when they are asked for. torch packs nothing, so a file holds no more than it is long: an
 entry that is packed, locked, a link, or there twice is refused. Knows nothing of policies.
 """
 

@@ -1,4 +1,4 @@
-"""Where a policy is found that somebody names: shipped, a directory, a checkpoint of the public code, or a Python entry.
+"""Where a policy lies that a user names: shipped, a directory, a checkpoint of the public code, or a Python entry.
 Knows nothing of torch, so that a wrong name is answered at once."""
 
 from __future__ import annotations

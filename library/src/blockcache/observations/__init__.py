@@ -50,7 +50,16 @@ def rows(batch: Any, start: int, stop: int) -> Any:
         start: Place of the first sample.
         stop: One behind the last.
     """
-    return _rows(batch, start, stop, batch_size(batch))
+    size = batch_size(batch)
+
+    def cut(leaf: Any) -> Any:
+        if not getattr(leaf, "shape", ()):
+            return leaf  # not one value per sample
+        if len(leaf) != size:
+            raise ObservationError(f"an observation mixes batches of {size} and {len(leaf)} samples")
+        return leaf[start:stop]
+
+    return _mapped(cut, batch)
 
 
 def parts(batch: Any, size: int) -> list[Any]:
@@ -60,8 +69,7 @@ def parts(batch: Any, size: int) -> list[Any]:
         batch: An array (N, ...), or a mapping of such.
         size: Of all but the last, which may have fewer.
     """
-    total = batch_size(batch)
-    return [_rows(batch, start, min(start + size, total), total) for start in range(0, total, size)]
+    return [rows(batch, start, start + size) for start in range(0, batch_size(batch), size)]
 
 
 def one_moment(array: Any, shape: Sequence[int]) -> Any:
@@ -80,7 +88,7 @@ def stacked(trees: Sequence[Any]) -> Any:
     Args:
         trees: One or more; arrays at one place of all of them have one shape.
     """
-    return _combined(trees, np.stack)
+    return _mapped(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
 
 
 def joined(batches: Sequence[Any]) -> Any:
@@ -89,13 +97,14 @@ def joined(batches: Sequence[Any]) -> Any:
     Args:
         batches: One or more; arrays at one place may differ in their first axis only.
     """
-    return _combined(batches, np.concatenate)
+    return _mapped(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *batches)
 
 
-def _combined(trees: Sequence[Any], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Any:
+def _mapped(function: Callable[..., Any], *trees: Any) -> Any:
+    """What a function makes of the arrays at each place of one tree, or of several of one form."""
     if isinstance(trees[0], Mapping):
-        return {key: _combined([tree[key] for tree in trees], combine) for key in trees[0]}
-    return combine([np.asarray(tree) for tree in trees])
+        return {key: _mapped(function, *(tree[key] for tree in trees)) for key in trees[0]}
+    return function(*trees)
 
 
 def hash_observations(batch: Any) -> str:
@@ -120,16 +129,6 @@ def _named(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, batch
 
 
-def _rows(batch: Any, start: int, stop: int, size: int) -> Any:
-    if isinstance(batch, Mapping):
-        return {key: _rows(value, start, stop, size) for key, value in batch.items()}
-    if not getattr(batch, "shape", ()):
-        return batch  # not one value per sample
-    if len(batch) != size:
-        raise ObservationError(f"an observation mixes batches of {size} and {len(batch)} samples")
-    return batch[start:stop]
-
-
 def pick(batch: Any, places: Sequence[int] | NDArray[np.intp]) -> Any:
     """The samples at those places, in that order; a place may be named often.
 
@@ -137,9 +136,8 @@ def pick(batch: Any, places: Sequence[int] | NDArray[np.intp]) -> Any:
         batch: An array (N, ...), or a mapping of such.
         places: From 0 to N - 1.
     """
-    if isinstance(batch, Mapping):
-        return {key: pick(value, places) for key, value in batch.items()}
-    return batch[list(places)] if getattr(batch, "shape", ()) else batch
+    chosen = list(places)
+    return _mapped(lambda leaf: leaf[chosen] if getattr(leaf, "shape", ()) else leaf, batch)
 
 
 def split(batch: Any, sizes: Mapping[str, int], seed: int = 0, taken: Any = None) -> dict[str, NDArray[np.intp]]:

@@ -148,7 +148,7 @@ class Schedule:
 
     @classmethod
     def load_beside(cls, path: PathLike) -> Schedule:
-        """Read a file beside a policy that nobody named; one that is bound to no weights would fit whatever lies there.
+        """Read a file that was found beside a policy, not named by a user; bound to no weights, it would fit any policy.
 
         Args:
             path: The file.

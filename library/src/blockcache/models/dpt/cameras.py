@@ -118,7 +118,7 @@ def known_encoder(encoder: Any) -> ObservationEncoder:
     shared = len(cameras) > 1 and len({id(nets[item.name]) for item in cameras}) == 1
     try:
         sizes = network_sizes(held, f"obs_nets.{cameras[0].name}")
-        with torch.device("meta"):  # nobody's random numbers are drawn away
+        with torch.device("meta"):  # draws nothing from torch's generator
             own = ObservationEncoder(EncoderConfig(inputs, crops.pop(), shared, **sizes))
     except PolicyError as error:
         raise UnsupportedError(f"an obs_encoder that is another one ({error})") from error
@@ -134,9 +134,9 @@ def known_encoder(encoder: Any) -> ObservationEncoder:
 
 def _compare(found: nn.Module, expected: nn.Module, where: str) -> None:
     """Refuse a network that is made of other parts, or has them under other names."""
-    theirs, ours = _leaves(found), _leaves(expected)
-    for name in {**ours, **theirs}:
-        if (is_there := theirs.get(name, "nothing")) != (wanted := ours.get(name, "nothing")):
+    there, expected_there = _leaves(found), _leaves(expected)
+    for name in {**expected_there, **there}:
+        if (is_there := there.get(name, "nothing")) != (wanted := expected_there.get(name, "nothing")):
             raise UnsupportedError(f"an obs_encoder that has {is_there} as {where}.{name}, where {wanted} is expected")
 
 
@@ -179,7 +179,7 @@ def _need(there: Any, what: str) -> None:
 
 @torch.no_grad()
 def _crop(camera: Input, randomizer: Any) -> tuple[int, int] | None:
-    """What a randomizer leaves of a frame; one that does anything but crop in the middle is none that we know."""
+    """What a randomizer leaves of a frame; one that does anything but crop in the middle is not known."""
     if randomizer is None:
         return None
     channels, height, width = camera.shape
@@ -238,7 +238,7 @@ def _network(camera: Input, name: str, net: Any, seen: tuple[int, int], weights:
     # a bias is the same at all places of a map, so that no softmax sees it
     weights[f"{name}_points_w"] = double(points.nets.weight) / double(points.temperature)
     weights[f"{name}_places"] = torch.stack([double(points.pos_x).flatten(), double(points.pos_y).flatten()], dim=1)
-    weights |= named(f"{name}_features", linear(features))
+    weights |= named({f"{name}_features": linear(features)})
     whole, places, keypoints = (camera.shape[1], camera.shape[2]), sides[0] * sides[1], len(points.nets.weight)
     attended = 2 * points.nets.weight.numel() * places + 4 * keypoints * places + 4 * keypoints * features.out_features
     return CameraNetwork(

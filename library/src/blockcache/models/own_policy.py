@@ -58,7 +58,8 @@ class PolicyConfig:
 
     def __post_init__(self) -> None:
         self._check_family(self.family)
-        kinds = keys_of(type(self))
+        own: Any = type(self)
+        kinds = keys_of(own)
         for name, wanted in _NESTED.items():
             if name in kinds and not isinstance(getattr(self, name), kinds[name]):
                 raise PolicyError(f"policy setting {name} must be {wanted}, got {short(getattr(self, name))}")
@@ -100,7 +101,8 @@ class PolicyConfig:
     @classmethod
     def from_dict(cls: type[C], value: Mapping[str, Any]) -> C:
         """From a config file; whatever is missing, unknown or of another type is refused."""
-        kinds = keys_of(cls)
+        own: Any = cls
+        kinds = keys_of(own)
         if unknown := sorted(set(value) - set(kinds)):
             names = shortened(", ".join(unknown), 100)
             raise PolicyError(f"unknown policy settings {names}; known are {', '.join(sorted(kinds))}")

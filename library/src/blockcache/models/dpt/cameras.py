@@ -231,7 +231,11 @@ def _network(camera: Input, name: str, net: Any, seen: tuple[int, int], weights:
     for index, block in enumerate(block for stage in stages for block in stage):
         a = convolution(f"{index}_a", block.conv1, block.bn1, sides)
         b = convolution(f"{index}_b", block.conv2, block.bn2, a.sides)
-        short = None if block.downsample is None else convolution(f"{index}_c", *block.downsample, sides)
+        short = (
+            None
+            if block.downsample is None
+            else convolution(f"{index}_c", block.downsample[0], block.downsample[1], sides)
+        )
         blocks.append(Residual(a, b, short))
         sides = b.sides
     points, features = net.pool, net.nets[3]

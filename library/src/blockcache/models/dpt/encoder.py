@@ -84,8 +84,9 @@ class EncoderConfig:
                 raise PolicyError(f"the encoder's {name} must be {multiple}, {most:,} at most, got {short(value)}")
         if not isinstance(self.shared, bool):
             raise PolicyError(f"the encoder's shared must be true or false, got {short(self.shared)}")
-        for camera in self.cameras if self.crop is not None else ():
-            frame, crop = camera.shape[1:], self.crop
+        crop: Any = self.crop
+        for camera in self.cameras if crop is not None else ():
+            frame = camera.shape[1:]
             fits = isinstance(crop, tuple) and len(crop) == 2
             if not fits or any(type(a) is not int or not 1 <= a <= b for a, b in zip(crop, frame, strict=True)):
                 raise PolicyError(

@@ -198,7 +198,7 @@ class Shape:
     def policy(self) -> DiffusionTransformerPolicy:
         """Random weights, always the same ones."""
         same = ("obs_dim", "action_dim", "horizon", "n_obs_steps", "n_action_steps", "encoder")
-        sizes = {"n_layer": self.layers, "n_head": self.heads, "n_emb": self.width}
+        sizes: dict[str, Any] = {"n_layer": self.layers, "n_head": self.heads, "n_emb": self.width}
         sampler = SamplerConfig.from_dict({"type": self.sampler, "num_inference_steps": self.steps})
         config = DPTConfig(**{name: getattr(self, name) for name in same}, **sizes, sampler=sampler)
         return DiffusionTransformerPolicy.random(config)

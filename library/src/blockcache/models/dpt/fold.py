@@ -323,7 +323,7 @@ def fold_inputs(policy: Any, normalizer: Field, w: Tensor, b: Tensor) -> Program
     known = None if encoder is None else or_none(encoder)
     if encoder is not None and known is None:
         return ProgramInputs({FEATURES: (moments, len(w))}, {FEATURES: "obs_w"}, {"obs_w": w}, b)
-    items = (Input("obs", (int(policy.obs_dim),)),) if known is None else known.config.inputs
+    items = (Input("obs", (len(w),)),) if known is None else known.config.inputs
     networks, constants = ((), {}) if known is None else networks_of(known)
     sizes = {network.camera: network.features for network in networks}
     weights = {name: tensor.to(torch.float64) for name, tensor in constants.items()}
@@ -342,7 +342,7 @@ def fold_inputs(policy: Any, normalizer: Field, w: Tensor, b: Tensor) -> Program
             weights[entries[item.name]] = scale[:, None] * share
             b = b + offset @ share
     if at != len(w):
-        raise UnsupportedError(f"an observation that becomes {at} numbers where the denoiser takes {len(w)}")
+        raise UnsupportedError(f"an obs_encoder that makes {at} numbers where the denoiser takes {len(w)}")
     if of_cameras:
         weights["obs_w"] = torch.cat(of_cameras)
     return ProgramInputs({item.name: (moments, *item.shape) for item in items}, entries, weights, b, networks)

@@ -75,11 +75,11 @@ class PlainDPTProgram(DPTProgram):
         return replace(conditions, tokens=tokens if self.encode_once else self.encode(ops, tokens))
 
     def cross_attention(self, ops: Ops, layer: int, stream: Value, conditions: Any, step: Any) -> Value:
-        memory = ops.reshape(self._linear(ops, layer, "memory", conditions.tokens), (-1, self.slots, 2 * self.width))
-        query = ops.reshape(self._linear(ops, layer, "query", self._norm(ops, stream)), (-1, self.tokens, self.width))
+        memory = ops.reshape(self.linear(ops, "memory", conditions.tokens, layer), (-1, self.slots, 2 * self.width))
+        query = ops.reshape(self.linear(ops, "query", self._norm(ops, stream), layer), (-1, self.tokens, self.width))
         keys, values = ops.split(memory, 2, -1)
         attended = ops.attention(query, keys, values, self.heads, "cross_mask")
-        return self._linear(ops, layer, "cross", ops.reshape(attended, (-1, self.width)))
+        return self.linear(ops, "cross", ops.reshape(attended, (-1, self.width)), layer)
 
     def cut(self, tokens: int) -> DPTProgram:
         each_step, once, _ = _dpt_variants(self.port, self.folded.cut(tokens)).values()
@@ -118,9 +118,12 @@ def _dpt_unfolded(port: Port, program: DPTProgram) -> tuple[dict[str, Tensor], d
     for index in range(program.layers):
         name = f"decoder.layers.{index}.multihead_attn"
         key_w, key_b, value_w, value_b = key_value_of(double, name, width)
-        weights |= named("query", query_of(double, index, width, program.heads), index)
-        weights |= named("cross", linear_of(double, f"{name}.out_proj"), index)
-        weights |= named("memory", (torch.cat([key_w, value_w], dim=1), torch.cat([key_b, value_b])), index)
+        pairs = {
+            "query": query_of(double, index, width, program.heads),
+            "cross": linear_of(double, f"{name}.out_proj"),
+            "memory": (torch.cat([key_w, value_w], dim=1), torch.cat([key_b, value_b])),
+        }
+        weights |= named(pairs, index)
     times = dict(zip(("time", "time_encoded"), time_tokens(port, double), strict=True))
     tables = {name: StepTable(cast(time[:, None, None], program.like), (1, 1, width)) for name, time in times.items()}
     return {name: cast(tensor, program.like) for name, tensor in weights.items()}, tables

@@ -48,7 +48,7 @@ class Patches:
     """A set of replacements that is applied and comes off as a whole, and while no call is using it; true while applied.
 
     Applied within a `with`. Any number of threads may be in calls at once; `remove` waits until they have left, and lets
-    nobody in meanwhile.
+    no call in meanwhile.
     """
 
     _applied = False
@@ -188,7 +188,11 @@ def _refuse_patched(instance: Any, name: str) -> None:
 
 
 def handle_on(instance: Any) -> Any:
-    """The handle of what is attached to an instance, whichever of its methods was replaced; None if nothing is."""
+    """The handle of what is attached to an instance, whichever of its methods was replaced; None if nothing is.
+
+    Args:
+        instance: A policy, its denoiser, or any other object that may have been patched.
+    """
     replaced = (item for item in getattr(instance, "__dict__", {}).values() if isinstance(item, Replacement))
     return next((item.patches.handle for item in replaced), None)
 
@@ -205,7 +209,7 @@ _all_patches: weakref.WeakSet[Patches] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Of all threads only this one lives on: what others were in the midst of, or had locked, nobody waits for."""
+    """Only this thread lives on in the child: calls of the others, and locks that they held, are forgotten."""
     locks.update({name: threading.Lock() for name in locks})
     me = threading.get_ident()
     for patches in _all_patches:

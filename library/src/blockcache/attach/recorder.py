@@ -96,7 +96,7 @@ class _Recorder:
 
     def begin(self) -> _RecordingGeneration:
         run = _RecordingGeneration(self.port, keep_calls=self.costs is not None)
-        if threading.get_ident() == self.thread:  # whoever else uses the policy meanwhile is not recorded
+        if threading.get_ident() == self.thread:  # what other threads generate meanwhile is not recorded
             self.current = run
         return run
 
@@ -207,7 +207,12 @@ class _RecordingGeneration(Generation):
 
 
 def relative_change(value: Tensor, before: Tensor) -> Tensor:
-    """mean|value - before| / mean|before| for each sample, (B, ...) -> (B,)."""
+    """mean|value - before| / mean|before| for each sample, (B, ...) -> (B,).
+
+    Args:
+        value: (B, ...) what there is now.
+        before: (B, ...) what there was one step earlier.
+    """
     difference = (value - before).abs().flatten(1).mean(dim=1)
     return difference / before.abs().flatten(1).mean(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
 

@@ -196,7 +196,7 @@ def _check_sampling(port: Port, run: Recorded, samples: Sequence[Tensor]) -> lis
         elif not fits or not _close(found, expected):
             what = "the next sample" if step + 1 < len(samples) else "the executed action"
             raise _not_the_table(port, f"{what} is not what step {step} gives")
-    if drawn:  # noise that nobody handed over can only be told by its size
+    if drawn:  # noise that was not handed over can be judged by its size only
         noise = torch.cat(drawn).double()
         size = float(noise.square().mean().sqrt())
         if not abs(size - 1) < 6 / math.sqrt(2 * len(noise)) + 0.01:

@@ -99,7 +99,11 @@ def kind_of(value: Any) -> str:
 
 
 def as_mapping(value: Any) -> dict[Any, Any] | None:
-    """What is under which key, where the pickle describes a dict or an ordered one; else None."""
+    """What is under which key, where the pickle describes a dict or an ordered one; else None.
+
+    Args:
+        value: Anything that `load_pickle` gave.
+    """
     if isinstance(value, Call) and value.kind in ("collections.OrderedDict", "collections.defaultdict"):
         return value.items
     return value if isinstance(value, dict) else None

@@ -1,7 +1,7 @@
 """Files that torch.save wrote, opened without torch: a zip with one pickle and the numbers of every tensor beside it.
 
 The pickle is read by `pickles`, so nothing of it runs. Tensors come as descriptions, checked against what really lies in the
-file; their numbers are read when somebody asks for them. torch packs nothing, so a file holds no more than it is long: an
+file; their numbers are read when they are asked for. torch packs nothing, so a file holds no more than it is long: an
 entry that is packed, locked, a link, or there twice is refused. Knows nothing of policies.
 """
 
@@ -169,7 +169,12 @@ class TorchFile:
 
 @contextlib.contextmanager
 def open_torch_file(path: PathLike, what: str) -> Iterator[TorchFile]:
-    """A file of torch.save to look into, as long as the context lasts; anything else is refused with one sentence."""
+    """A file of torch.save to look into, as long as the context lasts; anything else is refused with one sentence.
+
+    Args:
+        path: The file.
+        what: The thing in messages, such as "checkpoint".
+    """
     with opened(path, what) as (file, size):
         yield TorchFile(file, size, what, path)
 

@@ -21,7 +21,7 @@ Route: TypeAlias = Callable[[str, Callable[[], Tensor]], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class FeedForward:
-    """The parts of an FFN block that adds W2 phi(W1 norm(x) + b1) + b2, for who looks inside it; `norm` takes x alone."""
+    """The parts of an FFN block that adds W2 phi(W1 norm(x) + b1) + b2, for analyses; `norm` takes x alone."""
 
     block: str
     norm: nn.LayerNorm

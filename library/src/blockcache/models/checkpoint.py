@@ -209,7 +209,11 @@ def _finish(target: Path) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Refuse a place that a policy cannot be saved to."""
+    """Refuse a place that a policy cannot be saved to.
+
+    Args:
+        target: the directory that the policy would have; it need not exist.
+    """
     if target.is_dir():
         others = sorted(item.name for item in target.iterdir() if not _of_a_policy(item.name))
         if others:

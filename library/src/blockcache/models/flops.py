@@ -18,17 +18,37 @@ def blocks_of(layers: int, costs: Callable[[int], Mapping[str, int]]) -> tuple[B
 
 
 def linear(tokens: int, inputs: int, outputs: int) -> int:
+    """A matrix.
+
+    Args:
+        tokens: rows that are multiplied.
+        inputs: numbers of a row.
+        outputs: numbers that it becomes.
+    """
     return 2 * tokens * inputs * outputs
 
 
 def attention(queries: int, keys: int, width: int) -> int:
-    """Projections of q, k, v and the output, and the two products; keys and values are projected here too."""
+    """Projections of q, k, v and the output, and the two products; keys and values are projected here too.
+
+    Args:
+        queries: tokens that attend.
+        keys: tokens that are attended to; their number is that of the queries in self-attention.
+        width: numbers of a token.
+    """
     projections = linear(queries, width, width) + linear(keys, width, 2 * width) + linear(queries, width, width)
     products = 2 * linear(queries, width, keys)
     return projections + products
 
 
 def feed_forward(tokens: int, width: int, hidden: int) -> int:
+    """Two matrices, one behind the other.
+
+    Args:
+        tokens: how many go through both.
+        width: numbers of a token.
+        hidden: numbers of the layer between.
+    """
     return linear(tokens, width, hidden) + linear(tokens, hidden, width)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,7 +32,12 @@ def double(tensor: Tensor, name: str = "") -> Tensor:
 
 
 def cast(value: Tensor, like: Tensor) -> Tensor:
-    """In the precision and on the device of the policy."""
+    """In the precision and on the device of the policy.
+
+    Args:
+        value: what was computed, in float64 as a rule.
+        like: one of the policy's own tensors.
+    """
     return value.to(dtype=like.dtype, device=like.device).contiguous()
 
 
@@ -42,9 +48,21 @@ def linear(module: Any) -> Pair:
     return double(module.weight).T, double(module.bias)
 
 
-def named(name: str, pair: Pair, index: int | str = "") -> dict[str, Tensor]:
-    """As a program's weights: `{name}_w{index}` and `{name}_b{index}`."""
-    return {f"{name}_{part}{index}": tensor for part, tensor in zip("wb", pair, strict=True)}
+def after_norm(gain: Tensor, bias: Tensor, pair: Pair) -> Pair:
+    """A matrix behind a LayerNorm, with the norm's gain and bias folded into it: the norm is left with neither."""
+    w, b = pair
+    return gain[:, None] * w, b + bias @ w
+
+
+def named(pairs: Mapping[str, Pair], index: int | str = "") -> dict[str, Tensor]:
+    """As a program's weights: `{name}_w{index}` and `{name}_b{index}`.
+
+    Args:
+        pairs: matrices with their biases, by name.
+        index: of the layer, where each has such pairs.
+    """
+    parts = {name: zip("wb", pair, strict=True) for name, pair in pairs.items()}
+    return {f"{name}_{part}{index}": tensor for name, pair in parts.items() for part, tensor in pair}
 
 
 def scaled_queries(qkv: Pair, width: int, heads: int) -> Pair:

@@ -105,7 +105,11 @@ def save_policy(policy: Any, directory: PathLike) -> None:
 
 
 def open_port(source: PathLike | Any) -> Port:
-    """The port of the policy that a user names."""
+    """The port of the policy that a user names.
+
+    Args:
+        source: whatever `load_policy` takes.
+    """
     return port_of(load_policy(source))
 
 

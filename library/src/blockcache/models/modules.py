@@ -1,8 +1,8 @@
 """Modules in a state in which no schedule can be followed (compiled, hooked, or in train mode), and the numbers they hold:
 their hash, ways to tell that they changed, and which of them no action can come of.
 
-Dropout would make every comparison between steps a lie; asked are only modules whose mode does something. Knows nothing of
-policies, engines or files.
+Dropout would falsify every comparison between steps; only modules whose mode changes what they compute are asked for it.
+Knows nothing of policies, engines or files.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _function(member: Any) -> Any:
 
 
 def check_not_compiled(module: nn.Module, called: str) -> None:
-    """Refuse what torch.compile has been over: compiled code would go past what we put in a layer's place."""
+    """Refuse what torch.compile has been over: compiled code would not run what is put in the place of a layer's methods."""
     for name, part in module.named_modules():
         where = f"{called}.{name}" if name else called
         if hasattr(part, "_orig_mod"):
@@ -101,13 +101,14 @@ def _compiled(where: str, way_out: str) -> PolicyError:
 
 def runs_known_code(parts: Sequence[nn.Module], *others: type) -> bool:
     """Whether modules (and other classes) run nothing but code of this package and of torch, as it was written: no class,
-    method or tensor of somebody else took the place of theirs, on a class or on one module alone, and there are no hooks."""
+    method or tensor from elsewhere stands in place of theirs, on a class or on one module alone, and there are no hooks."""
     if every_module._global_forward_hooks or every_module._global_forward_pre_hooks:
         return False
     classes = {kind for item in (*map(type, parts), *others) for kind in item.__mro__ if kind is not object}
     members = [member for kind in classes if _is_own(kind) for member in map(_function, vars(kind).values())]
     code = [*classes, *(member for member in members if isinstance(member, FunctionType))]
-    return all(map(_is_known, code)) and not any(has_hook(part) or overridden(part) for part in parts)
+    known = all(str(getattr(item, "__module__", "")).partition(".")[0] in ("blockcache", "torch") for item in code)
+    return known and not any(has_hook(part) or overridden(part) for part in parts)
 
 
 def overridden(part: nn.Module) -> list[str]:
@@ -134,10 +135,6 @@ def refuse_overridden(parts: Iterable[tuple[str, nn.Module]], doing: str) -> Non
             )
 
 
-def _is_known(item: Any) -> bool:
-    return str(getattr(item, "__module__", "")).partition(".")[0] in ("blockcache", "torch")
-
-
 def _is_own(kind: type) -> bool:
     return kind.__module__.startswith("blockcache.")
 
@@ -161,7 +158,11 @@ def versions(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
 
 
 def memory(tensor: Tensor) -> Tensor:
-    """A view of the bytes that a tensor takes, one behind the other; what is written there later shows in it."""
+    """A view of the bytes that a tensor takes, one behind the other; what is written there later shows in it.
+
+    Args:
+        tensor: of any strides; gaps between its numbers are part of the view.
+    """
     if not tensor.numel():
         return torch.empty(0, dtype=torch.uint8)
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -169,7 +170,11 @@ def memory(tensor: Tensor) -> Tensor:
 
 
 def checksum(pieces: Iterable[Tensor | memoryview]) -> int:
-    """CRC-32 over bytes: no change of a single number up to 32 bits escapes it, others do once in four thousand million."""
+    """CRC-32 over bytes: no change of a single number up to 32 bits escapes it, others do once in four thousand million.
+
+    Args:
+        pieces: bytes one behind the other: memory, or tensors of bytes such as `memory` gives.
+    """
     found = 0
     for piece in pieces:
         found = zlib.crc32(piece.cpu().numpy().data if isinstance(piece, Tensor) else piece, found)
@@ -234,7 +239,7 @@ def check_action_scale(scale: Tensor) -> None:
 
 
 def check_denoiser(denoiser: nn.Module) -> None:
-    """Refuse a denoiser's weights. Whole numbers in modules that are not torch's own may be packed weights: their affair."""
+    """Refuse a denoiser's weights. Whole numbers in modules that are not torch's own may be packed weights, and pass."""
     for place, module in denoiser.named_modules():
         for name, weight in module.named_parameters(place, recurse=False):
             if weight.is_floating_point() or type(module).__module__.startswith("torch."):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cached_property
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from blockcache.errors import ContentError, PolicyError, short, shortened
-from blockcache.files import Fields, Limit, Name, PathLike, read
+from blockcache.files import Fields, Limit, Name, PathLike, keys_of, read
 from blockcache.models.modules import check_action_scale, check_denoiser, refuse_overridden, runs_known_code
 from blockcache.models.port import Port
 from blockcache.models.sampling import Sampling, denoise, draw_all
@@ -58,7 +58,8 @@ class PolicyConfig:
 
     def __post_init__(self) -> None:
         self._check_family(self.family)
-        kinds = self._kinds()
+        own: Any = type(self)
+        kinds = keys_of(own)
         for name, wanted in _NESTED.items():
             if name in kinds and not isinstance(getattr(self, name), kinds[name]):
                 raise PolicyError(f"policy setting {name} must be {wanted}, got {short(getattr(self, name))}")
@@ -71,12 +72,6 @@ class PolicyConfig:
     def _check_family(cls, family: Any) -> None:
         if family != cls.FAMILY:
             raise PolicyError(f"this reads policies of family {cls.FAMILY!r}, got {short(family)}")
-
-    @classmethod
-    @cache  # annotations are evaluated once for each class, not with every file that is read
-    def _kinds(cls) -> dict[str, Any]:
-        hints = get_type_hints(cls, include_extras=True)
-        return {item.name: hints[item.name] for item in fields(cls)}
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
@@ -106,7 +101,8 @@ class PolicyConfig:
     @classmethod
     def from_dict(cls: type[C], value: Mapping[str, Any]) -> C:
         """From a config file; whatever is missing, unknown or of another type is refused."""
-        kinds = cls._kinds()
+        own: Any = cls
+        kinds = keys_of(own)
         if unknown := sorted(set(value) - set(kinds)):
             names = shortened(", ".join(unknown), 100)
             raise PolicyError(f"unknown policy settings {names}; known are {', '.join(sorted(kinds))}")
@@ -290,9 +286,8 @@ class OwnPort(Port):
         return np.zeros(self.policy.action_dim) if self._normalizer is None else self._normalizer.action.affine()[1]
 
     def prepare_observation(self, obs: Any) -> Any:
-        if isinstance(obs, Mapping):
-            return {name: as_tensor(value) for name, value in obs.items()}
-        return as_tensor(obs) if len(self.inputs) == 1 else obs  # what is no mapping, `check` says in one sentence
+        bare = not isinstance(obs, Mapping) and len(self.inputs) == 1
+        return as_tensor(obs) if bare else super().prepare_observation(obs)
 
     def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         return self.policy.check(obs)

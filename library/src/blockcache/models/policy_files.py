@@ -1,4 +1,4 @@
-"""Where a policy is found that somebody names: shipped, a directory, a checkpoint of the public code, or a Python entry.
+"""Where a policy lies that a user names: shipped, a directory, a checkpoint of the public code, or a Python entry.
 Knows nothing of torch, so that a wrong name is answered at once."""
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ def policy_directory(source: PathLike) -> Path:
     """Where a policy lies: the directory itself, or that of a shipped policy by name.
 
     A directory that is called like a shipped policy counts only if it holds a policy, and not, say, its results.
+
+    Args:
+        source: a path, or the name of a shipped policy.
     """
     directory, name = Path(source), os.fspath(source)
     shipped = name in shipped_policies()
@@ -67,7 +70,11 @@ def remember_place(policy: Any, directory: Path) -> None:
 
 
 def place_of(policy: Any) -> Path | None:
-    """The directory that this very object was loaded from; a copy, or one with another sampler, has none."""
+    """The directory that this very object was loaded from; a copy, or one with another sampler, has none.
+
+    Args:
+        policy: the policy object, as `load_policy` gave it.
+    """
     try:
         return _places.get(policy)
     except TypeError:  # no weak references to it, or no hash
@@ -76,13 +83,22 @@ def place_of(policy: Any) -> Path | None:
 
 def shared_file(directory: Path, name: str) -> Path:
     """A file of a policy's directory. What was tuned for a policy may lie in that policy's directory, under `tuned`, and
-    has its weights and observations from there."""
+    has its weights and observations from there.
+
+    Args:
+        directory: the policy's, or `tuned` within it.
+        name: of the file, without a path.
+    """
     own, above = directory / name, directory.parent
     return above / name if directory.name == TUNED and not own.exists() and (above / CONFIG).is_file() else own
 
 
 def read_config(source: PathLike) -> dict[str, Any]:
-    """What `config.json` of a policy directory, or of a shipped policy by name, says."""
+    """What `config.json` of a policy directory, or of a shipped policy by name, says.
+
+    Args:
+        source: a path, or the name of a shipped policy.
+    """
     return FORMAT.load(config_file(policy_directory(source)))
 
 
@@ -111,12 +127,20 @@ def is_checkpoint(source: PathLike) -> bool:
 
 
 def in_directory(source: PathLike) -> bool:
-    """Whether a name stands for a policy's own directory, in which other things may lie beside it."""
+    """Whether a name stands for a policy's own directory, in which other things may lie beside it.
+
+    Args:
+        source: what a user names a policy by, see `load_policy`.
+    """
     return not is_entry(source) and not is_checkpoint(source)
 
 
 def check_new(place: PathLike) -> None:
-    """Refuse an output where something is already."""
+    """Refuse an output where something is already.
+
+    Args:
+        place: where something is about to be written.
+    """
     if os.path.lexists(place):
         raise FileError(f"{place} is there already; name a place where nothing is, or remove it first")
 
@@ -135,7 +159,11 @@ def split_entry(entry: str) -> tuple[str, str]:
 
 
 def check_source(source: str) -> None:
-    """Refuse what names no policy, as far as that can be told without loading it."""
+    """Refuse what names no policy, as far as that can be told without loading it.
+
+    Args:
+        source: what a user names a policy by, see `load_policy`.
+    """
     if is_entry(source):
         split_entry(source)
     elif is_checkpoint(source):

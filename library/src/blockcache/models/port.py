@@ -37,6 +37,7 @@ from blockcache.models.modules import (
 )
 from blockcache.models.program import Program, UnsupportedError
 from blockcache.models.sampling import Sampling, draw_all
+from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import SamplerConfig, table
 
 P = TypeVar("P", bound="Port")
@@ -47,7 +48,7 @@ def _size(name: str) -> Any:
 
 
 class Port(ABC):
-    """A policy behind the words that we use. Subclasses say how these are found; `policy` stays the user's object.
+    """A policy under the names that blockcache uses. Subclasses say where each is found; `policy` stays the user's object.
 
     Only what a verb really asks for must be there: a policy without `n_obs_steps` can be accelerated, not rolled out.
     """
@@ -97,7 +98,7 @@ class Port(ABC):
         """The same weights (shared, not copied) behind another sampler."""
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
-        """All the noise of one generation, (1 + draws, B, T, D), for policies whose sampler we know."""
+        """All the noise of one generation, (1 + draws, B, T, D), for policies whose sampler is known."""
         assert self.sampler is not None, self.sampling.unknown
         like = next(self.adapter.denoiser.parameters())
         return draw_all(table(self.sampler), (batch, self.horizon, self.sample_dim), like, generator)
@@ -155,13 +156,13 @@ class Port(ABC):
 
     # -- observations
 
-    @abstractmethod
     def prepare_observation(self, obs: Any) -> Any:
         """An observation as a rollout or a file has it (an array or a mapping of arrays), as `entry` takes it."""
+        return {name: as_tensor(value) for name, value in obs.items()} if isinstance(obs, Mapping) else obs
 
     @abstractmethod
     def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
-        """What somebody handed to `entry`, checked, by the names of `inputs`; for engines that replace it."""
+        """An observation as it was given to `entry`, checked, by the names of `inputs`; for engines that replace it."""
 
     def check_observation(self, obs: Any) -> None:
         """Refuse what `entry` would answer wrongly without a word, such as bytes where it takes fractions."""
@@ -245,12 +246,12 @@ class Port(ABC):
         return self.read_observation(obs, next(self.adapter.denoiser.parameters()))
 
     def check_weights(self) -> None:
-        """Refuse weights that no action can come of; who is about to run the policy asks for this."""
+        """Refuse weights that no action can come of; asked for before the policy runs."""
         check_denoiser(self.adapter.denoiser)
 
     @property
     def parts_outside_program(self) -> tuple[nn.Module, ...]:
-        """Parts that run as they are whatever the engine, so that nobody need notice a change."""
+        """Parts that every engine runs as they are, so that no engine need notice a change of their weights."""
         return ()
 
     @property

@@ -166,6 +166,10 @@ class Program(ABC):
         """A tensor with the program's precision and device."""
         return next(iter(self.weights.values()))
 
+    def linear(self, ops: Ops, name: str, x: Value, index: int | str = "") -> Value:
+        """x through one of the matrices and its bias, which are named as `folding.named` does."""
+        return ops.linear(x, ops.weight(f"{name}_w{index}"), ops.weight(f"{name}_b{index}"))
+
     def see(self, ops: Ops, frames: Mapping[str, Value]) -> Value:
         """What frames show, (n, channels, height, width) for each camera -> (n, features); asked of programs with cameras.
         It depends on one moment alone, so that a moment need not be looked at twice."""

@@ -18,11 +18,15 @@ from blockcache.models.port import Port
 
 Claim: TypeAlias = Callable[[Any], Port | str]
 _OWN = {"dp-t": "dpt", "dit": "dit", "rdt": "rdt"}
-"""The package's own families by name, each imported when it is asked: who uses a port knows no family."""
+"""The package's own families by name, each imported when it is asked: code that uses a port knows no family."""
 
 
 def port_of(policy: Any) -> Port:
-    """The port of a policy object (a port is its own), or one sentence that says what each family missed."""
+    """The port of a policy object (a port is its own), or one sentence that says what each family missed.
+
+    Args:
+        policy: the object, of any family.
+    """
     if isinstance(policy, Port):
         return policy
     missed: list[str] = []
@@ -33,12 +37,12 @@ def port_of(policy: Any) -> Port:
         except PolicyError as error:
             refusals.append(error)
             continue
-        except Exception as error:  # a broken family harms only who needs it
+        except Exception as error:  # a broken family harms only policies that need it
             found = f"the family itself is broken ({in_one_line(error)})"
         if isinstance(found, Port):
             return found
         missed.append(f"{name}: {found}")
-    if refusals:  # somebody knows it, and why it cannot be used
+    if refusals:  # a family knows it, and says why it cannot be used
         raise refusals[0]
     raise PolicyError(
         f"{type(policy).__name__} is no diffusion policy that we know ({'; '.join(missed)}); "

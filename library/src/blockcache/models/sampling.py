@@ -67,6 +67,9 @@ def make_scheduler(config: SamplerConfig) -> Any:
     """A fresh scheduler: of `diffusers` if it has one that does the same, else a `TableScheduler`.
 
     Schedulers hold state while they run, so each generation needs its own.
+
+    Args:
+        config: the sampler; its number of steps is what `set_timesteps` is then given.
     """
     scheduler = to_diffusers(config)
     return TableScheduler(config) if scheduler is None else scheduler
@@ -85,14 +88,15 @@ def denoise(
 ) -> Tensor:
     """Run all steps and return the clean chunk.
 
-    config: the sampler.
-    denoiser: takes the sample and the timestep, returns its output.
-    chunk: the shape (B, T, D).
-    like: gives dtype and device.
-    generator: draws the noise, torch's global one without it.
-    noise: all of it, (1 + draws, B, T, D), instead of a generator.
-    constrain: applied to the sample before every step and at the end (in-painting).
-    guide: what the new chunk is told of the one before, which no scheduler of `diffusers` can.
+    Args:
+        config: the sampler.
+        denoiser: takes the sample and the timestep, returns its output.
+        chunk: the shape (B, T, D).
+        like: gives dtype and device.
+        generator: draws the noise, torch's global one without it.
+        noise: all of it, (1 + draws, B, T, D), instead of a generator.
+        constrain: applied to the sample before every step and at the end (in-painting).
+        guide: what the new chunk is told of the one before, which no scheduler of `diffusers` can.
     """
     check_generator(generator)
     if noise is not None:
@@ -136,6 +140,13 @@ def mean_step(
     """Step k without its noise: the mean of the next sample, the x0 to hand on, and how much noise is added to the mean.
 
     Plain arithmetic on tensors, so that it can be differentiated; arguments as those of `samplers.step`.
+
+    Args:
+        config: the sampler.
+        k: the step, 0 is the first.
+        x: the sample, (B, T, D).
+        out: the denoiser's output for it.
+        x0_prev: the x0 that the step before handed on; None at the first.
     """
     at = table(config).at(k)
     mean, x0 = step(TorchArithmetic(), replace(at, s=0.0), x, out, x0_prev, None)
@@ -219,7 +230,13 @@ def noise_shape(sampler: SamplerTable, chunk: tuple[int, int, int]) -> tuple[int
 
 
 def draw(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One tensor, with the dtype and device of `like`; a generator on another device draws there."""
+    """One tensor, with the dtype and device of `like`; a generator on another device draws there.
+
+    Args:
+        shape: of the tensor.
+        like: gives dtype and device.
+        generator: draws; torch's global one without it.
+    """
     check_generator(generator)
     device = like.device if generator is None else generator.device
     return torch.randn(shape, generator=generator, device=device, dtype=like.dtype).to(like.device)
@@ -232,7 +249,15 @@ def draw_all(
     generator: torch.Generator | None,
     start: Tensor | None = None,
 ) -> Tensor:
-    """(1 + draws, B, T, D), tensor by tensor as a scheduler would draw them; `start` is the first where that was drawn."""
+    """(1 + draws, B, T, D), tensor by tensor as a scheduler would draw them; `start` is the first where that was drawn.
+
+    Args:
+        sampler: the table of the sampler, which says how many steps draw.
+        chunk: the shape of a sample, (B, T, D).
+        like: gives dtype and device.
+        generator: draws; torch's global one without it.
+        start: the first tensor, (B, T, D), where that was drawn already.
+    """
     count, *shape = noise_shape(sampler, chunk)
     drawn = [] if start is None else [start.to(like)]
     return torch.stack([*drawn, *(draw(tuple(shape), like, generator) for _ in range(count - len(drawn)))])
@@ -248,7 +273,14 @@ def check_generator(generator: Any) -> None:
 
 
 def check_noise(noise: Any, sampler: SamplerTable, chunk: tuple[int, int, int], like: Tensor) -> Tensor:
-    """Noise that a caller hands over, as (1 + draws, B, T, D)."""
+    """Noise that a caller hands over, as (1 + draws, B, T, D).
+
+    Args:
+        noise: what the caller gave.
+        sampler: the table of the sampler, which says how many steps draw.
+        chunk: the shape of a sample, (B, T, D).
+        like: gives the dtype and device that it is put on.
+    """
     given, expected = as_tensor(noise, "noise"), noise_shape(sampler, chunk)
     if tuple(given.shape) != expected:
         raise ObservationError(
@@ -264,6 +296,11 @@ def generate(predict_action: Callable[..., Any], obs: Any, seed: int) -> Any:
     """Call a policy's `predict_action` with noise that depends on `seed` alone.
 
     A policy that takes no `generator` draws from torch's global one, which is seeded and put back afterwards.
+
+    Args:
+        predict_action: the policy's method, or what stands in its place.
+        obs: one batch of observations.
+        seed: of the generator; the same seed gives the same noise.
     """
     if takes_generator(predict_action):
         return predict_action(obs, generator=torch.Generator().manual_seed(seed))
@@ -273,4 +310,9 @@ def generate(predict_action: Callable[..., Any], obs: Any, seed: int) -> Any:
 
 
 def takes_generator(predict_action: Callable[..., Any]) -> bool:
+    """Whether a policy draws its noise from a generator that it is given.
+
+    Args:
+        predict_action: the policy's method, or what stands in its place.
+    """
     return "generator" in inspect.signature(predict_action).parameters

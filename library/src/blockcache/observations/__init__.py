@@ -29,7 +29,11 @@ RECORDING = (
 
 
 def batch_size(batch: Any) -> int:
-    """How many samples a batch holds."""
+    """How many samples a batch holds.
+
+    Args:
+        batch: An array (N, ...), or a mapping of such.
+    """
     shape = next((tuple(int(size) for size in getattr(leaf, "shape", ())) for _, leaf in _named(batch)), ())
     if len(shape) < 2 or shape[0] < 1:
         raise ObservationError(
@@ -39,39 +43,76 @@ def batch_size(batch: Any) -> int:
 
 
 def rows(batch: Any, start: int, stop: int) -> Any:
-    """Some samples of a batch; what is not one value per sample stays."""
-    return _rows(batch, start, stop, batch_size(batch))
+    """Some samples of a batch; what is not one value per sample stays.
+
+    Args:
+        batch: An array (N, ...), or a mapping of such.
+        start: Place of the first sample.
+        stop: One behind the last.
+    """
+    size = batch_size(batch)
+
+    def cut(leaf: Any) -> Any:
+        if not getattr(leaf, "shape", ()):
+            return leaf  # not one value per sample
+        if len(leaf) != size:
+            raise ObservationError(f"an observation mixes batches of {size} and {len(leaf)} samples")
+        return leaf[start:stop]
+
+    return _mapped(cut, batch)
 
 
 def parts(batch: Any, size: int) -> list[Any]:
-    """A batch cut into batches of at most `size` samples."""
-    total = batch_size(batch)
-    return [_rows(batch, start, min(start + size, total), total) for start in range(0, total, size)]
+    """A batch cut into batches of at most `size` samples.
+
+    Args:
+        batch: An array (N, ...), or a mapping of such.
+        size: Of all but the last, which may have fewer.
+    """
+    return [rows(batch, start, start + size) for start in range(0, batch_size(batch), size)]
 
 
 def one_moment(array: Any, shape: Sequence[int]) -> Any:
-    """(N, 1, *shape) -> (N, *shape): rollouts show moments, and a policy that sees one may have no axis for it."""
+    """(N, 1, *shape) -> (N, *shape): rollouts show moments, and a policy that sees one may have no axis for it.
+
+    Args:
+        array: Of one input, with the batch in front.
+        shape: What the policy takes of that input, without the batch.
+    """
     return array[:, 0] if array.ndim == len(shape) + 2 and array.shape[1] == 1 else array
 
 
 def stacked(trees: Sequence[Any]) -> Any:
-    """Trees of one form behind a new axis in front: moments of a history, or samples of a batch."""
-    return _combined(trees, np.stack)
+    """Trees of one form behind a new axis in front: moments of a history, or samples of a batch.
+
+    Args:
+        trees: One or more; arrays at one place of all of them have one shape.
+    """
+    return _mapped(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Batches of one form, one behind the other."""
-    return _combined(batches, np.concatenate)
+    """Batches of one form, one behind the other.
+
+    Args:
+        batches: One or more; arrays at one place may differ in their first axis only.
+    """
+    return _mapped(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *batches)
 
 
-def _combined(trees: Sequence[Any], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Any:
+def _mapped(function: Callable[..., Any], *trees: Any) -> Any:
+    """What a function makes of the arrays at each place of one tree, or of several of one form."""
     if isinstance(trees[0], Mapping):
-        return {key: _combined([tree[key] for tree in trees], combine) for key in trees[0]}
-    return combine([np.asarray(tree) for tree in trees])
+        return {key: _mapped(function, *(tree[key] for tree in trees)) for key in trees[0]}
+    return function(*trees)
 
 
 def hash_observations(batch: Any) -> str:
-    """One name for a batch's shapes and bytes, the same in every process."""
+    """One name for a batch's shapes and bytes, the same in every process.
+
+    Args:
+        batch: An array, or a mapping of such.
+    """
     digests = {}
     for name, leaf in _named(batch):
         array = np.ascontiguousarray(np.asarray(leaf))
@@ -88,21 +129,15 @@ def _named(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, batch
 
 
-def _rows(batch: Any, start: int, stop: int, size: int) -> Any:
-    if isinstance(batch, Mapping):
-        return {key: _rows(value, start, stop, size) for key, value in batch.items()}
-    if not getattr(batch, "shape", ()):
-        return batch  # not one value per sample
-    if len(batch) != size:
-        raise ObservationError(f"an observation mixes batches of {size} and {len(batch)} samples")
-    return batch[start:stop]
-
-
 def pick(batch: Any, places: Sequence[int] | NDArray[np.intp]) -> Any:
-    """The samples at those places, in that order; a place may be named often."""
-    if isinstance(batch, Mapping):
-        return {key: pick(value, places) for key, value in batch.items()}
-    return batch[list(places)] if getattr(batch, "shape", ()) else batch
+    """The samples at those places, in that order; a place may be named often.
+
+    Args:
+        batch: An array (N, ...), or a mapping of such.
+        places: From 0 to N - 1.
+    """
+    chosen = list(places)
+    return _mapped(lambda leaf: leaf[chosen] if getattr(leaf, "shape", ()) else leaf, batch)
 
 
 def split(batch: Any, sizes: Mapping[str, int], seed: int = 0, taken: Any = None) -> dict[str, NDArray[np.intp]]:
@@ -132,7 +167,13 @@ def split(batch: Any, sizes: Mapping[str, int], seed: int = 0, taken: Any = None
 
 
 def save_observations(path: PathLike, batch: Any, moments: NDArray[np.int64] | None = None) -> None:
-    """Write a batch, and when each of its samples was made, if that is known."""
+    """Write a batch, and when each of its samples was made, if that is known.
+
+    Args:
+        path: Of the .npz file.
+        batch: An array (N, ...), or a mapping of such.
+        moments: (N, 2) the episode of each sample, and its place in that.
+    """
     arrays = dict(batch) if isinstance(batch, Mapping) else {ALONE: batch}
     if MOMENTS in arrays:
         raise ObservationError(

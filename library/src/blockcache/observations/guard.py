@@ -66,7 +66,11 @@ def _checked(observed: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, 
 
 
 def cloud_of(values: NDArray[np.float64]) -> Cloud:
-    """The cloud of all values; its limit is what those of each fold reach in the cloud of the others."""
+    """The cloud of all values; its limit is what those of each fold reach in the cloud of the others.
+
+    Args:
+        values: (N, numbers), a row for each observation.
+    """
     fold = np.arange(len(values)) % FOLDS
     held = np.sort(
         np.concatenate([_fitted(values[fold != one], 1.0).distances(values[fold == one]) for one in range(FOLDS)])

@@ -1,4 +1,4 @@
-"""Observations as torch takes them: checked at the door, with the sentence that says what was expected. Knows nothing of
+"""Observations as torch takes them, checked before a policy sees them; an error says what was expected. Knows nothing of
 policies."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from blockcache.errors import ObservationError
@@ -20,35 +19,43 @@ Observation: TypeAlias = Tensor | np.ndarray[Any, Any] | Mapping[str, Any]
 
 
 def as_tensor(value: Any, what: str = "the observation") -> Tensor:
-    """An array of numbers however it lies in memory, or a sentence saying that it is none; `what` names it there."""
-    if isinstance(value, np.ndarray) and not _as_torch_has_it(value):
-        value = value.astype(value.dtype.newbyteorder("="), order="C")
+    """An array of numbers however it lies in memory, or a sentence saying that it is none; `what` names it there.
+
+    Args:
+        value: A tensor, a numpy array, or nested lists of numbers.
+        what: What the sentence calls it.
+    """
+    if isinstance(value, np.ndarray):
+        # torch knows no other byte order and no steps backwards, and warns of memory that cannot be written
+        lies_well = value.dtype.isnative and value.flags.writeable and all(stride >= 0 for stride in value.strides)
+        value = value if lies_well else value.astype(value.dtype.newbyteorder("="), order="C")
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = str(error).partition("\n")[0][:150]
         raise ObservationError(f"{what} is not an array of numbers: {reason}") from error
-    if tensor.is_nested:
-        raise ObservationError(f"{what} is a nested tensor; give one tensor in which all samples have the same shape")
-    if tensor.layout != torch.strided:
-        raise ObservationError(f"{what} is a sparse tensor; call to_dense() first")
-    if tensor.is_meta:
-        raise ObservationError(f"{what} is on the meta device, where tensors hold no numbers")
-    if tensor.is_quantized:
-        raise ObservationError(f"{what} is a quantized tensor; call dequantize() first")
-    if tensor.is_complex():
-        raise ObservationError(f"{what} is not an array of numbers: its type is {tensor.dtype}")
+    oddities = {
+        "is a nested tensor; give one tensor in which all samples have the same shape": tensor.is_nested,
+        "is a sparse tensor; call to_dense() first": tensor.layout != torch.strided,
+        "is on the meta device, where tensors hold no numbers": tensor.is_meta,
+        "is a quantized tensor; call dequantize() first": tensor.is_quantized,
+        f"is not an array of numbers: its type is {tensor.dtype}": tensor.is_complex(),
+    }
+    for words, holds in oddities.items():
+        if holds:
+            raise ObservationError(f"{what} {words}")
     return tensor
 
 
-def _as_torch_has_it(array: NDArray[Any]) -> bool:
-    """Whether torch takes an array as it lies in memory: it knows no other byte order and no steps backwards, and warns of
-    memory that cannot be written."""
-    return array.dtype.isnative and array.flags.writeable and all(stride >= 0 for stride in array.strides)
-
-
 def check_observation(obs: Observation, n_obs_steps: int, obs_dim: int, like: Tensor) -> Tensor:
-    """The observation as a tensor with the dtype and device of `like`, or a sentence saying what is wrong with it."""
+    """The observation as a tensor with the dtype and device of `like`, or a sentence saying what is wrong with it.
+
+    Args:
+        obs: As somebody handed it over, bare or under the key "obs".
+        n_obs_steps: Moments that the policy sees.
+        obs_dim: Numbers of a moment.
+        like: Gives dtype and device.
+    """
     if isinstance(obs, Mapping):
         if "obs" not in obs:
             raise ObservationError(f"the observation has no key 'obs', got {sorted(map(str, obs))}")
@@ -69,11 +76,11 @@ def check_tree(
     """
     if not isinstance(obs, Mapping):
         raise ObservationError(
-            f"an observation of this policy is a mapping of arrays, expected {_listed(inputs)}, got {type(obs).__name__}"
+            f"an observation of this policy is a mapping of arrays, expected {listed(inputs)}, got {type(obs).__name__}"
         )
     if missing := [name for name in inputs if name not in obs]:
         raise ObservationError(
-            f"the observation has no {missing[0]!r}, expected {_listed(inputs)}, got {', '.join(map(str, obs)) or 'nothing'}"
+            f"the observation has no {missing[0]!r}, expected {listed(inputs)}, got {', '.join(map(str, obs)) or 'nothing'}"
         )
     found = {
         name: _checked(obs[name], f"the observation {name!r}", shape, name in cameras, like)
@@ -89,8 +96,7 @@ def _checked(value: Any, what: str, shape: tuple[int, ...], camera: bool, like: 
         raise ObservationError(f"{what} is a mapping, expected an array {shape_text(shape)}")
     tensor = as_tensor(value, what)
     if camera:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        check_frames(what, tuple(tensor.shape), dtype, shape, lambda: reach(tensor))
+        check_camera(tensor, what, shape)
         frames = tensor.to(device=like.device, dtype=like.dtype)
         return frames / BYTE if tensor.dtype == torch.uint8 else frames
     if tensor.ndim != 1 + len(shape) or tensor.shape[0] < 1 or tuple(tensor.shape[1:]) != shape:
@@ -100,24 +106,48 @@ def _checked(value: Any, what: str, shape: tuple[int, ...], camera: bool, like: 
     return tensor
 
 
-def _listed(inputs: Mapping[str, tuple[int, ...]]) -> str:
+def check_camera(frames: Tensor, what: str, shape: tuple[int, ...]) -> None:
+    """Refuse what are no frames of a camera: channels first, bytes, or fractions from 0 to 1.
+
+    Args:
+        frames: With the batch in front.
+        what: The camera in a sentence.
+        shape: Moments, channels, height and width.
+    """
+
+    def reach() -> tuple[float, float]:
+        low, high = frames.detach().aminmax()
+        return float(low), float(high)  # NaN if one of the values is
+
+    check_frames(what, tuple(frames.shape), str(frames.dtype).removeprefix("torch."), shape, reach)
+
+
+def listed(inputs: Mapping[str, tuple[int, ...]]) -> str:
+    """The inputs of a policy, for a sentence.
+
+    Args:
+        inputs: Shapes by name, without the batch.
+    """
     return " and ".join(f"{name!r} {shape_text(shape)}" for name, shape in inputs.items())
 
 
-def reach(tensor: Tensor) -> tuple[float, float]:
-    """The smallest and the largest value; NaN if one is."""
-    low, high = tensor.detach().aminmax()
-    return float(low), float(high)
-
-
 def check_finite(value: Any, what: str = "the observation") -> None:
-    """Refuse NaN, infinity and absurdly large values anywhere in an observation, however nested, or in "noise"."""
+    """Refuse NaN, infinity and absurdly large values anywhere in an observation, however nested, or in "noise".
+
+    Args:
+        value: A tensor, an array, or a mapping or list of such; whatever else there is counts as sound.
+        what: What the sentence calls it.
+    """
     for tensor in _floating(value, what):
         check_input(largest(tensor), what)
 
 
 def largest(value: Any) -> float:
-    """The largest magnitude anywhere in an observation or tensor; NaN if one of the values is."""
+    """The largest magnitude anywhere in an observation or tensor; NaN if one of the values is.
+
+    Args:
+        value: A tensor, an array, or a mapping or list of such; 0 if it holds no fractions.
+    """
     found = [
         abs(float(torch.maximum(-low, high))) for low, high in (item.detach().aminmax() for item in _floating(value))
     ]
@@ -138,7 +168,11 @@ def _floating(value: Any, what: str = "the observation") -> Iterator[Tensor]:
 
 
 def as_one_batch(observations: Any) -> Any:
-    """A batch as it is, or many batches, such as `calibrate` takes them, put together."""
+    """A batch as it is, or many batches, such as `calibrate` takes them, put together.
+
+    Args:
+        observations: An array (N, ...) or a mapping of such; or an iterable of these.
+    """
     if isinstance(observations, Mapping) or hasattr(observations, "shape"):
         return observations
     batches = list(observations) if isinstance(observations, Iterable) else []

@@ -1,6 +1,6 @@
 """Samplers: settings, tables of coefficients, and the one step. Knows nothing of models.
 
-`samplers.diffusers` makes samplers of diffusers' schedulers and back; it is imported by who needs it.
+`samplers.diffusers` makes samplers of diffusers' schedulers and back; it is imported where it is needed.
 """
 
 from blockcache.samplers.base import SAMPLERS, ChosenSampler, SamplerConfig, fewer_steps, sampler_names, table

@@ -31,6 +31,9 @@ def to_diffusers(config: SamplerConfig) -> Any:
     """A fresh scheduler whose `set_timesteps(config.num_inference_steps)` makes it do the same, or None if none does.
 
     Schedulers hold state while they run, so each generation needs its own.
+
+    Args:
+        config: The sampler.
     """
     form = config.in_diffusers
     clips = form is not None and "clip_sample" in form.lacks and getattr(config, "clip_sample", False)
@@ -107,7 +110,13 @@ def _from_settings(
 
 
 def describe_scheduler(scheduler: Any, num_inference_steps: int, step_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Any other scheduler: its class and its plain settings, enough to tell two of them apart."""
+    """Any other scheduler: its class and its plain settings, enough to tell two of them apart.
+
+    Args:
+        scheduler: Of diffusers, or of that shape.
+        num_inference_steps: What its `set_timesteps` is given.
+        step_arguments: What its `step` is given besides the sample.
+    """
     plain = {
         key: str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
         for key, value in sorted((_config(scheduler) | dict(step_arguments)).items())

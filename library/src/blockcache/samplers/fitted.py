@@ -1,4 +1,4 @@
-"""A sampler of few steps whose constants were fitted to one policy. Written down, not derived; who fits is `fitting`.
+"""A sampler of few steps whose constants were fitted to one policy. Written down, not derived; the room `fitting` fits them.
 
 A step is seven numbers: its timestep, the weights that make x0 of sample and output, and those of sample, x0, the x0 before
 and noise. They are plain columns of the table, so a fitted sampler costs no more than any other with as many steps.

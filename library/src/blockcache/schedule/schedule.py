@@ -148,7 +148,7 @@ class Schedule:
 
     @classmethod
     def load_beside(cls, path: PathLike) -> Schedule:
-        """Read a file beside a policy that nobody named; one that is bound to no weights would fit whatever lies there.
+        """Read a file that was found beside a policy, not named by a user; bound to no weights, it would fit any policy.
 
         Args:
             path: The file.
@@ -183,7 +183,12 @@ def generation_flops(
 
 
 def checked_origin(origin: Mapping[str, Any], error: type[BlockcacheError]) -> dict[str, Any]:
-    """How a value came to be, as it will stand in its file; otherwise `error`: what no file can hold has no origin."""
+    """How a value came to be, as it will stand in its file; otherwise `error`: what no file can hold has no origin.
+
+    Args:
+        origin: The record, by name.
+        error: The class of what is raised.
+    """
     try:
         return dict(read(Any, dict(origin), "origin"))
     except (ContentError, TypeError, ValueError) as problem:

@@ -153,7 +153,11 @@ class Recording:
 
 
 def cosine(features: Array) -> Array:
-    """Cosine similarity. Two zero vectors are equal (1); a zero vector resembles nothing else (0)."""
+    """Cosine similarity. Two zero vectors are equal (1); a zero vector resembles nothing else (0).
+
+    Args:
+        features: (K, F), a row for each step.
+    """
     norms = np.linalg.norm(features, axis=1)
     unit = features / np.where(norms > 0, norms, 1.0)[:, None]
     # |a - b|^2 = 2 - 2 cos for unit vectors; a matrix product would wait for BLAS threads, 60 times longer on a busy CPU

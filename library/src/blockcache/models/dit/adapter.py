@@ -72,21 +72,23 @@ def _lacks(layer: Any) -> str:
 
 
 def _check(index: int, layer: Any) -> None:
-    """Refuse a layer whose forward is not the one that we express block by block."""
+    """Refuse a layer whose forward is not the one that the adapter expresses block by block."""
     where = f"transformer_blocks.{index}"
     check_unpatched(layer, where)
     if type(layer).__module__.startswith("blockcache.") or any(part.training for part in layer.modules()):
         return  # this package's own; or the policy is about to be refused for its mode
     last = list(layer.adaLN_modulation.children())[-1]
     like = last.weight
-    # no random numbers: nobody else's are drawn away
+    # no random numbers: torch's generator stays as it is
     stream = torch.sin(torch.arange(2.0 * layer.norm1.normalized_shape[-1])).view(1, 2, -1).to(like)
     features = torch.cos(torch.arange(float(last.in_features))).view(1, -1).to(like)
     with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
         try:
             found, own = run_layer(layer, computed, stream, features), layer(stream, features)
             gap, largest = (found - own).abs().max(), own.abs().max().clamp(min=1.0)
-            agrees = not bool(own.isfinite().all()) or bool(gap <= _AGREES * largest)  # weights are others' affair
+            agrees = not bool(own.isfinite().all()) or bool(
+                gap <= _AGREES * largest
+            )  # such weights are refused elsewhere
         except Exception:  # foreign code may raise anything
             agrees = False
     if not agrees:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -74,14 +73,18 @@ def is_lerobot(config: Mapping[str, Any]) -> bool:
 
 
 def load_policy(source: PathLike) -> DiTPolicy:
-    """A policy directory that LeRobot wrote. It comes in eval mode, float32, on the CPU; actions are in robot units."""
+    """A policy directory that LeRobot wrote. It comes in eval mode, float32, on the CPU; actions are in robot units.
+
+    Args:
+        source: the directory.
+    """
     config, tensors = read_directory(source)
     with reading(WHAT, policy_directory(source) / WEIGHTS):
         return policy_from(DiTPolicy, config, tensors)
 
 
 def read_directory(source: PathLike) -> tuple[DiTConfig, dict[str, Tensor]]:
-    """A directory of LeRobot's as our config of it, and its tensors by our names, the normaliser's among them."""
+    """The config of a directory of LeRobot's, and its tensors by this package's names, the normaliser's among them."""
     directory = policy_directory(source)
     with FORMAT.reading(directory / CONFIG):
         settings = read_settings(FORMAT.load(config_file(directory)))
@@ -96,7 +99,9 @@ def read_directory(source: PathLike) -> tuple[DiTConfig, dict[str, Tensor]]:
     _, tensors = read_tensors(directory / WEIGHTS, WHAT, again, safetensors.torch.load, check)
     with reading(WHAT, directory / WEIGHTS):
         own = _renamed(tensors)
-    return found[0], {**own, **normalisers(found[0], directory)}
+    config = found[0]
+    sizes = {**config.state, **dict.fromkeys(config.cameras, CHANNELS), ACTION: config.action_dim}
+    return config, {**own, **statistics_of(directory, sizes)}
 
 
 def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -152,7 +157,7 @@ def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translated(settings: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> DiTConfig:
-    """Our config of a policy: LeRobot's settings, and sizes of the encoders by the checkpoint's tensors."""
+    """The config of a policy: LeRobot's settings, and sizes of the encoders by the checkpoint's tensors."""
     inputs, outputs = settings["input_features"], settings["output_features"]
     for name, features in ((STATE, inputs), (ACTION, outputs)):
         if name not in features or len(features[name]["shape"]) != 1:
@@ -191,7 +196,9 @@ def _encoder(settings: Mapping[str, Any], shapes: Mapping[str | None, tuple[int,
     if len(frames) > 1 or any(len(shape) != 3 or shape[0] != CHANNELS for shape in frames):
         raise PolicyError(f"the cameras' frames must have one shape, (3, height, width); got {sorted(frames)}")
     frame = next(iter(frames))[1:] if frames else None
-    resize, crop = (_sides(settings[f"image_{name}_shape"]) for name in ("resize", "crop"))
+    resize, crop = (
+        read(tuple[int, int] | None, settings[f"image_{name}_shape"], "image_shape") for name in ("resize", "crop")
+    )
     room = resize or frame
     if room is None or crop is None or crop[0] > room[0] or crop[1] > room[1]:
         crop = None  # as LeRobot has it: what does not fit is not cut
@@ -213,10 +220,6 @@ def _encoder(settings: Mapping[str, Any], shapes: Mapping[str | None, tuple[int,
     )
 
 
-def _sides(given: Any) -> tuple[int, int] | None:
-    return read(tuple[int, int] | None, given, "image_shape")
-
-
 def tower_of(shapes: Mapping[str | None, tuple[int, ...]], prefix: str) -> Tower:
     """CLIP's sizes; its heads, of which no tensor tells, have 64 numbers each in all of OpenAI's."""
     places, width = shape_of(shapes, f"{prefix}.embeddings.position_embedding.weight", 2)
@@ -231,10 +234,3 @@ def shape_of(shapes: Mapping[str | None, tuple[int, ...]], name: str, axes: int)
     if len(found := shapes.get(name, ())) != axes:
         raise PolicyError(f"the weights do not fit the policy's config: missing {name}")
     return found
-
-
-def normalisers(config: DiTConfig, directory: Path) -> dict[str, Tensor]:
-    """The normaliser's tensors, from the statistics that LeRobot's processors keep in files of their own."""
-    cameras = () if config.encoder is None else config.encoder.cameras
-    sizes = {**config.state, **dict.fromkeys(cameras, CHANNELS), ACTION: config.action_dim}
-    return statistics_of(directory, sizes)

@@ -28,7 +28,11 @@ _TEXT = f"{_ENCODER}text_encoder."
 
 
 def check_directory(place: Path | None) -> Path:
-    """The directory that a policy was loaded from, if LeRobot wrote it; the processors lie there."""
+    """The directory that a policy was loaded from, if LeRobot wrote it; the processors lie there.
+
+    Args:
+        place: That directory; None if the policy came from elsewhere, which is refused.
+    """
     if place is None or read_config(place).get("type") != TYPE:
         raise PolicyError(
             f"a directory for LeRobot's commands is made of one that LeRobot wrote, of type {TYPE!r}, whose processors it "
@@ -91,7 +95,11 @@ def _beside(processor: Path, said: str, taken: Collection[str]) -> list[Path]:
 
 
 def plugin_words(policy: DiTPolicy) -> bytes:
-    """The text encoder's tensors under LeRobot's names, as a safetensors file."""
+    """The text encoder's tensors under LeRobot's names, as a safetensors file.
+
+    Args:
+        policy: One with a text encoder.
+    """
     assert policy.observation_encoder is not None
     text = policy.observation_encoder.text_encoder.state_dict()
     return safetensors.torch.save({f"{_TEXT}{name}": tensor.contiguous() for name, tensor in text.items()})

@@ -34,6 +34,7 @@ from blockcache.models.program import Program, UnsupportedError
 from blockcache.models.sampling import Sampling, denoise, scheduler_settings
 from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import Euler, SamplerConfig
+from blockcache_runtime.checks import shape_text
 
 STATE, IMAGES = "observation.state", "observation.images"
 _ENTRIES = ("_generate_actions", "predict_action_chunk")
@@ -246,9 +247,6 @@ class LivePort(_AfterEncoder):
 
     # -- observations and actions
 
-    def prepare_observation(self, obs: Any) -> Any:
-        return {name: as_tensor(value) for name, value in obs.items()} if isinstance(obs, Mapping) else obs
-
     def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         raise UnsupportedError("observations ahead of the policy's own encoder")
 
@@ -263,7 +261,7 @@ class LivePort(_AfterEncoder):
         if isinstance(obs, Mapping) and not isinstance(error, KeyError):
             return None
         held = ", ".join(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
-        wanted = ", ".join(f"{name} (batch, {', '.join(map(str, shape))})" for name, shape in self.inputs.items())
+        wanted = ", ".join(f"{name} {shape_text(shape)}" for name, shape in self.inputs.items())
         return ObservationError(
             f"{type(self.policy).__name__}.{self.entry} takes a mapping of tensors, {wanted}; got {held} "
             f"({in_one_line(error)})"

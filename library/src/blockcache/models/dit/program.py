@@ -79,8 +79,7 @@ class DiTProgram(Program):
 
     def modulate(self, ops: Ops, activated: Value) -> Value:
         """The conditions' half of all layers' modulation, (B, L * 6, d)."""
-        found = ops.linear(activated, ops.weight("condition_w"), ops.weight("condition_b"))
-        return ops.reshape(found, (-1, self.shape.layers * CHUNKS, self.width))
+        return ops.reshape(self.linear(ops, "condition", activated), (-1, self.shape.layers * CHUNKS, self.width))
 
     def begin(self, ops: Ops, conditions: Any, step: Any) -> Any:
         both = ops.add([conditions.modulation, self.time(ops, step)])
@@ -101,15 +100,15 @@ class DiTProgram(Program):
         h = ops.reshape(ops.add([ops.mul(h, scale), shift]), (-1, self.width))
         if kind == SA:
             return self._attention(ops, layer, h)
-        return self._linear(ops, layer, "down", ops.activation(self._linear(ops, layer, "up", h), "gelu_tanh"))
+        return self.linear(ops, "down", ops.activation(self.linear(ops, "up", h, layer), "gelu_tanh"), layer)
 
     def _attention(self, ops: Ops, layer: int, h: Value) -> Value:
-        both = self._linear(ops, layer, "qk", h)  # (rows, 2 * d): queries and keys
+        both = self.linear(ops, "qk", h, layer)  # (rows, 2 * d): queries and keys
         both = self._turned(ops, both) if self.rotary else ops.reshape(both, (-1, self.tokens, 2 * self.width))
-        values = ops.reshape(self._linear(ops, layer, "v", h), (-1, self.tokens, self.width))
+        values = ops.reshape(self.linear(ops, "v", h, layer), (-1, self.tokens, self.width))
         queries, keys = ops.split(both, 2, -1)
         attended = ops.attention(queries, keys, values, self.heads)
-        return self._linear(ops, layer, "out", ops.reshape(attended, (-1, self.width)))
+        return self.linear(ops, "out", ops.reshape(attended, (-1, self.width)), layer)
 
     def _turned(self, ops: Ops, both: Value) -> Value:
         """Queries and keys, (B, T, 2 * d), behind their rotation: each number times its cosine, and what stands half a head
@@ -132,15 +131,12 @@ class DiTProgram(Program):
         return shift, scale, gate
 
     def leave(self, ops: Ops, stream: Value, conditions: Any, step: Any) -> Value:
-        return ops.linear(stream, ops.weight("output_w"), ops.weight("output_b"))
+        return self.linear(ops, "output", stream)
 
     def finish(self, ops: Ops, sample: Value) -> Value:
         actions = ops.reshape(sample, (-1, self.tokens, self.chunk[1]))
         based = ops.mul(ops.add([actions, ops.weight("action_base")]), ops.weight("action_scale"))
         return ops.add([based, ops.weight("action_shift")])
-
-    def _linear(self, ops: Ops, layer: int, name: str, x: Value) -> Value:
-        return ops.linear(x, ops.weight(f"{name}_w{layer}"), ops.weight(f"{name}_b{layer}"))
 
 
 # -- folding
@@ -164,7 +160,7 @@ def fold(port: Any, shape: DiTShape) -> DiTProgram:
     weights = {
         "start": start,
         "input_w": input_w,
-        **named("output", linear(denoiser.output_proj)),
+        **named({"output": linear(denoiser.output_proj)}),
         "condition_w": condition_w,
         "condition_b": condition_b,
         "every_token": torch.ones(1, shape.tokens, 1),
@@ -238,14 +234,24 @@ def _is_silu(modulation: Any) -> bool:
 
 
 def time_features(timesteps: tuple[float, ...], time_mlp: nn.Sequential) -> Tensor:
-    """SiLU of the time's features at all steps, (K, time_dim), computed as the policy's own loop does it."""
+    """SiLU of the time's features at all steps, (K, time_dim), computed as the policy's own loop does it.
+
+    Args:
+        timesteps: as the denoiser is given them, in execution order.
+        time_mlp: the denoiser's embedding of the time.
+    """
     times = torch.tensor(timesteps, dtype=torch.float32, device=next(time_mlp.parameters()).device)
     with torch.no_grad():
         return F.silu(embed_time(time_mlp, times).to(torch.float64))
 
 
 def modulation(layers: list[Any], shape: DiTShape) -> tuple[Tensor, Tensor, Tensor]:
-    """The matrices of the time (time_dim, L * 6 * d) and of the conditions (C, L * 6 * d), and the bias of both."""
+    """The matrices of the time (time_dim, L * 6 * d) and of the conditions (C, L * 6 * d), and the bias of both.
+
+    Args:
+        layers: the denoiser's, each with its `adaLN_modulation`.
+        shape: the sizes of the denoiser.
+    """
     pairs = [linear(layer.adaLN_modulation[1]) for layer in layers]
     biases = []
     for _, own in pairs:
@@ -270,7 +276,7 @@ def _layer(layer: Any, index: int, width: int, heads: int) -> dict[str, Tensor]:
         "up": linear(layer.mlp[0]),
         "down": linear([part for part in layer.mlp if isinstance(part, nn.Linear)][-1]),
     }
-    return {key: tensor for name, pair in pairs.items() for key, tensor in named(name, pair, index).items()}
+    return named(pairs, index)
 
 
 def _rotation(layers: list[Any], shape: DiTShape, heads: int) -> dict[str, Tensor]:

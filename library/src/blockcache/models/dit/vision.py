@@ -19,7 +19,7 @@ from blockcache.models.dit.clip import CHANNELS, FEATURE, ClipConfig
 from blockcache.models.dit.policy import DiTPolicy
 from blockcache.models.dit.program import DiTProgram, input_normalizer
 from blockcache.models.flops import attention, feed_forward, linear
-from blockcache.models.folding import Pair, cast, double, named, scaled_queries, signature
+from blockcache.models.folding import after_norm, cast, double, named, scaled_queries, signature
 from blockcache.models.folding import linear as matrix
 from blockcache.models.normalizer import ShiftedField
 from blockcache.models.program import Ops, UnsupportedError, Value
@@ -158,16 +158,16 @@ def fold_vision(
         own = layer.self_attn
         parts = [matrix(getattr(own, f"{which}_proj")) for which in "qkv"]
         joint = torch.cat([w for w, _ in parts], dim=1), torch.cat([b for _, b in parts])
-        qkv = _after_norm(layer.layer_norm1, scaled_queries(joint, tower.width, tower.heads))
-        up_w, up_b = _after_norm(layer.layer_norm2, matrix(layer.mlp.fc1))
+        first, second = ((double(norm.weight), double(norm.bias)) for norm in (layer.layer_norm1, layer.layer_norm2))
+        up_w, up_b = after_norm(*second, matrix(layer.mlp.fc1))
         down_w, down_b = matrix(layer.mlp.fc2)
-        for part, pair in {
-            "qkv": qkv,
-            "out": matrix(own.out_proj),
-            "up": (_QUICK_GELU * up_w, _QUICK_GELU * up_b),
-            "down": (down_w / _QUICK_GELU, down_b),
-        }.items():
-            weights |= named(f"{name}_{part}", pair, index)
+        pairs = {
+            f"{name}_qkv": after_norm(*first, scaled_queries(joint, tower.width, tower.heads)),
+            f"{name}_out": matrix(own.out_proj),
+            f"{name}_up": (_QUICK_GELU * up_w, _QUICK_GELU * up_b),
+            f"{name}_down": (down_w / _QUICK_GELU, down_b),
+        }
+        weights |= named(pairs, index)
     found = VisionTower(
         camera=camera,
         name=name,
@@ -183,12 +183,6 @@ def fold_vision(
         norm_eps=float(norms[0].eps),
     )
     return found, weights
-
-
-def _after_norm(norm: Any, pair: Pair) -> Pair:
-    """A norm's gain and bias in the matrix behind it."""
-    w, b = pair
-    return double(norm.weight)[:, None] * w, b + double(norm.bias) @ w
 
 
 def _scaling(before: int, after: int) -> Tensor:

@@ -7,7 +7,7 @@ the code they came from is imported. Constants are named in the program's weight
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,32 +16,26 @@ from torch import Tensor, nn
 
 from blockcache.errors import PolicyError, in_one_line
 from blockcache.models.dpt.encoder import EncoderConfig, Input, ObservationEncoder, corner, network_sizes
-from blockcache.models.folding import double, named
-from blockcache.models.folding import linear as matrix
+from blockcache.models.folding import double, linear, named
 from blockcache.models.program import Ops, UnsupportedError, Value
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """With the group norm behind it. `name`_w, `name`_gain and `name`_bias are its weights; `sides` those of its output."""
+    """With the group norm behind it. `name`_w, `name`_gain and `name`_bias are its weights; `sides` those of its output,
+    `flops` what it takes for one frame."""
 
     name: str
-    inputs: int
-    outputs: int
-    size: int
     stride: int
     padding: int
     groups: int
     eps: float
     sides: tuple[int, int]
+    flops: int
 
     def run(self, ops: Ops, x: Value) -> Value:
         found = ops.conv(x, ops.weight(f"{self.name}_w"), self.stride, self.padding)
         return ops.group_norm(found, f"{self.name}_gain", f"{self.name}_bias", self.groups, self.eps, self.sides)
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.inputs * self.outputs * self.size**2 * self.sides[0] * self.sides[1]
 
 
 @dataclass(frozen=True)
@@ -56,10 +50,6 @@ class Residual:
         inner = self.second.run(ops, ops.activation(self.first.run(ops, x), "relu"))
         return ops.activation(ops.add([inner, x if self.shortcut is None else self.shortcut.run(ops, x)]), "relu")
 
-    @property
-    def convolutions(self) -> tuple[Convolution, ...]:
-        return (self.first, self.second) + (() if self.shortcut is None else (self.shortcut,))
-
 
 @dataclass(frozen=True)
 class CameraNetwork:
@@ -70,6 +60,7 @@ class CameraNetwork:
     whole      height and width of a frame
     pool       size, stride and padding of the windows whose largest number is taken
     places     behind the last block: height times width
+    flops      of one frame
     """
 
     camera: str
@@ -83,6 +74,7 @@ class CameraNetwork:
     places: int
     keypoints: int
     features: int
+    flops: int
 
     def see(self, ops: Ops, frames: Value) -> Value:
         """Frames from 0 to 1, (n, channels, height, width) -> (n, features)."""
@@ -100,18 +92,6 @@ class CameraNetwork:
         points = ops.reshape(ops.matmul(shares, ops.weight(f"{self.name}_places")), (-1, 2 * self.keypoints))
         found = ops.linear(points, ops.weight(f"{self.name}_features_w"), ops.weight(f"{self.name}_features_b"))
         return ops.activation(found, "relu")
-
-    @property
-    def flops(self) -> int:
-        """Of one frame."""
-        trunk = sum(convolution.flops for convolution in self._convolutions())
-        points = 2 * self.blocks[-1].second.outputs * self.keypoints * self.places
-        return trunk + points + 4 * self.keypoints * self.places + 4 * self.keypoints * self.features
-
-    def _convolutions(self) -> Iterator[Convolution]:
-        yield self.stem
-        for block in self.blocks:
-            yield from block.convolutions
 
 
 # -- of which encoders
@@ -138,7 +118,7 @@ def known_encoder(encoder: Any) -> ObservationEncoder:
     shared = len(cameras) > 1 and len({id(nets[item.name]) for item in cameras}) == 1
     try:
         sizes = network_sizes(held, f"obs_nets.{cameras[0].name}")
-        with torch.device("meta"):  # nobody's random numbers are drawn away
+        with torch.device("meta"):  # draws nothing from torch's generator
             own = ObservationEncoder(EncoderConfig(inputs, crops.pop(), shared, **sizes))
     except PolicyError as error:
         raise UnsupportedError(f"an obs_encoder that is another one ({error})") from error
@@ -154,9 +134,9 @@ def known_encoder(encoder: Any) -> ObservationEncoder:
 
 def _compare(found: nn.Module, expected: nn.Module, where: str) -> None:
     """Refuse a network that is made of other parts, or has them under other names."""
-    theirs, ours = _leaves(found), _leaves(expected)
-    for name in {**ours, **theirs}:
-        if (is_there := theirs.get(name, "nothing")) != (wanted := ours.get(name, "nothing")):
+    there, expected_there = _leaves(found), _leaves(expected)
+    for name in {**expected_there, **there}:
+        if (is_there := there.get(name, "nothing")) != (wanted := expected_there.get(name, "nothing")):
             raise UnsupportedError(f"an obs_encoder that has {is_there} as {where}.{name}, where {wanted} is expected")
 
 
@@ -199,7 +179,7 @@ def _need(there: Any, what: str) -> None:
 
 @torch.no_grad()
 def _crop(camera: Input, randomizer: Any) -> tuple[int, int] | None:
-    """What a randomizer leaves of a frame; one that does anything but crop in the middle is none that we know."""
+    """What a randomizer leaves of a frame; one that does anything but crop in the middle is not known."""
     if randomizer is None:
         return None
     channels, height, width = camera.shape
@@ -232,24 +212,39 @@ def networks_of(encoder: ObservationEncoder) -> tuple[tuple[CameraNetwork, ...],
 
 
 def _network(camera: Input, name: str, net: Any, seen: tuple[int, int], weights: dict[str, Tensor]) -> CameraNetwork:
+    convolutions: list[Convolution] = []
+
+    def convolution(part: str, conv: nn.Conv2d, norm: nn.GroupNorm, before: tuple[int, int]) -> Convolution:
+        size, stride, padding = (int(item[0]) for item in (conv.kernel_size, conv.stride, conv.padding))
+        tensors = {"w": conv.weight, "gain": norm.weight, "bias": norm.bias}
+        weights.update({f"{name}_{part}_{what}": tensor.detach() for what, tensor in tensors.items()})
+        sides = _sides_behind(before, size, stride, padding)
+        flops = 2 * conv.weight.numel() * sides[0] * sides[1]
+        made = Convolution(f"{name}_{part}", stride, padding, norm.num_groups, float(norm.eps), sides, flops)
+        convolutions.append(made)
+        return made
+
     stem, norm, _, pool, *stages = net.backbone.nets
-    first = _convolution(f"{name}_stem", stem, norm, seen, weights)
+    first = convolution("stem", stem, norm, seen)
     windows = pool.kernel_size, pool.stride, pool.padding
-    sides, found = _sides_behind(first.sides, *windows), list[Residual]()
-    for block in (block for stage in stages for block in stage):
-        a = _convolution(f"{name}_{len(found)}_a", block.conv1, block.bn1, sides, weights)
-        b = _convolution(f"{name}_{len(found)}_b", block.conv2, block.bn2, a.sides, weights)
-        short = None
-        if block.downsample is not None:
-            short = _convolution(f"{name}_{len(found)}_c", block.downsample[0], block.downsample[1], sides, weights)
-        found.append(Residual(a, b, short))
+    sides, blocks = _sides_behind(first.sides, *windows), list[Residual]()
+    for index, block in enumerate(block for stage in stages for block in stage):
+        a = convolution(f"{index}_a", block.conv1, block.bn1, sides)
+        b = convolution(f"{index}_b", block.conv2, block.bn2, a.sides)
+        short = (
+            None
+            if block.downsample is None
+            else convolution(f"{index}_c", block.downsample[0], block.downsample[1], sides)
+        )
+        blocks.append(Residual(a, b, short))
         sides = b.sides
-    points, linear = net.pool, net.nets[3]
+    points, features = net.pool, net.nets[3]
     # a bias is the same at all places of a map, so that no softmax sees it
     weights[f"{name}_points_w"] = double(points.nets.weight) / double(points.temperature)
     weights[f"{name}_places"] = torch.stack([double(points.pos_x).flatten(), double(points.pos_y).flatten()], dim=1)
-    weights |= named(f"{name}_features", matrix(linear))
-    whole = camera.shape[1], camera.shape[2]
+    weights |= named({f"{name}_features": linear(features)})
+    whole, places, keypoints = (camera.shape[1], camera.shape[2]), sides[0] * sides[1], len(points.nets.weight)
+    attended = 2 * points.nets.weight.numel() * places + 4 * keypoints * places + 4 * keypoints * features.out_features
     return CameraNetwork(
         camera=camera.name,
         name=name,
@@ -258,22 +253,12 @@ def _network(camera: Input, name: str, net: Any, seen: tuple[int, int], weights:
         whole=whole,
         stem=first,
         pool=windows,
-        blocks=tuple(found),
-        places=sides[0] * sides[1],
-        keypoints=len(points.nets.weight),
-        features=linear.out_features,
+        blocks=tuple(blocks),
+        places=places,
+        keypoints=keypoints,
+        features=features.out_features,
+        flops=sum(item.flops for item in convolutions) + attended,
     )
-
-
-def _convolution(
-    name: str, conv: nn.Conv2d, norm: nn.GroupNorm, before: tuple[int, int], weights: dict[str, Tensor]
-) -> Convolution:
-    size, stride, padding = (int(item[0]) for item in (conv.kernel_size, conv.stride, conv.padding))
-    weights[f"{name}_w"] = conv.weight.detach()
-    weights[f"{name}_gain"], weights[f"{name}_bias"] = norm.weight.detach(), norm.bias.detach()
-    sides = _sides_behind(before, size, stride, padding)
-    counts = conv.in_channels, conv.out_channels, size, stride, padding, norm.num_groups
-    return Convolution(name, *counts, float(norm.eps), sides)
 
 
 def _sides_behind(before: tuple[int, int], size: int, stride: int, padding: int) -> tuple[int, int]:

@@ -199,7 +199,7 @@ def _stack(denoiser: nn.Module) -> list[Any] | None:
 
 
 def _check(index: int, layer: Any) -> None:
-    """Refuse a layer whose forward is not the one that we express block by block."""
+    """Refuse a layer whose forward is not the one that the adapter expresses block by block."""
     where = f"layers.{index}"
     if not layer.norm_first:
         raise PolicyError(
@@ -263,12 +263,10 @@ def _decoder_layer(layer: Any, blocks: tuple[str, ...]) -> Layer:
         memory_is_causal: bool = False,
     ) -> Tensor:
         x = tgt
-        x = x + route(sa, lambda: _self_attention(layer, x, tgt_mask, tgt_key_padding_mask, tgt_is_causal))
-        x = x + route(
-            ca,
-            lambda: _cross_attention(layer, x, memory, memory_mask, memory_key_padding_mask, memory_is_causal),
-        )
-        return x + route(ffn, lambda: _feed_forward(layer, layer.norm3(x), layer.dropout3))
+        x = x + route(sa, lambda: layer._sa_block(layer.norm1(x), tgt_mask, tgt_key_padding_mask, tgt_is_causal))
+        masks = memory_mask, memory_key_padding_mask, memory_is_causal
+        x = x + route(ca, lambda: layer._mha_block(layer.norm2(x), memory, *masks))
+        return x + route(ffn, lambda: layer._ff_block(layer.norm3(x)))
 
     parts = FeedForward(ffn, layer.norm3, layer.linear1, layer.activation, layer.linear2)
     values = {sa: lambda: _value_weight(layer.self_attn), ca: lambda: _value_weight(layer.multihead_attn)}
@@ -286,8 +284,8 @@ def _encoder_layer(layer: Any, blocks: tuple[str, ...]) -> Layer:
         is_causal: bool = False,
     ) -> Tensor:
         x = src
-        x = x + route(sa, lambda: _self_attention(layer, x, src_mask, src_key_padding_mask, is_causal))
-        return x + route(ffn, lambda: _feed_forward(layer, layer.norm2(x), layer.dropout2))
+        x = x + route(sa, lambda: layer._sa_block(layer.norm1(x), src_mask, src_key_padding_mask, is_causal))
+        return x + route(ffn, lambda: layer._ff_block(layer.norm2(x)))
 
     parts = FeedForward(ffn, layer.norm2, layer.linear1, layer.activation, layer.linear2)
     return Layer(layer, blocks, forward, layer.norm1, "src", parts, {sa: lambda: _value_weight(layer.self_attn)})
@@ -297,30 +295,3 @@ def _value_weight(attention: nn.MultiheadAttention) -> Tensor:
     """W_V (d, d), which torch keeps below W_Q and W_K unless keys and values have widths of their own."""
     joint: Tensor | None = attention.in_proj_weight
     return attention.v_proj_weight if joint is None else joint[2 * attention.embed_dim :]
-
-
-def _self_attention(layer: Any, x: Tensor, mask: Tensor | None, padding: Tensor | None, causal: bool) -> Tensor:
-    h = layer.norm1(x)
-    attended = layer.self_attn(h, h, h, attn_mask=mask, key_padding_mask=padding, is_causal=causal, need_weights=False)[
-        0
-    ]
-    return layer.dropout1(attended)
-
-
-def _cross_attention(
-    layer: Any, x: Tensor, memory: Tensor, mask: Tensor | None, padding: Tensor | None, causal: bool
-) -> Tensor:
-    attended = layer.multihead_attn(
-        layer.norm2(x),
-        memory,
-        memory,
-        attn_mask=mask,
-        key_padding_mask=padding,
-        is_causal=causal,
-        need_weights=False,
-    )[0]
-    return layer.dropout2(attended)
-
-
-def _feed_forward(layer: Any, h: Tensor, dropout: nn.Module) -> Tensor:
-    return dropout(layer.linear2(layer.dropout(layer.activation(layer.linear1(h)))))

@@ -40,12 +40,9 @@ class Input:
                 f"an input of the encoder needs a name of letters, digits and underscores, none of {', '.join(TAKEN)}; got "
                 f"{short(self.name)}"
             )
-        shape, whole = self.shape, isinstance(self.shape, tuple) and all(type(size) is int for size in self.shape)
-        if whole and len(shape) == 1 and 1 <= shape[0] <= _MOST:
-            return
-        if not (
-            whole and len(shape) == 3 and 1 <= shape[0] <= _CHANNELS and all(1 <= side <= _SIDE for side in shape[1:])
-        ):
+        shape, most = self.shape, {1: (_MOST,), 3: (_CHANNELS, _SIDE, _SIDE)}
+        fits = isinstance(shape, tuple) and all(type(size) is int for size in shape) and len(shape) in most
+        if not fits or any(not 1 <= size <= limit for size, limit in zip(shape, most[len(shape)], strict=True)):
             raise PolicyError(
                 f"the encoder's input {self.name!r} must be a camera [channels, height, width], up to {_CHANNELS} channels "
                 f"of {_SIDE} x {_SIDE}, or numbers [count]; got {short(shape)}"
@@ -87,24 +84,17 @@ class EncoderConfig:
                 raise PolicyError(f"the encoder's {name} must be {multiple}, {most:,} at most, got {short(value)}")
         if not isinstance(self.shared, bool):
             raise PolicyError(f"the encoder's shared must be true or false, got {short(self.shared)}")
-        for camera in self.cameras:
-            self._check_crop(camera)
+        crop: Any = self.crop
+        for camera in self.cameras if crop is not None else ():
+            frame = camera.shape[1:]
+            fits = isinstance(crop, tuple) and len(crop) == 2
+            if not fits or any(type(a) is not int or not 1 <= a <= b for a, b in zip(crop, frame, strict=True)):
+                raise PolicyError(
+                    f"the encoder's crop must be [height, width] within the frames of {camera.name!r}, {frame[0]} x "
+                    f"{frame[1]}, or null; got {short(crop)}"
+                )
         if self.shared and len({(item.shape[0], self.seen(item)) for item in self.cameras}) > 1:
             raise PolicyError("cameras with a shared encoder need frames of one shape, or a crop to one")
-
-    def _check_crop(self, camera: Input) -> None:
-        if self.crop is None:
-            return
-        fits = isinstance(self.crop, tuple) and len(self.crop) == 2
-        if not fits or any(
-            type(side) is not int or not 1 <= side <= whole
-            for side, whole in zip(self.crop, camera.shape[1:], strict=True)
-        ):
-            height, width = camera.shape[1:]
-            raise PolicyError(
-                f"the encoder's crop must be [height, width] within the frames of {camera.name!r}, {height} x {width}, or "
-                f"null; got {short(self.crop)}"
-            )
 
     @property
     def cameras(self) -> tuple[Input, ...]:
@@ -219,18 +209,13 @@ class CameraNet(nn.Module):
     def __init__(self, channels: int, seen: tuple[int, int], config: EncoderConfig) -> None:
         super().__init__()
         self.backbone = Trunk(channels, config.width)
-        height, width = (_sixteenth_of_half(side) for side in seen)
+        height, width = (-(-side // 32) for side in seen)  # behind five steps of stride two
         self.pool = SpatialSoftmax(8 * config.width, height, width, config.keypoints)
         linear = nn.Linear(2 * config.keypoints, config.features)
         self.nets = nn.Sequential(self.backbone, self.pool, nn.Flatten(1), linear)
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.nets(frames)
-
-
-def _sixteenth_of_half(side: int) -> int:
-    """A side behind five steps of stride two."""
-    return -(-side // 32)
 
 
 class ObservationEncoder(nn.Module):
@@ -247,12 +232,10 @@ class ObservationEncoder(nn.Module):
             self.obs_nets[camera.name] = first or CameraNet(camera.shape[0], config.seen(camera), config)
 
     def forward(self, observed: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([self._features(item, observed[item.name]) for item in self.config.inputs], dim=-1)
-
-    def _features(self, item: Input, value: Tensor) -> Tensor:
-        if not item.is_camera:
-            return value
-        return self.activation(self.obs_nets[item.name](self._cropped(item, value)))
+        found = {item.name: observed[item.name] for item in self.config.inputs}
+        for camera in self.config.cameras:
+            found[camera.name] = self.activation(self.obs_nets[camera.name](self._cropped(camera, found[camera.name])))
+        return torch.cat([*found.values()], dim=-1)
 
     def _cropped(self, camera: Input, frames: Tensor) -> Tensor:
         height, width = self.config.seen(camera)

@@ -19,10 +19,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from blockcache.models.dpt.cameras import CameraNetwork, networks_of, or_none
-from blockcache.models.dpt.encoder import ObservationEncoder
+from blockcache.models.dpt.encoder import Input
 from blockcache.models.dpt.program import DPTProgram
 from blockcache.models.flops import DPTShape, folded_blocks, folded_every_step, folded_once
-from blockcache.models.folding import cast, double, named, refuse, scaled_queries, signature, step_times
+from blockcache.models.folding import (
+    Pair,
+    after_norm,
+    cast,
+    double,
+    named,
+    refuse,
+    scaled_queries,
+    signature,
+    step_times,
+)
 from blockcache.models.port import Port
 from blockcache.models.program import StepTable, UnsupportedError
 
@@ -50,19 +60,16 @@ def fold(shape: DPTShape, port: Port) -> DPTProgram:
     positions = double("cond_pos_emb")[0]
     obs_w, obs_b = linear_of(double, "cond_obs_emb")
     input_w, input_b = linear_of(double, "input_emb")
-    head_w, head_b = _after_norm(double, "ln_f", *linear_of(double, "head"))
     seen = fold_inputs(policy, field, obs_w, obs_b)
     action_scale, action_offset = field("action", len(input_w))
     masks = {name: _mask(modules, name) for name in ("mask", "memory_mask")}
     weights = {
         **seen.weights,
         "obs_b": seen.bias + positions[1:],
-        **named("encode_up", linear_of(double, "encoder.0")),
-        **named("encode_down", linear_of(double, "encoder.2")),
+        **named({"encode_up": linear_of(double, "encoder.0"), "encode_down": linear_of(double, "encoder.2")}),
+        **named({"head": _after_norm(double, "ln_f", linear_of(double, "head"))}),
         "input_w": input_w,
         "positions": input_b + double("pos_emb")[0],
-        "head_w": head_w,
-        "head_b": head_b,
         "action_scale": 1.0 / action_scale,
         "action_offset": -action_offset / action_scale,
         "self_mask": torch.zeros(shape.tokens, shape.tokens) if masks["mask"] is None else masks["mask"],
@@ -101,7 +108,11 @@ def fold(shape: DPTShape, port: Port) -> DPTProgram:
 
 
 def doubles_of(state: Mapping[str, Tensor]) -> Double:
-    """Gives the tensors of a policy's denoiser by name, in float64."""
+    """A function that gives the tensors of a policy's denoiser by name, in float64.
+
+    Args:
+        state: the policy's tensors by name, the denoiser's below "model".
+    """
 
     def find(name: str, prefix: str = "model") -> Tensor:
         if f"{prefix}.{name}" not in state:
@@ -112,7 +123,12 @@ def doubles_of(state: Mapping[str, Tensor]) -> Double:
 
 
 def time_tokens(port: Port, double: Double) -> tuple[Tensor, Tensor]:
-    """The time token of every step, (K, d), before and behind its encoding."""
+    """The time token of every step, (K, d), before and behind its encoding.
+
+    Args:
+        port: the policy.
+        double: gives the tensors, see `doubles_of`.
+    """
     positions, denoiser = double("cond_pos_emb")[0], port.adapter.denoiser
     embed: Any = denoiser.time_emb
     time = embed(step_times(port, positions.device)).detach().to(positions) + positions[0]
@@ -234,26 +250,43 @@ def _is_causal(mask: Tensor | None) -> bool:
     return mask is not None and bool(torch.equal(mask, torch.full_like(mask, -math.inf).triu(diagonal=1)))
 
 
-def linear_of(double: Double, name: str) -> tuple[Tensor, Tensor]:
-    """(inputs, outputs) and the bias: `x @ w + b`."""
+def linear_of(double: Double, name: str) -> Pair:
+    """A Linear's matrix (inputs, outputs) and its bias.
+
+    Args:
+        double: gives the tensors, see `doubles_of`.
+        name: of the Linear.
+    """
     return double(f"{name}.weight").T, double(f"{name}.bias")
 
 
-def _after_norm(double: Double, norm: str, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Fold a norm's gain and bias into the matrix behind it: the norm itself is left with neither."""
-    gain, bias = double(f"{norm}.weight"), double(f"{norm}.bias")
-    return gain[:, None] * w, b + bias @ w
+def _after_norm(double: Double, norm: str, pair: Pair) -> Pair:
+    return after_norm(double(f"{norm}.weight"), double(f"{norm}.bias"), pair)
 
 
-def query_of(double: Double, index: int, width: int, heads: int) -> tuple[Tensor, Tensor]:
+def query_of(double: Double, index: int, width: int, heads: int) -> Pair:
+    """A cross-attention's matrix of the queries, with the norm before it and the scale of the scores.
+
+    Args:
+        double: gives the tensors, see `doubles_of`.
+        index: of the layer.
+        width: numbers of a token.
+        heads: how many share them.
+    """
     prefix, scale = f"decoder.layers.{index}", math.sqrt(width // heads)
     w = double(f"{prefix}.multihead_attn.in_proj_weight")[:width].T / scale
     b = double(f"{prefix}.multihead_attn.in_proj_bias")[:width] / scale
-    return _after_norm(double, f"{prefix}.norm2", w, b)
+    return _after_norm(double, f"{prefix}.norm2", (w, b))
 
 
 def key_value_of(double: Double, name: str, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """w and b of a cross-attention's keys, then of its values."""
+    """w and b of a cross-attention's keys, then of its values.
+
+    Args:
+        double: gives the tensors, see `doubles_of`.
+        name: of the attention.
+        width: numbers of a token.
+    """
     w, b = double(f"{name}.in_proj_weight").T, double(f"{name}.in_proj_bias")
     return w[:, width : 2 * width], b[width : 2 * width], w[:, 2 * width :], b[2 * width :]
 
@@ -261,13 +294,13 @@ def key_value_of(double: Double, name: str, width: int) -> tuple[Tensor, Tensor,
 def _layer(double: Double, index: int, width: int, heads: int) -> dict[str, Tensor]:
     prefix = f"decoder.layers.{index}"
     own = double(f"{prefix}.self_attn.in_proj_weight").T, double(f"{prefix}.self_attn.in_proj_bias")
-    qkv = scaled_queries(own, width, heads)
-    return {
-        **named("qkv", _after_norm(double, f"{prefix}.norm1", *qkv), index),
-        **named("out", linear_of(double, f"{prefix}.self_attn.out_proj"), index),
-        **named("up", _after_norm(double, f"{prefix}.norm3", *linear_of(double, f"{prefix}.linear1")), index),
-        **named("down", linear_of(double, f"{prefix}.linear2"), index),
+    pairs = {
+        "qkv": _after_norm(double, f"{prefix}.norm1", scaled_queries(own, width, heads)),
+        "out": linear_of(double, f"{prefix}.self_attn.out_proj"),
+        "up": _after_norm(double, f"{prefix}.norm3", linear_of(double, f"{prefix}.linear1")),
+        "down": linear_of(double, f"{prefix}.linear2"),
     }
+    return named(pairs, index)
 
 
 # -- how an observation enters: numbers by one matrix, in which their normaliser is; frames as features
@@ -287,29 +320,22 @@ class ProgramInputs:
 def fold_inputs(policy: Any, normalizer: Field, w: Tensor, b: Tensor) -> ProgramInputs:
     """Fold what stands before the observation tokens: w (inputs, d) and b (d,) are the observation embedding."""
     moments, encoder = int(policy.n_obs_steps), getattr(policy, "obs_encoder", None)
-    if encoder is None:
-        scale, offset = normalizer("obs", len(w))
-        inputs = {"obs": (moments, int(policy.obs_dim))}
-        return ProgramInputs(inputs, {"obs": "obs_w"}, {"obs_w": scale[:, None] * w}, b + offset @ w)
-    known = or_none(encoder)
-    if known is None:
+    known = None if encoder is None else or_none(encoder)
+    if encoder is not None and known is None:
         return ProgramInputs({FEATURES: (moments, len(w))}, {FEATURES: "obs_w"}, {"obs_w": w}, b)
-    return _with_cameras(known, moments, normalizer, w, b)
-
-
-def _with_cameras(encoder: ObservationEncoder, moments: int, normalizer: Field, w: Tensor, b: Tensor) -> ProgramInputs:
-    networks, constants = networks_of(encoder)
+    items = (Input("obs", (len(w),)),) if known is None else known.config.inputs
+    networks, constants = ((), {}) if known is None else networks_of(known)
     sizes = {network.camera: network.features for network in networks}
     weights = {name: tensor.to(torch.float64) for name, tensor in constants.items()}
-    entries, rows = {FEATURES: "obs_w"}, list[Tensor]()
-    at = 0
-    for item in encoder.config.inputs:
+    entries = {FEATURES: "obs_w"} if networks else {}
+    of_cameras, at = list[Tensor](), 0
+    for item in items:
         size = sizes.get(item.name, item.shape[0])
         share, at = w[at : at + size], at + size
         if item.is_camera:
             scale, offset = normalizer(item.name, 1)
             weights |= {f"obs.{item.name}_scale": scale, f"obs.{item.name}_offset": offset}
-            rows.append(share)
+            of_cameras.append(share)
         else:
             scale, offset = normalizer(item.name, size)
             entries[item.name] = f"obs.{item.name}_w"
@@ -317,6 +343,6 @@ def _with_cameras(encoder: ObservationEncoder, moments: int, normalizer: Field, 
             b = b + offset @ share
     if at != len(w):
         raise UnsupportedError(f"an obs_encoder that makes {at} numbers where the denoiser takes {len(w)}")
-    weights["obs_w"] = torch.cat(rows)
-    inputs = {item.name: (moments, *item.shape) for item in encoder.config.inputs}
-    return ProgramInputs(inputs, entries, weights, b, networks)
+    if of_cameras:
+        weights["obs_w"] = torch.cat(of_cameras)
+    return ProgramInputs({item.name: (moments, *item.shape) for item in items}, entries, weights, b, networks)

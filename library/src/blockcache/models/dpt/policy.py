@@ -197,17 +197,8 @@ class Shape:
 
     def policy(self) -> DiffusionTransformerPolicy:
         """Random weights, always the same ones."""
-        return DiffusionTransformerPolicy.random(
-            DPTConfig(
-                obs_dim=self.obs_dim,
-                action_dim=self.action_dim,
-                horizon=self.horizon,
-                n_obs_steps=self.n_obs_steps,
-                n_action_steps=self.n_action_steps,
-                n_layer=self.layers,
-                n_head=self.heads,
-                n_emb=self.width,
-                encoder=self.encoder,
-                sampler=SamplerConfig.from_dict({"type": self.sampler, "num_inference_steps": self.steps}),
-            )
-        )
+        same = ("obs_dim", "action_dim", "horizon", "n_obs_steps", "n_action_steps", "encoder")
+        sizes: dict[str, Any] = {"n_layer": self.layers, "n_head": self.heads, "n_emb": self.width}
+        sampler = SamplerConfig.from_dict({"type": self.sampler, "num_inference_steps": self.steps})
+        config = DPTConfig(**{name: getattr(self, name) for name in same}, **sizes, sampler=sampler)
+        return DiffusionTransformerPolicy.random(config)

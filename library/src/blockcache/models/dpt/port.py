@@ -29,9 +29,9 @@ from blockcache.models.modules import check_action_scale, check_not_compiled
 from blockcache.models.own_policy import OwnPort
 from blockcache.models.port import Port, required
 from blockcache.models.sampling import Sampling, make_scheduler, scheduler_settings
-from blockcache.observations.tensors import as_tensor, check_finite, reach
+from blockcache.observations.tensors import as_tensor, check_camera, check_tree, listed
 from blockcache.samplers import SamplerConfig
-from blockcache_runtime.checks import BYTE, check_frames, shape_text
+from blockcache_runtime.checks import BYTE
 
 NEEDED = ("model", "noise_scheduler", "num_inference_steps", "predict_action")
 
@@ -109,7 +109,7 @@ class PublicPort(Port):
         check_action_scale(self._affine("action")[0])
 
     def synthetic_observations(self, count: int) -> dict[str, Tensor]:
-        """What lies beyond the normaliser's range may be clipped, and nobody would mind."""
+        """Within the normaliser's range: beyond it all actions may be clipped alike, which would hide a difference."""
         made = super().synthetic_observations(count)
         for name in self.inputs:
             scale, offset = self._affine(name)
@@ -122,46 +122,30 @@ class PublicPort(Port):
         return named if isinstance(named, str) else None
 
     def prepare_observation(self, obs: Any) -> Any:
-        if isinstance(obs, Mapping):
-            return {name: as_tensor(value) for name, value in obs.items()}
-        return {"obs": as_tensor(obs)}
+        return super().prepare_observation(obs if isinstance(obs, Mapping) else {"obs": obs})
 
     def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         """Of a longer history the public code looks at the first `n_obs_steps`."""
-        found = {}
-        for name, shape in self.inputs.items():
-            if not isinstance(obs, Mapping) or isinstance(obs.get(name, {}), Mapping):  # none, or nested
-                raise self._misgiven(obs, "")
-            tensor = as_tensor(obs[name])
-            steps, *rest = shape
-            sizes = tensor.shape
-            if len(sizes) != 1 + len(shape) or sizes[0] < 1 or sizes[1] < steps or list(sizes[2:]) != rest:
-                expected = ", ".join(map(str, shape))
-                raise ObservationError(
-                    f"the observation {name!r} has shape {tuple(sizes)}, expected (batch, {expected})"
-                )
-            tensor = tensor[:, :steps].to(device=like.device, dtype=like.dtype)
-            check_finite(tensor)
-            found[name] = tensor
-        return found
+        inputs = self.inputs
+        if not isinstance(obs, Mapping) or any(isinstance(obs.get(name, {}), Mapping) for name in inputs):
+            raise self._misgiven(obs)  # one is missing, or nested
+        given = {name: as_tensor(obs[name]) for name in inputs}
+        seen = {name: value[:, : inputs[name][0]] if value.ndim > 1 else value for name, value in given.items()}
+        return check_tree(seen, inputs, (), like)
 
     def explain(self, error: Exception, obs: Any) -> BlockcacheError | None:
         if isinstance(error, BlockcacheError):
             return None
         if isinstance(obs, Mapping) and all(isinstance(value, Tensor) for value in obs.values()):
-            needed = [
-                *(["obs"] if hasattr(self.policy, "obs_dim") else ()),
-                *(error.args if type(error) is KeyError else ()),
-            ]
-            if all(name in obs for name in needed):
+            needed = {"obs"} if hasattr(self.policy, "obs_dim") else set()
+            if needed.union(error.args if type(error) is KeyError else ()) <= obs.keys():
                 return None
-        return self._misgiven(obs, f" ({in_one_line(error)})")
+        return self._misgiven(obs, error)
 
-    def _misgiven(self, obs: Any, reason: str) -> ObservationError:
-        such = self._wanted()
+    def _misgiven(self, obs: Any, error: Exception | None = None) -> ObservationError:
         held = {str(name): type(value).__name__ for name, value in obs.items()} if isinstance(obs, Mapping) else ""
-        got = f"{type(obs).__name__} {held}".rstrip()
-        return ObservationError(f"{type(self.policy).__name__} takes a mapping of tensors{such}, got {got}{reason}")
+        got = f"{type(obs).__name__} {held}".rstrip() + (f" ({in_one_line(error)})" if error else "")
+        return ObservationError(f"{type(self.policy).__name__} takes a mapping of tensors{self._wanted()}, got {got}")
 
     def _wanted(self) -> str:
         return " such as {'obs': (batch, n_obs_steps, obs_dim)}" if hasattr(self.policy, "obs_dim") else " by name"
@@ -215,19 +199,17 @@ class CameraPort(PublicPort):
         return made | {name: torch.rand(made[name].shape) for name in self.cameras}
 
     def check_observation(self, obs: Any) -> None:
-        for name in self.cameras if isinstance(obs, Mapping) else ():
-            if isinstance(value := obs.get(name), Tensor):
-                self._inspect(name, value)
-
-    def _inspect(self, camera: str, value: Tensor) -> None:
         """Of a longer history the public code looks at the first `n_obs_steps`."""
-        seen = value[:, : self.n_obs_steps] if value.ndim > 1 else value
-        what, dtype = f"the observation {camera!r}", str(value.dtype).removeprefix("torch.")
-        if value.dtype == torch.uint8:
-            raise ObservationError(
-                f"{what} holds uint8, expected floats from 0 to 1, as {type(self.policy).__name__} takes them; divide by 255"
-            )
-        check_frames(what, tuple(seen.shape), dtype, tuple(self.inputs[camera]), lambda: reach(seen))
+        for name in self.cameras if isinstance(obs, Mapping) else ():
+            if not isinstance(value := obs.get(name), Tensor):
+                continue
+            if value.dtype == torch.uint8:
+                raise ObservationError(
+                    f"the observation {name!r} holds uint8, expected floats from 0 to 1, as "
+                    f"{type(self.policy).__name__} takes them; divide by 255"
+                )
+            seen = value[:, : self.n_obs_steps] if value.ndim > 1 else value
+            check_camera(seen, f"the observation {name!r}", tuple(self.inputs[name]))
 
     def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         self.check_observation(obs)
@@ -238,12 +220,10 @@ class CameraPort(PublicPort):
             return super().explain(error, obs)
         if isinstance(obs, Mapping) and all(isinstance(obs.get(item.name), Tensor) for item in self.observed):
             return None
-        return self._misgiven(obs, f" ({in_one_line(error)})")
+        return self._misgiven(obs, error)
 
     def _wanted(self) -> str:
-        if not self.observed:
-            return " by name"
-        return ": " + " and ".join(f"{name!r} {shape_text(shape)}" for name, shape in self.inputs.items())
+        return f": {listed(self.inputs)}" if self.observed else " by name"
 
 
 class KnownCameraPort(CameraPort):
@@ -260,15 +240,12 @@ class KnownCameraPort(CameraPort):
         return self.n_obs_steps * sum(network.flops for network in networks)
 
     def settings(self) -> list[Any]:
+        randomizers = getattr(self.policy.obs_encoder, "obs_randomizers", {})
         crops = [
             (name, *(getattr(part, side, None) for side in ("crop_height", "crop_width")))
-            for name, part in _randomizers(self.policy).items()
+            for name, part in randomizers.items()
         ]
         return [*super().settings(), dict(self.inputs), crops]
-
-
-def _randomizers(policy: Any) -> dict[str, Any]:
-    return dict(getattr(policy.obs_encoder, "obs_randomizers", {}).items())
 
 
 class OtherCameraPort(CameraPort):

@@ -90,14 +90,12 @@ class DPTProgram(Program):
 
     def encode(self, ops: Ops, tokens: Value) -> Value:
         """The condition encoder, token by token."""
-        hidden = ops.linear(tokens, ops.weight("encode_up_w"), ops.weight("encode_up_b"))
-        return ops.linear(ops.activation(hidden, "mish"), ops.weight("encode_down_w"), ops.weight("encode_down_b"))
+        return self.linear(ops, "encode_down", ops.activation(self.linear(ops, "encode_up", tokens), "mish"))
 
     def _through(self, ops: Ops, tokens: Value, name: str, outputs: int) -> Value:
         """Encoded tokens to keys (or values) and on through a folded matrix: (L, H, B, S, outputs), the time's empty."""
         groups, observed = self.layers * self.heads, self.slots - 1
-        heads = ops.linear(tokens, ops.weight(f"{name}_w"), ops.weight(f"{name}_b"))
-        heads = ops.reshape(heads, (-1, groups, self.width // self.heads))
+        heads = ops.reshape(self.linear(ops, name, tokens), (-1, groups, self.width // self.heads))
         product = ops.grouped(heads, ops.weight(f"{name}_folded"))
         product = ops.reshape(product, (-1, observed, self.layers, self.heads, outputs))
         return ops.pad(ops.transpose(product, (2, 3, 0, 1, 4)), axis=3, before=1)
@@ -112,13 +110,13 @@ class DPTProgram(Program):
         normed = self._norm(ops, stream)
         if kind == SA:
             return self._self_attention(ops, layer, normed)
-        return self._linear(ops, layer, "down", ops.activation(self._linear(ops, layer, "up", normed), "gelu"))
+        return self.linear(ops, "down", ops.activation(self.linear(ops, "up", normed, layer), "gelu"), layer)
 
     def _self_attention(self, ops: Ops, layer: int, normed: Value) -> Value:
-        qkv = ops.reshape(self._linear(ops, layer, "qkv", normed), (-1, self.tokens, 3 * self.width))
+        qkv = ops.reshape(self.linear(ops, "qkv", normed, layer), (-1, self.tokens, 3 * self.width))
         q, k, v = ops.split(qkv, 3, -1)
         attended = ops.attention(q, k, v, self.heads, "self_mask" if self.self_masked else None, self.causal)
-        return self._linear(ops, layer, "out", ops.reshape(attended, (-1, self.width)))
+        return self.linear(ops, "out", ops.reshape(attended, (-1, self.width)), layer)
 
     def cross_attention(self, ops: Ops, layer: int, stream: Value, conditions: Any, step: Any) -> Value:
         w, b, v = (ops.row(f"time_{name}", step, layer) for name in "wbv")
@@ -131,11 +129,8 @@ class DPTProgram(Program):
     def _norm(self, ops: Ops, stream: Value) -> Value:
         return ops.layer_norm(stream, self.width, self.norm_eps)
 
-    def _linear(self, ops: Ops, layer: int, name: str, x: Value) -> Value:
-        return ops.linear(x, ops.weight(f"{name}_w{layer}"), ops.weight(f"{name}_b{layer}"))
-
     def leave(self, ops: Ops, stream: Value, conditions: Any, step: Any) -> Value:
-        return ops.linear(self._norm(ops, stream), ops.weight("head_w"), ops.weight("head_b"))
+        return self.linear(ops, "head", self._norm(ops, stream))
 
     def finish(self, ops: Ops, sample: Value) -> Value:
         actions = ops.reshape(sample, (-1, self.tokens, self.chunk[1]))

@@ -33,7 +33,7 @@ _CONVERTED = Cache("a converted checkpoint", "policy")
 LOW_DIM, HYBRID = "DiffusionTransformerLowdimPolicy", "DiffusionTransformerHybridImagePolicy"
 DENOISER = "TransformerForDiffusion"
 TASKS = {"pusht_lowdim": "pusht", "pusht_image": "pusht-image"}
-"""The public code's names of tasks that we have too, with the same observation."""
+"""The public code's names of tasks that this package has too, with the same observation."""
 _POLICY = frozenset({
     "horizon", "obs_dim", "action_dim", "n_action_steps", "n_obs_steps", "num_inference_steps", "obs_as_cond",
     "pred_action_steps_only", "model", "noise_scheduler",

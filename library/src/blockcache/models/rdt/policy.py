@@ -30,7 +30,11 @@ LANGUAGE, MASK = "lang_tokens", "lang_attn_mask"
 
 
 def public_sampler(steps: int = 5) -> DPMSolver:
-    """The sampler of the public code: DPM-Solver++ that predicts the clean sample; 5 steps there, 20 in the paper."""
+    """The sampler of the public code: DPM-Solver++ that predicts the clean sample; 5 steps there, 20 in the paper.
+
+    Args:
+        steps: how often the denoiser is called.
+    """
     return DPMSolver(num_inference_steps=steps, num_train_timesteps=1000, prediction_type="sample")
 
 

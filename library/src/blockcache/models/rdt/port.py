@@ -147,7 +147,7 @@ def _layer(block: Any, names: tuple[str, ...]) -> Layer:
 
 
 def _check(index: int, block: Any) -> None:
-    """Refuse a block whose forward is not the one that we express branch by branch."""
+    """Refuse a block whose forward is not the one that the adapter expresses branch by branch."""
     check_unpatched(block, f"blocks.{index}")
     if type(block).__module__.startswith("blockcache."):
         return

@@ -73,15 +73,11 @@ class RDTProgram(Program):
         sensed = self._deeper(ops, "state", 2, ops.add([ops.matmul(state, ops.weight("state_w0")), masked]))
         angles = ops.mul(obs["ctrl_freqs"], ops.weight("frequencies"))  # (B, 128)
         waves = ops.concat([ops.activation(angles, "cos"), ops.activation(angles, "sin")], axis=-1)
-        rate = self._linear(ops, "freq_down", ops.activation(self._linear(ops, "freq_up", waves), "silu"))
+        rate = self.linear(ops, "freq_down", ops.activation(self.linear(ops, "freq_up", waves), "silu"))
         rate, sensed, masked = (ops.reshape(item, (-1, 1, width)) for item in (rate, sensed, masked))
         blank, places = ops.mul(rate, ops.weight("zero")), ops.weight("places")
-        contents = {0: blank, 1: rate, 2: sensed, FRONT: blank}
-        stops = (1, 2, FRONT, FRONT + horizon)
-        rows = [
-            ops.add([item, ops.slice(places, 1, first, stop)])
-            for (first, item), stop in zip(contents.items(), stops, strict=True)
-        ]
+        front = ops.add([ops.concat([blank, rate, sensed], axis=1), ops.slice(places, 1, 0, FRONT)])
+        rows = [front, ops.add([blank, ops.slice(places, 1, FRONT, FRONT + horizon)])]
         seen = ops.reshape(obs["lang_attn_mask"], (-1, 1, 1, self.shape.conditions[LANGUAGE]))
         hidden = ops.add([ops.mul(seen, ops.weight("hide")), ops.weight("hide_all")])
         acting = ops.reshape(mask, (-1, 1, self.action_dim))
@@ -93,18 +89,18 @@ class RDTProgram(Program):
         for place, name in enumerate(("lang", "img")):
             tokens = obs[f"{name}_tokens"]
             tokens = ops.reshape(tokens, (-1, self.inputs[f"{name}_tokens"][-1]))
-            tokens = self._deeper(ops, name, place, self._linear(ops, name, tokens, 0))
+            tokens = self._deeper(ops, name, place, self.linear(ops, name, tokens, 0))
             tokens = ops.reshape(tokens, (-1, self.shape.conditions[place], self.width))
             found.append(ops.reshape(ops.add([tokens, ops.weight(f"{name}_places")]), (-1, self.width)))
         return found[LANGUAGE], found[IMAGE]
 
     def keys(self, ops: Ops, layer: int, tokens: Value) -> Value:
-        keys = self._by_head(ops, self._linear(ops, "key", tokens, layer), f"key_gain{layer}")
+        keys = self._by_head(ops, self.linear(ops, "key", tokens, layer), f"key_gain{layer}")
         keys = ops.reshape(keys, (-1, self.shape.conditions[layer % 2], self.heads, self.size))
         return ops.transpose(keys, (0, 2, 3, 1))
 
     def values(self, ops: Ops, layer: int, tokens: Value) -> Value:
-        values = self._linear(ops, "value", tokens, layer)
+        values = self.linear(ops, "value", tokens, layer)
         return self._heads_first(ops, values, self.shape.conditions[layer % 2])
 
     def enter(self, ops: Ops, x: Value, start: Value, conditions: Any, step: Any) -> Value:
@@ -125,32 +121,32 @@ class RDTProgram(Program):
         if kind == CA:
             hidden = conditions.hidden if layer % 2 == LANGUAGE else None
             return self._cross_attention(ops, layer, normed, *self.attended(ops, layer, conditions), hidden)
-        return self._linear(ops, "down", ops.activation(self._linear(ops, "up", normed, layer), "gelu_tanh"), layer)
+        return self.linear(ops, "down", ops.activation(self.linear(ops, "up", normed, layer), "gelu_tanh"), layer)
 
     def attended(self, ops: Ops, layer: int, conditions: Any) -> tuple[Value, Value]:
         """A layer's keys and values of language or image tokens."""
         return conditions.keys[layer], conditions.values[layer]
 
     def _self_attention(self, ops: Ops, layer: int, normed: Value) -> Value:
-        q, k, v = ops.split(self._linear(ops, "qkv", normed, layer), 3, -1)
+        q, k, v = ops.split(self.linear(ops, "qkv", normed, layer), 3, -1)
         q, k = (self._by_head(ops, item, f"own_{name}_gain{layer}") for item, name in ((q, "query"), (k, "key")))
         q, k, v = (ops.reshape(item, (-1, self.shape.tokens, self.width)) for item in (q, k, v))
         attended = ops.attention(q, k, v, self.heads)
-        return self._linear(ops, "out", ops.reshape(attended, (-1, self.width)), layer)
+        return self.linear(ops, "out", ops.reshape(attended, (-1, self.width)), layer)
 
     def _cross_attention(
         self, ops: Ops, layer: int, normed: Value, keys: Value, values: Value, hidden: Value | None
     ) -> Value:
-        query = self._by_head(ops, self._linear(ops, "query", normed, layer), f"query_gain{layer}")
+        query = self._by_head(ops, self.linear(ops, "query", normed, layer), f"query_gain{layer}")
         attended = ops.attend(self._heads_first(ops, query, self.shape.tokens), keys, values, hidden)
         attended = ops.reshape(ops.transpose(attended, (0, 2, 1, 3)), (-1, self.width))
-        return self._linear(ops, "cross", attended, layer)
+        return self.linear(ops, "cross", attended, layer)
 
     def leave(self, ops: Ops, stream: Value, conditions: Any, step: Any) -> Value:
         places = ops.reshape(stream, (-1, self.shape.tokens, self.width))
         actions = ops.reshape(ops.slice(places, 1, FRONT, self.shape.tokens), (-1, self.width))
         normed = self._normed(ops, actions, self.width, "final_gain")
-        return self._linear(ops, "final_down", ops.activation(self._linear(ops, "final_up", normed), "gelu_tanh"))
+        return self.linear(ops, "final_down", ops.activation(self.linear(ops, "final_up", normed), "gelu_tanh"))
 
     def finish(self, ops: Ops, sample: Value) -> Value:
         return ops.reshape(sample, (-1, self.shape.horizon, self.action_dim))
@@ -161,7 +157,7 @@ class RDTProgram(Program):
     def _deeper(self, ops: Ops, name: str, place: int, x: Value) -> Value:
         """An adaptor behind its first matrix."""
         for index in range(1, self.adaptors[place]):
-            x = self._linear(ops, name, ops.activation(x, "gelu_tanh"), index)
+            x = self.linear(ops, name, ops.activation(x, "gelu_tanh"), index)
         return x
 
     def _by_head(self, ops: Ops, x: Value, gain: str) -> Value:
@@ -174,9 +170,6 @@ class RDTProgram(Program):
     def _heads_first(self, ops: Ops, x: Value, tokens: int) -> Value:
         """-> (B, H, tokens, d / H)."""
         return ops.transpose(ops.reshape(x, (-1, tokens, self.heads, self.size)), (0, 2, 1, 3))
-
-    def _linear(self, ops: Ops, name: str, x: Value, index: int | str = "") -> Value:
-        return ops.linear(x, ops.weight(f"{name}_w{index}"), ops.weight(f"{name}_b{index}"))
 
 
 # -- folding
@@ -205,16 +198,16 @@ def fold(port: Port, shape: RDTShape, norm: tuple[str, float]) -> RDTProgram:
     adaptors = [_linears(getattr(denoiser, f"{name}_adaptor")) for name in ("lang", "img", "state")]
     for name, linears in zip(("lang", "img", "state"), adaptors, strict=True):
         for index, linear in enumerate(linears):
-            weights |= named(name, _views(linear), index)
+            weights |= named({name: _views(linear)}, index)
     whole = weights["state_w0"]  # (2 A, d): of the sample, then of the mask
     weights |= {"state_w0": whole[: shape.action_dim], "mask_w": whole[shape.action_dim :]}
     up, down = _mlp(model.freq_embedder)
-    weights |= {**named("freq_up", _views(up)), **named("freq_down", _views(down))}
+    final = model.final_layer
+    ends = {"freq_up": up, "freq_down": down, "final_up": final.ffn_final.fc1, "final_down": final.ffn_final.fc2}
+    weights |= named({name: _views(linear) for name, linear in ends.items()})
+    weights["final_gain"] = final.norm_final.weight.detach()
     for index, block in enumerate(model.blocks):
         weights |= _layer(index, block, shape.width, scale)
-    final = model.final_layer
-    weights |= {"final_gain": final.norm_final.weight.detach(), **named("final_up", _views(final.ffn_final.fc1))}
-    weights |= named("final_down", _views(final.ffn_final.fc2))
     time: Tensor = model.t_embedder(step_times(port, like.device)).to(like)  # (K, d)
     return RDTProgram(
         inputs=port.inputs,
@@ -256,8 +249,7 @@ def _layer(index: int, block: Any, width: int, scale: float) -> dict[str, Tensor
         "query": cross.q_norm.weight.detach() * scale,
         "key": cross.k_norm.weight.detach(),
     }
-    found = {f"{name}_gain{index}": gain for name, gain in gains.items()}
-    return found | {key: view for name, pair in pairs.items() for key, view in named(name, pair, index).items()}
+    return named(pairs, index) | {f"{name}_gain{index}": gain for name, gain in gains.items()}
 
 
 def _views(module: Any) -> Pair:

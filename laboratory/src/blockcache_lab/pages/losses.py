@@ -36,7 +36,11 @@ _ALL = ["task", "method", "FLOPs", "shift", "beyond spread", "wider", "rougher",
 
 
 def losses_document(data: LossData) -> Document:
-    """How far the data can be trusted, what each task can tell apart, and the data."""
+    """The page: how far the data can be trusted, what each task can tell apart, and the data.
+
+    Args:
+        data: Methods with their features and their losses in rollouts.
+    """
     model, judged = data.model, judge(data)
     ranks, covered, errors = zip(*((one.rank, one.covered, one.error) for one in judged), strict=True)
     average = f"rank correlation {mean(ranks):.2f}, covered {mean(covered):.2f}, error {mean(errors):.3f}"

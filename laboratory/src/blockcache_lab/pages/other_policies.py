@@ -57,7 +57,11 @@ class TaskPolicies:
 
 
 def load_other_policies(directories: Sequence[PathLike]) -> tuple[TaskPolicies, ...]:
-    """Suite main of every directory, brought together by task."""
+    """Suite main of every directory, brought together by task.
+
+    Args:
+        directories: Each with the `main.json` of one policy.
+    """
     found: dict[str, dict[str, SuiteResults]] = {}
     for directory in directories:
         path = Path(directory) / "main.json"

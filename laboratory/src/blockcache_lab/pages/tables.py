@@ -91,6 +91,11 @@ class PolicyTable:
 
 
 def page(policies: Sequence[PolicyTable]) -> Document:
+    """The paper's tables beside the figures of these policies.
+
+    Args:
+        policies: Each with the files of its suites, in the order of the page.
+    """
     directories = " ".join(policy.directory for policy in policies)
     quick = [QUICK] if any(policy.item.suite.quick for policy in policies) else []
     about = Paragraph(

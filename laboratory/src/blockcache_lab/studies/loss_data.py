@@ -37,7 +37,11 @@ MOST_TERMS, AVERAGED = 3, 5
 
 
 def sums_of(count: int) -> tuple[tuple[int, ...], ...]:
-    """Places of the terms of every sum that is tried, of so many."""
+    """Places of the terms of every sum that is tried.
+
+    Args:
+        count: Of the terms that there are.
+    """
     return tuple(chosen for size in range(1, MOST_TERMS + 1) for chosen in combinations(range(count), size))
 
 

@@ -125,7 +125,11 @@ def _summaries(files: Sequence[Results]) -> dict[str, MethodSummary]:
 
 
 def what_ran(method: MethodRun) -> str:
-    """A digest of the sampler and of what is reused when."""
+    """A digest of the sampler and of what is reused when: the same for methods that do the same.
+
+    Args:
+        method: As the results of rollouts describe it.
+    """
     return digest({"sampler": method.sampler, "reuse": method.reuse})[:16]
 
 
@@ -178,7 +182,11 @@ def _rows(
 
 def candidate_of(method: MethodRun) -> Candidate | None:
     """What ran; None for the full policy, for what decides while it runs, and for another execution, which no features of
-    single chunks can see."""
+    single chunks can see.
+
+    Args:
+        method: As the results of rollouts describe it.
+    """
     reuse = method.reuse or {}
     if method.name == BASELINE or set(reuse) - {"updates"} or method.execution is not None:
         return None

@@ -41,13 +41,20 @@ def train(
     begin: PathLike | None = None,
     progress: bool = True,
 ) -> Path:
-    """Train a policy on the demonstrations in `data` and leave it in the directory `out`, which is returned.
+    """Train a policy from demonstrations, and return its directory.
 
     The state is kept beside it, in `<out>.state.safetensors`: the same call after a kill goes on from there, and
-    after the end it has nothing left to do. `out` holds the averaged weights so far, from the end of the first
-    epoch on. `resume=False` starts anew, over what an earlier run left there. Of the last `keep_last` epochs, each one's
-    policy is kept too, in the directories `<out>.checkpoints/NUMBER`. With `begin`, a policy of the same sizes, the run
-    starts from its weights and its normaliser.
+    after the end it has nothing left to do.
+
+    Args:
+        config: What is trained, and how.
+        data: The demonstrations, a .npz file.
+        out: The policy's directory. From the end of the first epoch on it holds the averaged weights so far.
+        threads: For torch; all cores without a number.
+        resume: Whether to go on from the state; else the run starts anew, over what an earlier one left.
+        keep_last: Of so many last epochs the policy is kept too, in the directories `<out>.checkpoints/NUMBER`.
+        begin: A policy of the same sizes whose weights and normaliser the run starts from.
+        progress: Whether to show a bar.
     """
     target = Path(out)
     if config.frozen and begin is None:

@@ -105,7 +105,16 @@ def fit(
     effort: Effort | None = None,
     schedule: Schedule | None = None,
 ) -> ChosenSampler:
-    """The same on clouds that are at hand."""
+    """What `fit_sampler` does, on clouds that are at hand.
+
+    Args:
+        clouds: The policy, its observations and its own chunks at them.
+        steps: How many.
+        spread: Up to 1, which keeps the spread of the actions; less makes them sharper.
+        start: A sampler of as many steps to start from; without it DDPM steps are placed first.
+        effort: How much work, see `Effort`.
+        schedule: Which blocks are computed at which of the steps; without it all are.
+    """
     if not 0 < spread <= 1:
         raise FitError(f"spread is above 0 and up to 1, got {spread}")
     if start is not None and start.num_inference_steps != steps:

@@ -236,7 +236,11 @@ class ChosenSampler:
 
 @functools.lru_cache(maxsize=256)
 def table(config: SamplerConfig) -> SamplerTable:
-    """The coefficients of the whole loop, made once for each config."""
+    """The coefficients of the whole loop, made once for each config.
+
+    Args:
+        config: The sampler's settings.
+    """
     return config.tabulate()
 
 

@@ -80,7 +80,12 @@ def consecutive(similarity: ArrayLike, updates: int, maximise: bool = True) -> t
 
 
 def uniform(steps: int, updates: int) -> tuple[int, ...]:
-    """Evenly spaced steps from 0."""
+    """Evenly spaced steps from 0.
+
+    Args:
+        steps: Of a generation.
+        updates: How many of them are wanted.
+    """
     _check_count(updates, steps)
     return tuple(index * steps // updates for index in range(updates))
 

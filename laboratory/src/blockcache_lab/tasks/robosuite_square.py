@@ -31,7 +31,7 @@ _ABOVE, _HIGH = 0.1, 0.14  # metres that the hand stays over the handle, and the
 _BURIED = 0.1  # and below that where it is around the peg
 _TABLE, _LYING = 0.83, 0.865  # heights of a nut on the table, and of one that lies at the peg's foot
 _LEVER = 0.03  # metres that a radian is worth
-_GAIN, _FAST, _SLOW = 3.0, 0.9, 0.45  # beyond what would bring the hand there; the largest shift, and that downwards
+_FAST, _SLOW = 0.9, 0.45  # the largest shift, and that downwards
 _STEP, _TURN = 0.05, 0.5  # metres and radians of an action of 1
 
 
@@ -54,7 +54,7 @@ def _action(scene: Scene, peg: Array) -> Array:
     if gap > _HOLDING / 2 and _at(off, turn, 1 + 10 * max(0.0, _OPENED - gap)):  # sooner or later, once it has begun
         return _moving(scene, off, turn, CLOSED)
     missing = math.hypot(off[0], off[1]) + _LEVER * abs(turn)
-    rise = min(_ABOVE, max(0.0, 3 * (missing - 0.015), 4 * (_OPENED - gap)))
+    rise = min(_ABOVE, max(0.0, 2 * (missing - 0.012), 3 * (_OPENED - gap)))
     return _moving(scene, off + np.array([0.0, 0.0, rise]), turn, OPEN)
 
 
@@ -64,9 +64,9 @@ def _carry(scene: Scene, peg: Array, hand: float) -> Array:
     turn, off = nearest(final - scene.turn, 2 * math.pi), peg - scene.object
     missing = math.hypot(off[0], off[1])
     around = missing < 0.012 and scene.object[2] < peg[2] + _BURIED
-    height = -0.03 if around else min(_HIGH, 20 * (missing + _LEVER * abs(turn)) - 0.09)
+    height = -0.03 if around else min(_HIGH, 14 * (missing + _LEVER * abs(turn)) + 0.005)
     lifted = 1.0 if around else min(1.0, max(0.0, (scene.object[2] - _TABLE - 0.02) / 0.08))
-    return _moving(scene, np.array([lifted * off[0], lifted * off[1], off[2] + height]), lifted * turn, CLOSED)
+    return _moving(scene, np.array([lifted * off[0], lifted * off[1], off[2] + height]), lifted * turn, CLOSED, 2.0)
 
 
 def _at(off: Array, turn: float, loose: float) -> bool:
@@ -78,12 +78,13 @@ def _cost(hand: float, by: float) -> float:
     return abs(by) + 10 * (not within_reach(hand + by))
 
 
-def _moving(scene: Scene, off: Array, turn: float, grip: float) -> Array:
-    """The action towards a place that far off, turned by `turn`, fingers down."""
-    shift = _GAIN * off / _STEP
+def _moving(scene: Scene, off: Array, turn: float, grip: float, gain: float = 1.2) -> Array:
+    """The action towards a place that far off, turned by `turn`, fingers down: slower the nearer it is, since what changes
+    within a few millimetres is hard to imitate."""
+    shift = gain * off / _STEP
     shift[:2] *= min(1.0, _FAST / max(1e-9, math.hypot(shift[0], shift[1])))
     shift[2] = min(_FAST, max(-_SLOW, shift[2]))
     hand = math.atan2(scene.axes[1, 0], scene.axes[0, 0])
     wanted = Rotation.from_euler("z", hand + turn).as_matrix() @ DOWN
-    spin = 1.5 * Rotation.from_matrix(wanted @ scene.axes.T).as_rotvec() / _TURN
+    spin = Rotation.from_matrix(wanted @ scene.axes.T).as_rotvec() / _TURN
     return np.array([*shift, *spin.clip(-_FAST, _FAST), grip])

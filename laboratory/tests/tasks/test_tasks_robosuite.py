@@ -159,6 +159,35 @@ def test_every_style_lifts_the_cube(seed: int, make: Callable[[str], Any]) -> No
     assert task.score == 1.0
 
 
+@pytest.mark.parametrize("loses", [False, True])
+def test_the_clean_expert_of_square_puts_the_nut_on_its_peg_even_if_it_loses_it(
+    loses: bool, make: Callable[[str], Any]
+) -> None:
+    task = make("robosuite-square-ph")
+    table = task.reset(1)[2] - 0.06  # it falls onto it
+    lost = not loses
+    while not task.done:
+        action = expert_factory("robosuite-square-ph")(task)(task.observe())  # made anew: it keeps no phase
+        assert np.abs(action).max() <= 1
+        task.step(action)
+        if not lost and task.observe()[2] > table + 0.06:
+            lost = True
+            for _ in range(8):
+                task.step(np.array([0, 0, 0, 0, 0, 0, -1.0]))
+            assert task.observe()[2] < table + 0.02
+    assert lost
+    assert task.success
+
+
+def test_the_nut_is_seen_from_the_hand_without_jumps(make: Callable[[str], Any]) -> None:
+    """In robosuite the sign of that quaternion changes at every touch; the rotation is the same."""
+    task = make("robosuite-square-ph")
+    seen = moved(task, 3, steps=70)
+    theirs = task.env._get_observations()["SquareNut_to_robot0_eef_quat"]
+    assert np.abs(np.diff(seen, axis=0)).max() < 0.2
+    assert abs(theirs @ seen[-1, 10:14]) == pytest.approx(1, abs=1e-5)
+
+
 def test_styles_differ_and_the_clean_expert_has_one(make: Callable[[str], Any]) -> None:
     clean, mixed = make("robosuite-lift-ph"), make("robosuite-lift-mh")
     np.testing.assert_array_equal(moved(clean, 6), moved(mixed, 6))  # the first of six

@@ -61,6 +61,20 @@ def test_noise_in_one_of_some_steps_leaves_the_others_as_they_are(tmp_path, by_n
     assert len(set(np.diff(np.flatnonzero(disturbed)))) > 2  # drawn, not counted off
 
 
+def test_a_push_stays_the_same_for_some_steps(tmp_path, by_name):
+    demonstrate("toy", tmp_path / "demos.npz", 20, noise=0.2, every=8, lasting=3, progress=False)
+    demos = read_demonstrations(by_name, tmp_path / "demos.npz")
+    pushes = (np.array(MADE[0].executed) - demos.action).round(5)
+    again = [(pushes[at] == pushes[at + 1]).all() for at in range(len(pushes) - 1) if pushes[at].any()]
+    assert 0.15 < pushes.any(axis=1).mean() < 0.45  # three steps of eight; some begin while another lasts
+    assert 0.4 < np.mean(again) < 0.8  # two of three go on
+
+
+def test_a_push_of_no_step_is_refused(tmp_path):
+    with pytest.raises(TrainingError, match="for 1 or more"):
+        demonstrate("toy", tmp_path / "demos.npz", 3, lasting=0, progress=False)
+
+
 def test_without_noise_what_is_kept_is_what_was_executed(tmp_path, by_name):
     assert demonstrate("toy", tmp_path / "demos.npz", 3, progress=False) == 0
     demos = read_demonstrations(by_name, tmp_path / "demos.npz")

@@ -52,14 +52,20 @@ resume_option = click.option("--resume/--anew", default=True, help="Go on from t
     default=1,
     help="Noise in one of so many steps only, drawn at random: the steps between then show how to recover.",
 )
+@click.option(
+    "--lasting",
+    type=click.IntRange(1, arg.MOST),
+    default=1,
+    help="Steps for which a disturbance stays the same: a push, from which an expert without phases comes back.",
+)
 @arg.first_seed_option
-def demonstrate(task: str, output: str, episodes: int, noise: float, every: int, first_seed: int) -> None:
+def demonstrate(task: str, output: str, episodes: int, noise: float, every: int, lasting: int, first_seed: int) -> None:
     """Let the simulator's own expert show TASK, to train on. Episodes in which it fails are left out.
 
     \b
     Examples:
       blockcache policy demonstrate metaworld-assembly -o assembly.npz
-      blockcache policy demonstrate robosuite-square-ph -o square.npz --noise 0.4 --every 10
+      blockcache policy demonstrate robosuite-square-ph -o square.npz --noise 0.9 --every 40 --lasting 5
     """
     from blockcache.tasks import expert_factory
 
@@ -67,7 +73,7 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, every: int,
 
     from blockcache_lab.training import demonstrate as run
 
-    failed = run(task, output, episodes, noise=noise, every=every, first_seed=first_seed)
+    failed = run(task, output, episodes, noise=noise, every=every, lasting=lasting, first_seed=first_seed)
     click.echo(f"{output}: {episodes} episodes; the expert failed in {failed} more, which are left out")
 
 

@@ -2,7 +2,7 @@
 
 A motion says where the hand shall be, how it is turned, and whether the gripper is closed; it is over when the hand is
 there, after a number of steps, or when something is seen. An expert knows the observation and where the scene's fixed parts
-are.
+are. The clean one for Square is in robosuite_square.
 """
 
 from __future__ import annotations
@@ -175,7 +175,9 @@ def _square(task: Robosuite, first: Scene, style: Style, random: np.random.Gener
     """Over the nut's handle, down, close, up, over the peg with the nut's sides along the peg's, down, open, up."""
     peg = np.array(task.env.sim.data.body_xpos[task.env.peg1_body_id])
     grasp = nearest(first.turn, math.pi)
-    final = min((quarter * math.pi / 2 for quarter in range(-1, 3)), key=lambda turn: _effort(turn, first.turn, grasp))
+    final = min(
+        (quarter * math.pi / 2 for quarter in range(-1, 3)), key=lambda turn: turning_effort(turn, first.turn, grasp)
+    )
     turn = grasp + nearest(final - first.turn, 2 * math.pi)  # of the hand, once the nut lies along the peg's sides
 
     def handle(height: float) -> Goal:
@@ -200,12 +202,16 @@ def _square(task: Robosuite, first: Scene, style: Style, random: np.random.Gener
     yield Motion(lambda scene: (scene.hand + up(0.05), turn), OPEN)
 
 
-def _effort(final: float, first: float, grasp: float) -> float:
+def within_reach(turn: float) -> bool:
+    """Whether the hand can be turned so far about the vertical."""
+    return _WRIST[0] < turn < _WRIST[1]
+
+
+def turning_effort(final: float, first: float, grasp: float) -> float:
     """How far the nut is turned; more where its handle points away from the arm, which is at its reach there, and most where
     the wrist is at its end."""
     turned = nearest(final - first, 2 * math.pi)
-    beyond = not _WRIST[0] < grasp + turned < _WRIST[1]
-    return abs(turned) + 2 * math.cos(final) + 10 * beyond
+    return abs(turned) + 2 * math.cos(final) + 10 * (not within_reach(grasp + turned))
 
 
 def _approach(

@@ -25,6 +25,7 @@ def demonstrate(
     *,
     noise: float = 0.0,
     every: int = 1,
+    lasting: int = 1,
     first_seed: int = 0,
     progress: bool = True,
 ) -> int:
@@ -33,12 +34,13 @@ def demonstrate(
     With `noise`, the standard deviation of what is added to the actions that are executed, the expert is seen on its way
     back from mistakes too; the actions that are kept are always its own. Noise in every step shows up in the next actions of
     the expert, who corrects it, and a policy learns these corrections as if they were part of the way; with noise in one of
-    `every` steps, drawn at random, what follows is a clean way back.
+    `every` steps, drawn at random, what follows is a clean way back. One that lasts for `lasting` steps, the same in each,
+    is a push: it takes the hand to places from which an expert without phases shows the way as well.
     """
-    if episodes < 2 or not 0 <= noise < 1 or every < 1:
+    if episodes < 2 or not 0 <= noise < 1 or every < 1 or lasting < 1:
         raise TrainingError(
-            "demonstrations need at least 2 episodes and noise from 0 to below 1, in one of 1 or more steps; got "
-            f"{episodes=}, {noise=} and {every=}"
+            "demonstrations need at least 2 episodes and noise from 0 to below 1, in one of 1 or more steps, for 1 or more; "
+            f"got {episodes=}, {noise=}, {every=} and {lasting=}"
         )
     first_test = task_spec(task).first_test_seed
     kept: list[tuple[Any, Array]] = []
@@ -52,7 +54,7 @@ def demonstrate(
                     raise TrainingError(
                         f"demonstrations begin at seed 0 and end before the test seeds, got seed {seed}"
                     )
-                found = _episode(simulator, task, seed, noise, every)
+                found = _episode(simulator, task, seed, noise, every, lasting)
                 seed += 1
                 in_vain = 0 if found is not None else in_vain + 1
                 if in_vain == PATIENCE:
@@ -78,14 +80,19 @@ def demonstrate(
     return seed - first_seed - episodes
 
 
-def _episode(simulator: Task, task: str, seed: int, noise: float, every: int) -> tuple[Any, Array] | None:
+def _episode(simulator: Task, task: str, seed: int, noise: float, every: int, lasting: int) -> tuple[Any, Array] | None:
     """What was seen, (steps, O) or such arrays by name, and what the expert wanted, (steps, A); None if it failed."""
     seen, wanted, random = [simulator.reset(seed)], list[Array](), np.random.default_rng(seed)
     act, left = expert_factory(task)(simulator), LINGER
+    push, remaining = np.zeros(0), 0
     while left and len(wanted) < simulator.spec.max_steps:
         wanted.append(act(seen[-1]))
         disturbed = every == 1 or random.random() < 1 / every
-        simulator.step(wanted[-1] + disturbed * noise * random.standard_normal(wanted[-1].shape))
+        drawn = random.standard_normal(wanted[-1].shape)
+        if disturbed:
+            push, remaining = noise * drawn, lasting
+        simulator.step(wanted[-1] + push if remaining else wanted[-1])
+        remaining = max(0, remaining - 1)
         seen.append(simulator.observe())
         left -= simulator.success
     if not simulator.success:

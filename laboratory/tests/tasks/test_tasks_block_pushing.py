@@ -75,6 +75,29 @@ def test_the_expert_puts_both_blocks_into_zones_and_is_scored_on_its_way(task: A
     assert min(apart[0, 0] + apart[1, 1], apart[0, 1] + apart[1, 0]) < 0.1
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_expert_finds_its_way_back_from_wherever_the_rod_was_knocked(seed: int, task: Any) -> None:
+    """Every tenth step something else is done, up to the width of a block."""
+    task.reset(seed)
+    act, random = expert_factory(NAME)(task), np.random.default_rng(seed)
+    step = 0
+    while not task.done:
+        task.step(random.uniform(-0.04, 0.04, 2) if step % 10 == 9 else act(task.observe()))
+        step += 1
+    assert task.success
+
+
+def test_the_expert_depends_on_what_is_seen_alone(task: Any) -> None:
+    """Asked out of turn, or twice, it says the same: nothing of the past is kept that a policy could not see."""
+    seen = pushed(task, 3)
+    task.reset(3)
+    act = expert_factory(NAME)(task)
+    forwards = [act(each) for each in seen]
+    backwards = [act(each) for each in seen[::-1]]
+    np.testing.assert_array_equal(forwards, backwards[::-1])
+    np.testing.assert_allclose(seen[0, 8:10] + forwards[0], seen[1, 8:10], atol=1e-6)
+
+
 def test_experts_show_all_four_ways(task: Any) -> None:
     """The first action goes behind a block, seen from a zone: four different ones for four draws of the same scene."""
     ways = set()

@@ -87,6 +87,29 @@ def test_the_expert_does_four_things_in_the_order_it_means_to(seed: int, task: A
     assert scores == sorted(scores)
 
 
+def test_the_expert_tries_again_what_it_missed(task: Any) -> None:
+    seen = task.reset(2)
+    act = expert_factory(NAME)(task)
+    for step in range(200):
+        wanted = act(seen)
+        task.step(wanted * (step >= 120))  # the arm stays while the motions of the first thing run out
+        seen = task.observe()
+    assert task.finished[:1] == things(2)[:1] == ["light switch"]
+
+
+def test_the_tips_keep_their_direction_when_a_joint_is_at_its_fastest(task: Any) -> None:
+    """All joints are slowed alike: one at most is at its end, and the tips still go straight to where they shall be."""
+    task.reset(0)
+    act, arm = expert_factory(NAME)(task), np.s_[:7]
+    fastest = 0
+    for _ in range(30):
+        wanted = act(task.observe())[arm]
+        fastest += int((np.abs(wanted) == 1).sum() == 1)
+        assert (np.abs(wanted) == 1).sum() <= 1
+        task.step(np.array([*wanted, -1, -1]))
+    assert fastest > 0
+
+
 def test_an_arm_that_stays_scores_nothing_and_its_steps_end(task: Any) -> None:
     task.reset(0)
     for _ in range(task.spec.max_steps):

@@ -21,6 +21,7 @@ _AHEAD, _UPWARD, _DOWNWARD = (0.0, 1.0, 0.0), (0.0, 1.0, 0.2), (0.0, 1.0, -1.0) 
 _OPEN, _CLOSED = 1.0, -1.0
 _TIPS = 0.045  # metres from the simulator's end effector to the fingertips
 _ARM = 7  # joints
+_ATTEMPTS = 3  # at one thing
 _STEP = 0.16  # radians of an action of 1
 _GAIN = 1.5  # beyond what would bring the tips there: the arm falls short
 _TURN = 0.15  # radians a step, at most
@@ -47,7 +48,7 @@ class Motion:
 
 def expert(task: Kitchen) -> Expert:
     """The expert for the episode that has begun; its last motion is held."""
-    motions = (motion for thing in things(task.seed) for motion in _PLANS[thing](task.env.data))
+    motions = _motions(task)
     arm, motion, steps = _Arm(task.env), next(motions), 0
 
     def act(seen: Array) -> Array:
@@ -61,6 +62,15 @@ def expert(task: Kitchen) -> Expert:
         return arm.action(motion)
 
     return act
+
+
+def _motions(task: Kitchen) -> Iterator[Motion]:
+    """Those of one thing after the other; what is not done after all of its motions is tried once more."""
+    for thing in things(task.seed):
+        for _ in range(_ATTEMPTS):
+            yield from _PLANS[thing](task.env.data)
+            if thing in task.finished:
+                break
 
 
 def things(seed: int) -> list[str]:
@@ -102,7 +112,8 @@ class _Arm:
         turn = _shortened(Rotation.from_matrix(_pointing(motion.point) @ self._axes.T).as_rotvec(), _TURN)
         weight = self._data.qfrc_bias[:_ARM] / self._stiffness  # what holds the arm where it is
         joints = (self._joints(np.array([*shift, *(_TURN_WEIGHT * turn)])) + weight) / _STEP
-        return np.array([*joints.clip(-1.0, 1.0), motion.grip, motion.grip])
+        slower = max(1.0, float(np.abs(joints).max()))  # all alike, so that the tips keep their direction
+        return np.array([*joints / slower, motion.grip, motion.grip])
 
     def _joints(self, wanted: Array) -> Array:
         """Radians of each joint that move the tips as wanted; joints that would leave their range are held."""
@@ -137,11 +148,12 @@ def _hinge_cabinet(data: Any) -> Iterator[Motion]:
 def _door(data: Any, handle: str, hinge: str, grasp: Array, angle: float) -> Iterator[Motion]:
     """Around the handle, close, along its circle, open, away. The hand turns with a door that opens far."""
     held, axis = data.site(handle).xpos + grasp, data.joint(hinge).xanchor.copy()
+    angle -= float(data.joint(hinge).qpos[0])  # a door that slipped out of the hand may be half open
     yield Motion(held - _vector(0.0, 0.13, 0.0), _OPEN)
     yield Motion(held, _OPEN, within=0.012, steps=30, speed=0.04)
     yield Motion(held, within=0.0, steps=5)
     place = held
-    for part in np.linspace(0, angle, round(abs(angle) / 0.1) + 1)[1:]:
+    for part in np.linspace(0, angle, max(1, round(abs(angle) / 0.1)) + 1)[1:]:
         place = axis + Rotation.from_euler("z", part).apply(held - axis)
         towards = (0.5 * math.sin(part / 2), 1.0, 0.0) if angle > 0 else _AHEAD
         yield Motion(place, point=towards, within=0.04, steps=8, speed=0.05)
@@ -153,7 +165,7 @@ def _slide_cabinet(data: Any) -> Iterator[Motion]:
     handle = data.site("slide_site").xpos + _vector(0.0, 0.0, -0.06)
     yield Motion(handle + _vector(-0.09, -0.14, 0.0))
     yield Motion(handle + _vector(-0.09, 0.02, 0.0), within=0.02, steps=20, speed=0.05)
-    yield Motion(handle + _vector(0.32, 0.02, 0.0), steps=25, speed=0.05)
+    yield Motion(handle + _vector(0.32, 0.02, 0.0), steps=14, speed=0.05)
     yield Motion(handle + _vector(0.2, -0.14, 0.0), within=0.05, steps=15)
     yield Motion(_vector(-0.25, 0.3, 2.35), within=0.1, steps=20)  # the arm is folded otherwise on the other side
 
@@ -162,7 +174,7 @@ def _light_switch(data: Any) -> Iterator[Motion]:
     lever = data.site("light_site").xpos.copy()
     yield Motion(lever + _vector(0.08, -0.11, 0.0))
     yield Motion(lever + _vector(0.07, -0.01, 0.0), within=0.015, steps=20, speed=0.04)
-    yield Motion(lever + _vector(-0.095, 0.0, 0.0), within=0.02, steps=25, speed=0.04)
+    yield Motion(lever + _vector(-0.095, 0.0, 0.0), within=0.02, steps=18, speed=0.04)
     yield Motion(lever + _vector(-0.095, -0.13, 0.0), within=0.04, steps=15)
 
 
@@ -172,7 +184,7 @@ def _burner(knob: str) -> Callable[[Any], Iterator[Motion]]:
         middle = data.site(knob).xpos.copy()
         yield Motion(middle + _vector(-0.055, -0.12, 0.03), point=_UPWARD)
         yield Motion(middle + _vector(-0.05, 0.0, 0.033), point=_UPWARD, within=0.012, steps=25, speed=0.04)
-        for degrees in (-20, 20, 60, 80, 100):
+        for degrees in (-20, 20, 60, 80):
             turn = math.radians(degrees)
             pushed = middle + _vector(0.06 * math.sin(turn), 0.0, 0.04 * math.cos(turn))
             yield Motion(pushed, point=_UPWARD, within=0.02, steps=6, speed=0.15)

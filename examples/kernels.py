@@ -11,7 +11,6 @@ program, once all of a shape with one weight, which then stays in the core's cac
 import argparse
 import json
 import shlex
-import statistics
 import sys
 import tempfile
 import time
@@ -117,14 +116,14 @@ def alone(products, one_weight=False):
 
 
 def timed(calls, rounds):
-    """The median seconds of each call, all of them once in every round."""
+    """The seconds of each call in every round, behind one that warms up."""
     seconds = {name: [] for name in calls}
     for _ in range(rounds + 1):
         for name, call in calls.items():
             started = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(found[1:]) for name, found in seconds.items()}
+    return {name: np.array(found[1:]) for name, found in seconds.items()}
 
 
 def page(shape, profile, seconds, command):
@@ -133,9 +132,9 @@ def page(shape, profile, seconds, command):
     rates = [
         [
             f"{name}, {threads} thread{'s' * (threads > 1)}",
-            f"{spent * 1e3:.1f}",
-            f"{flops / spent / 1e9:.1f}",
-            f"{found['products alone, a weight each'] / spent:.0%}",
+            f"{np.median(spent) * 1e3:.1f}",
+            f"{flops / np.median(spent) / 1e9:.1f}",
+            f"{np.median(found['products alone, a weight each'] / spent):.0%}",
         ]
         for threads, found in seconds.items()
         for name, spent in found.items()
@@ -152,11 +151,11 @@ def page(shape, profile, seconds, command):
         for kind, spent in sorted(profile.microseconds.items(), key=lambda one: -one[1])
     ]
     between = (profile.call - sum(profile.microseconds.values())) / 1e3
-    whole, own, cached = seconds[1].values()
+    whole, own, cached = (float(np.median(spent)) for spent in seconds[1].values())
     about = (
         f"DP-T {shape.layers} x {shape.width}, T = {shape.horizon}, K = {shape.steps}, full precision, ONNX Runtime "
         f"{ort.__version__}, {plain(describe()['processor'])}. Made by `{command}`, which says how; medians of interleaved "
-        "rounds."
+        "rounds, shares those of the rounds' own."
     )
     limits = (
         f"On one thread the program takes {(whole - own) * 1e3:.1f} ms more than its products alone, "

@@ -34,7 +34,7 @@ def test_every_product_of_every_step_is_counted(example, measured):
     assert len(profile.products) == sum(profile.counts[kind] for kind in example.PRODUCTS)
     assert not set(profile.counts) & set(example.AROUND)
     assert list(seconds) == [1, 2]
-    assert all(spent > 0 for found in seconds.values() for spent in found.values())
+    assert all(spent > 0 for found in seconds.values() for every in found.values() for spent in every)
 
 
 @pytest.mark.parametrize("one_weight", [False, True])

@@ -16,16 +16,16 @@ from unittest.mock import patch
 from blockcache.cli import main as run
 from blockcache.errors import BlockcacheError
 from blockcache.results.losses import LossModel
-from blockcache_lab.studies.loss_data import LossDataError, known_losses
+from blockcache_lab.studies.loss_data import LossDataError, known_losses, scene_of
 
 USERS = ("blockcache.results.losses", "blockcache.report.check", "blockcache.report.tuning")
 """Modules that ask for the model that ships."""
 
 
 def model_without(task: str) -> LossModel:
-    """Learnt from all known losses but those on a task, whatever its variants."""
+    """Learnt from all known losses but those on a task and its variants."""
     data = known_losses()
-    rows = tuple(row for row in data.rows if row.task.partition("@")[0] != task)
+    rows = tuple(row for row in data.rows if scene_of(row.task) != scene_of(task))
     if len(rows) == len(data.rows):
         raise LossDataError(f"no losses on {task} are known, so nothing was learnt from it")
     return replace(data, rows=rows).model

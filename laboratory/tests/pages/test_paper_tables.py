@@ -83,6 +83,11 @@ def test_sentences_follow_from_the_records(three):
     assert findings(three[:1])[1] == "**Dropout**: no task has policies with it and without."
 
 
+def test_a_policy_that_two_suites_know_counts_once(three, tmp_path):
+    again = make(tmp_path / "lift-again", "robosuite-lift-ph", lossy(20), jerks=(0.1, 0.3))
+    assert findings([*three, again]) == findings(three)
+
+
 @pytest.mark.parametrize(
     ("without", "said"),
     [(10, "less is lost with it"), (0, "no difference is shown")],

@@ -22,7 +22,7 @@ OWN = {"type": "ddpm", "num_inference_steps": 100, "num_train_timesteps": 100}
 EPISODES = 100
 
 
-def make(directory, task, scores, dropout=0.0, jerks=(0.1, 0.1)):
+def make(directory, task, scores, dropout=0.0, jerks=(0.1, 0.1), shift=0.07):
     """`scores` gives a method's score of an episode by its place; `jerks` are of full precision and of all else."""
     suite = suite_by_name(TABLES, lambda kind, method: f"{kind}-16")
     names = list(dict.fromkeys(("full", *suite.methods)))
@@ -32,7 +32,7 @@ def make(directory, task, scores, dropout=0.0, jerks=(0.1, 0.1)):
         for place in range(EPISODES)
         for score in [scores(name, place)]
     ]
-    features = ActionFeatures(0.07, 0.1, 0.0, 0.02, 0.3, 0.05)
+    features = ActionFeatures(shift, 0.1, 0.0, 0.02, 0.3, 0.05)
     setting = {
         "first_seed": 150_000,
         "rollouts": EPISODES,
@@ -78,7 +78,30 @@ def test_sentences_follow_from_the_records(three):
     assert "neither is shown (lift-dropout (dropout 0.3))" in where  # 5 of 100 may be chance
     assert "robosuite-lift-ph +0.150 [" in dropout  # 5 lost instead of 20, of 100
     assert "how much rougher its actions are +1.00" in goes_with  # 3, 2 and 1 times, as the losses are ordered
+    assert "all episodes together" not in dropout  # of one task
+    assert "BAC's centre shift is smaller on 0 of 1 tasks, what it adds to the roughness on 0" in dropout
     assert findings(three[:1])[1] == "**Dropout**: no task has policies with it and without."
+
+
+def test_a_policy_that_two_suites_know_counts_once(three, tmp_path):
+    again = make(tmp_path / "lift-again", "robosuite-lift-ph", lossy(20), jerks=(0.1, 0.3))
+    assert findings([*three, again]) == findings(three)
+
+
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [(10, "less is lost with it"), (0, "no difference is shown")],
+)
+def test_what_dropout_changes_is_said_of_all_tasks_together(three, tmp_path, without, said):
+    """On one task it saves 15 of 100 episodes; on the other as many as are lost without it."""
+    more = [
+        make(tmp_path / "can", "robosuite-can-ph", lossy(without)),
+        make(tmp_path / "can-dropout", "robosuite-can-ph", lossy(15 if not without else 0), dropout=0.3, shift=0.01),
+    ]
+    dropout = findings([*three, *more])[1]
+    together = {10: "+0.125 [", 0: "+0.000 ["}[without]
+    assert f"; all episodes together {together}" in dropout
+    assert f": {said}, of one training seed each. With it BAC's centre shift is smaller on 1 of 2 tasks" in dropout
 
 
 def test_cells_stand_beside_the_printed_ones(three):

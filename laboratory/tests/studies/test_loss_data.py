@@ -99,6 +99,11 @@ def test_a_task_and_its_variants_are_left_out_together():
     assert {task: len(found) for task, found in LossData(40, 32, (*rows, *harder)).told.items()} == {
         "task 0": 40, "task 1": 20, "task 2": 20,
     }  # fmt: skip
+    names = ("pusht", "pusht-image", "robosuite-can-ph@steps=9", "robosuite-can-mh", "robosuite-lift-ph")
+    seen = tuple(replace(row, task=name) for name in names for row in rows[:20])
+    assert {task: len(found) for task, found in LossData(40, 32, seen).told.items()} == {
+        "pusht": 40, "robosuite-can-ph@steps=9": 40, "robosuite-lift-ph": 20,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -67,6 +67,28 @@ def test_a_task_goes_on_with_the_simulator_of_one_that_was_closed(task: Any) -> 
     again.close()
 
 
+def test_one_that_raised_in_mid_episode_leaves_no_trace(task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes back to the idle ones in the middle of an action, its state destroyed, and is as good as new there."""
+    first = moved(task, 5, steps=80)
+    failing = make_task(NAME)
+    moved(failing, 6, steps=80)
+    env = failing.env
+
+    def raises(*_: Any) -> None:
+        env.data.qpos[:], env.data.qvel[:], env.data.ctrl[:], env.data.qacc_warmstart[:] = [np.nan] * 4
+        raise RuntimeError("the simulation has diverged")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(env.robot_env, "do_simulation", raises)
+        with pytest.raises(RuntimeError, match="diverged"):
+            failing.step(np.ones(9))
+    failing.close()
+    again = make_task(NAME)
+    assert again.env is env is not task.env
+    np.testing.assert_array_equal(moved(again, 5, steps=80), first)
+    again.close()
+
+
 def test_the_observation_is_where_joints_and_things_are(task: Any) -> None:
     moved(task, 3)
     np.testing.assert_allclose(task.observe(), task.env.data.qpos, atol=0.002)

@@ -77,6 +77,33 @@ def test_a_task_goes_on_with_the_simulator_of_one_that_was_closed(make: Callable
     np.testing.assert_array_equal(moved(again, 7, steps=60), first)
 
 
+def test_one_that_raised_in_mid_episode_leaves_no_trace(
+    make: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes back to the idle ones in the middle of an action, its state destroyed, and is as good as new there."""
+    task = make("robosuite-lift-ph")
+    first = moved(task, 7, steps=60)
+    moved(task, 8, steps=30)  # the cube is being grasped
+    env, steps = task.env, iter(range(3))
+
+    def raises() -> None:
+        if next(steps, None) is None:
+            env.sim.data.qpos[:] = np.nan
+            env.sim.data.qacc_warmstart[:] = np.nan
+            raise RuntimeError("the simulation has diverged")
+        forward()
+
+    forward = env.sim.step2
+    with monkeypatch.context() as broken:
+        broken.setattr(env.sim, "step2", raises)
+        with pytest.raises(RuntimeError, match="diverged"):
+            task.step(np.ones(7))
+    task.close()
+    again = make("robosuite-lift-ph")
+    assert again.env is env
+    np.testing.assert_array_equal(moved(again, 7, steps=60), first)
+
+
 def test_the_observation_is_in_robomimics_order(make: Callable[[str], Any]) -> None:
     task = make("robosuite-lift-ph")
     seen = task.reset(4)

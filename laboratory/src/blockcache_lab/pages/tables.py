@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
 from blockcache.files import exists
@@ -121,7 +119,7 @@ def page(policies: Sequence[PolicyTable]) -> Document:
 
 def findings(policies: Sequence[PolicyTable]) -> list[str]:
     """Three sentences: where BAC is free, what dropout changes, what goes with a loss."""
-    known = [(policy, policy.loss) for policy in policies if policy.loss is not None]
+    known = [(policy, policy.loss) for policy in _each_once(policies) if policy.loss is not None]
     free = [policy.label for policy, loss in known if loss.lossless]
     lost = [f"{policy.label} ({loss.mean:+.3f})" for policy, loss in known if loss.high < 0]
     open_ = [policy.label for policy, loss in known if not loss.lossless and loss.high >= 0]
@@ -129,13 +127,7 @@ def findings(policies: Sequence[PolicyTable]) -> list[str]:
         f"**Where**: BAC S = 10, n = 5 is lossless on {len(free)} of {len(known)} policies ({_listed(free)}), loses on "
         f"{len(lost)} ({_listed(lost)}), and on {len(open_)} neither is shown ({_listed(open_)})."
     ]
-    changes = [(task, _change(none, some)) for task, none, some in _pairs(policies)]
-    shown = [f"{plain(task)} {change.text('{:+.3f}')}" for task, change in changes if change is not None]
-    sentences.append(
-        f"**Dropout**: what BAC costs with dropout in training, less what it costs without: {_listed(shown)}."
-        if shown
-        else "**Dropout**: no task has policies with it and without."
-    )
+    sentences.append(f"**Dropout**: {_of_dropout(_pairs(policies))}.")
     columns = [
         ("action error", [policy.item.rows[BASE].method.error.mean for policy, _ in known]),
         ("how much rougher its actions are", [policy.rougher or 1.0 for policy, _ in known]),
@@ -150,6 +142,48 @@ def findings(policies: Sequence[PolicyTable]) -> list[str]:
             f"**What goes with it**: over {len(known)} policies, the rank correlation of BAC's loss with {ranks}."
         )
     return sentences
+
+
+def _each_once(policies: Sequence[PolicyTable]) -> list[PolicyTable]:
+    """Of a policy that two suites know, the file with more episodes under BAC."""
+    most: dict[tuple[str, str, float], PolicyTable] = {}
+    for policy in policies:
+        key = policy.task, policy.item.results.policy["fingerprint"]["weights"], policy.dropout or 0.0
+        if key not in most or len(policy.scores(BASE)) > len(most[key].scores(BASE)):
+            most[key] = policy
+    return [policy for policy in policies if policy in most.values()]
+
+
+def _of_dropout(pairs: Sequence[tuple[str, PolicyTable, PolicyTable]]) -> str:
+    """What it changes task by task and over all of them, and what it does to the actions that BAC changes."""
+    changes = [(task, found) for task, none, some in pairs if (found := _changes(none, some))]
+    if not changes:
+        return "no task has policies with it and without"
+    each = [f"{plain(task)} {_mean_change(found).text('{:+.3f}')}" for task, found in changes]
+    every = _mean_change([change for _, found in changes for change in found])
+    real = (
+        "less is lost with it"
+        if every.low > 0
+        else "more is lost with it"
+        if every.high < 0
+        else "no difference is shown"
+    )
+    together = (
+        f"; all episodes together {every.text('{:+.3f}')}: {real}, of one training seed each"
+        if len(changes) > 1
+        else ""
+    )
+    facts = [
+        (before.features[BASE], after.features[BASE])
+        for _, none, some in pairs
+        for before, after in [(none.facts, some.facts)]
+        if before is not None and after is not None and BASE in before.features and BASE in after.features
+    ]
+    shifts, rougher = (
+        sum(getattr(after, name) < getattr(before, name) for before, after in facts) for name in ("shift", "rougher")
+    )
+    looks = f". With it BAC's centre shift is smaller on {shifts} of {len(facts)} tasks, what it adds to the roughness on {rougher}"
+    return f"what BAC costs with dropout in training, less what it costs without: {_listed(each)}{together}{looks if facts else ''}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -243,10 +277,19 @@ def _pairs(policies: Sequence[PolicyTable]) -> list[tuple[str, PolicyTable, Poli
 
 def _change(none: PolicyTable, some: PolicyTable) -> Estimate | None:
     """BAC's difference with dropout less that without, paired by episode."""
+    changes = _changes(none, some)
+    return _mean_change(changes) if changes else None
+
+
+def _changes(none: PolicyTable, some: PolicyTable) -> list[float]:
+    """The same of each episode."""
     lost = [
         {seed: score - full[seed] for seed, score in policy.scores(BASE).items() if seed in full}
         for policy in (none, some)
         for full in [policy.scores(BASELINE)]
     ]
-    changes = [lost[1][seed] - lost[0][seed] for seed in lost[0] if seed in lost[1]]
-    return difference_interval(changes, of_successes=False) if np.size(changes) else None
+    return [lost[1][seed] - lost[0][seed] for seed in lost[0] if seed in lost[1]]
+
+
+def _mean_change(changes: Sequence[float]) -> Estimate:
+    return difference_interval(changes, of_successes=False)

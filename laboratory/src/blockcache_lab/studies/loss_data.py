@@ -8,6 +8,7 @@ nothing of torch.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -43,6 +44,12 @@ def sums_of(count: int) -> tuple[tuple[int, ...], ...]:
         count: Of the terms that there are.
     """
     return tuple(chosen for size in range(1, MOST_TERMS + 1) for chosen in combinations(range(count), size))
+
+
+def scene_of(task: str) -> str:
+    """What a task and its variants are about: one with fewer steps, through a camera, or with others to demonstrate it would
+    tell of a task that is left out."""
+    return re.sub(r"(-image|-ph|-mh)$", "", task.partition("@")[0])
 
 
 class LossDataError(BlockcacheError):
@@ -88,8 +95,8 @@ class LossData(JsonFile):
     def told(self) -> dict[str, list[LossRow]]:
         """The rows of the tasks that tell methods apart; data with too few such tasks are refused."""
         tasks: dict[str, list[LossRow]] = {}
-        for row in self.rows:  # a task and its harder variants are one: leaving out but one of them would tell of it
-            tasks.setdefault(row.task.partition("@")[0], []).append(row)
+        for row in self.rows:
+            tasks.setdefault(scene_of(row.task), []).append(row)
         told = {
             rows[0].task: rows for rows in tasks.values() if sum(row.difference.high < 0 for row in rows) >= LEAST_LOST
         }

@@ -21,7 +21,7 @@ from blockcache.extras import how_to_install
 _TOO_NEW = (4, 0)
 _IDLE: defaultdict[str, list[Any]] = defaultdict(list)
 """Simulators that no task uses now, by name. Building one takes as long as an episode in it, and a seed gives the same
-episode to the last bit in one that was used before (tests of the tasks show it)."""
+episode to the last bit in one that was used before, even if it raised in mid-episode (tests of the tasks show both)."""
 
 
 def borrow(name: str, build: Callable[[], Any]) -> Any:

@@ -47,8 +47,12 @@ def sums_of(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def scene_of(task: str) -> str:
-    """What a task and its variants are about: one with fewer steps, through a camera, or with others to demonstrate it would
-    tell of a task that is left out."""
+    """The name that a task shares with its variants (fewer steps, seen through a camera, demonstrated by others), which are
+    left out together: one would tell of the other.
+
+    Args:
+        task: With what stands behind its @, if anything does.
+    """
     return re.sub(r"(-image|-ph|-mh)$", "", task.partition("@")[0])
 
 

@@ -29,13 +29,22 @@ def demonstrate(
     first_seed: int = 0,
     progress: bool = True,
 ) -> int:
-    """Write `episodes` successful demonstrations to `out`; return how many episodes failed and were left out.
+    """Write successful demonstrations of a task's own expert; return how many episodes failed and were left out.
 
-    With `noise`, the standard deviation of what is added to the actions that are executed, the expert is seen on its way
-    back from mistakes too; the actions that are kept are always its own. Noise in every step shows up in the next actions of
-    the expert, who corrects it, and a policy learns these corrections as if they were part of the way; with noise in one of
-    `every` steps, drawn at random, what follows is a clean way back. One that lasts for `lasting` steps, the same in each,
-    is a push: it takes the hand to places from which an expert without phases shows the way as well.
+    With noise the expert is seen on its way back from mistakes too; the actions that are kept are always its own. Noise in
+    every step shows up in the next actions of the expert, who corrects it, and a policy learns these corrections as if they
+    were part of the way; with noise in single steps what follows is a clean way back. One that lasts is a push: it takes the
+    hand to places from which an expert without phases shows the way as well.
+
+    Args:
+        task: By its name.
+        out: The .npz file to write.
+        episodes: Successful ones.
+        noise: Standard deviation of what is added to the actions that are executed, in the task's units.
+        every: Noise begins in one of so many steps, drawn at random.
+        lasting: For so many steps it stays the same.
+        first_seed: First environment seed; test seeds are refused.
+        progress: Whether to show a bar.
     """
     if episodes < 2 or not 0 <= noise < 1 or every < 1 or lasting < 1:
         raise TrainingError(

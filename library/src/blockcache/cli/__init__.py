@@ -13,7 +13,11 @@ STARTED = time.monotonic()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a verb. Errors end as one line and exit code 2, an interrupt with 130."""
+    """Run a verb. Errors end as one line and exit code 2, an interrupt with 130.
+
+    Args:
+        argv: The words behind `blockcache`; those of this process without it.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:

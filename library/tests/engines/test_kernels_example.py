@@ -57,5 +57,6 @@ def test_the_page_adds_up(example, measured):
     assert f"the call took {kernels / 1e3 + 2:.1f} ms, 2.0 of them between kernels" in page
     assert f"| Gelu | {SHAPE.layers:.1f} | " in page
     assert page.count("| 100% |") == 2  # products alone, with one thread and with two
-    shares = [float(line.split("|")[4].rstrip("% ")) for line in page.splitlines() if line.endswith(("%  |", "% |"))]
-    assert sum(shares[6:]) == pytest.approx(100, abs=1)
+    rows = [line.split("|") for line in page.partition("| kernel |")[2].splitlines()[2:] if line.startswith("| ")]
+    assert len(rows) == len(profile.microseconds)
+    assert sum(float(row[4].rstrip("% ")) for row in rows) == pytest.approx(100, abs=1)

@@ -29,7 +29,7 @@ from blockcache.models.modules import check_action_scale, check_not_compiled
 from blockcache.models.own_policy import OwnPort
 from blockcache.models.port import Port, required
 from blockcache.models.sampling import Sampling, make_scheduler, scheduler_settings
-from blockcache.observations.tensors import as_tensor, check_camera, check_tree, listed
+from blockcache.observations.tensors import as_tensor, check_camera, check_finite, listed
 from blockcache.samplers import SamplerConfig
 from blockcache_runtime.checks import BYTE
 
@@ -126,12 +126,20 @@ class PublicPort(Port):
 
     def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
         """Of a longer history the public code looks at the first `n_obs_steps`."""
-        inputs = self.inputs
-        if not isinstance(obs, Mapping) or any(isinstance(obs.get(name, {}), Mapping) for name in inputs):
-            raise self._misgiven(obs)  # one is missing, or nested
-        given = {name: as_tensor(obs[name]) for name in inputs}
-        seen = {name: value[:, : inputs[name][0]] if value.ndim > 1 else value for name, value in given.items()}
-        return check_tree(seen, inputs, (), like)
+        found = {}
+        for name, shape in self.inputs.items():
+            if not isinstance(obs, Mapping) or isinstance(obs.get(name, {}), Mapping):  # none, or nested
+                raise self._misgiven(obs)
+            tensor = as_tensor(obs[name])
+            steps, *rest = shape
+            sizes = tensor.shape
+            if len(sizes) != 1 + len(shape) or sizes[0] < 1 or sizes[1] < steps or list(sizes[2:]) != rest:
+                raise ObservationError(
+                    f"the observation {name!r} has shape {tuple(sizes)}, expected (batch, {', '.join(map(str, shape))})"
+                )
+            found[name] = tensor[:, :steps].to(device=like.device, dtype=like.dtype)
+            check_finite(found[name])
+        return found
 
     def explain(self, error: Exception, obs: Any) -> BlockcacheError | None:
         if isinstance(error, BlockcacheError):

@@ -1,7 +1,7 @@
 """What would `tune` choose, and `check` promise, on a task that losses were not learnt from?
 
-python examples/unseen_task.py --without robosuite-can-ph tune robosuite-can-ph --loss 0.03 -o tuned-can
-blockcache eval robosuite-can-ph -m tuned:tuned-can --first-seed 300000 --rollouts 250
+python examples/unseen_task.py --without metaworld-pick-place tune metaworld-pick-place --loss 0.03 -o tuned-pick
+blockcache eval metaworld-pick-place -m tuned:tuned-pick --first-seed 300000 --rollouts 250
 
 The model is fitted anew to all tasks of the known losses but that one, then the verb runs as if that model had shipped. What
 it promises can then be held against rollouts. `--model FILE.json` keeps the model; a file that is there already is taken.

@@ -65,7 +65,7 @@ def expert(task: Kitchen) -> Expert:
 
 
 def _motions(task: Kitchen) -> Iterator[Motion]:
-    """Those of one thing after the other; what is not done after all of its motions is tried once more."""
+    """Those of one thing after the other; what is not done after all of its motions is tried again."""
     for thing in things(task.seed):
         for _ in range(_ATTEMPTS):
             yield from _PLANS[thing](task.env.data)

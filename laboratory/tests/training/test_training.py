@@ -169,6 +169,24 @@ def test_dropout_is_recorded_and_changes_training_but_not_inference(data: Path, 
         fit(data, tmp_path / "dropped")
 
 
+def test_the_start_is_recorded_and_makes_observations_count_from_the_first_step_on(data: Path, tmp_path: Path) -> None:
+    config = replace(TINY, start="scaled")
+    changes = []
+    for each in (TINY, config):
+        torch.manual_seed(0)
+        model = each.recipe.begin(each.policy_config(), each.start).model
+        near = torch.full((2, 2, 20), 0.5)
+        near[1] += 0.02  # a hundredth of the range of an observation
+        tokens = model.encode(torch.zeros(2, 1, TINY.width), near)
+        changes.append((tokens[1] - tokens[0]).norm().item())
+    assert changes[1] > 100 * changes[0]  # of what the decoder attends to
+    out = fit(data, tmp_path / "scaled", config)
+    assert json.loads((out / "config.json").read_text())["training"]["start"] == "scaled"
+    assert "start" not in json.loads((fit(data, tmp_path / "plain") / "config.json").read_text())["training"]
+    with pytest.raises(TrainingError, match=r"another run: start 'scaled' \(now None\)"):
+        fit(data, tmp_path / "scaled")
+
+
 def test_dropout_changes_nothing_in_the_engines(data: Path, tmp_path: Path) -> None:
     policy = load_policy(fit(data, tmp_path / "dropped", replace(TINY, dropout=0.3)))
     obs = torch.rand(1, 2, 20) * 500
@@ -401,6 +419,7 @@ def test_files_that_are_no_demonstrations(tmp_path: Path) -> None:
         (TrainingError, {"dropout": -0.1}),
         (TrainingError, {"dropout": float("nan")}),
         (TrainingError, {"dropout": 0.3, "family": "dit"}),
+        (TrainingError, {"start": "scaled", "family": "dit"}),
         (PolicyError, {"width": 15}),
         (PolicyError, {"horizon": 8}),
         (TaskError, {"task": "tennis"}),

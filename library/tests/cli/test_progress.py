@@ -1,7 +1,8 @@
-"""Progress bars are for people: a terminal gets them, a pipe or a log file does not."""
+"""Progress bars are for people: a terminal gets them; a pipe or a log file gets a line now and then, of long work only."""
 
 import io
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,18 @@ def test_a_bar_is_drawn_on_a_terminal_only(monkeypatch, stream, disable, drawn):
     with progress_bar(desc="moving", total=2, disable=disable) as bar:
         bar.update()
     assert ("counting" in sys.stderr.getvalue()) is ("moving" in sys.stderr.getvalue()) is drawn
+
+
+def test_long_work_in_a_pipe_writes_whole_lines(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(blockcache.progress, "BETWEEN_LINES", 0.01)
+    for _ in progress_bar(range(3), "outer"):
+        for _ in progress_bar(range(2), "inner", leave=False):
+            time.sleep(0.02)
+    lines = sys.stderr.getvalue().splitlines()
+    assert {line.split(":")[0] for line in lines} == {"outer", "inner"}
+    assert "outer: 100%" in lines[-1]
+    assert all(line.strip() == line and "\x1b" not in line for line in lines)
 
 
 def test_every_bar_is_made_in_one_place():

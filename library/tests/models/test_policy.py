@@ -420,10 +420,10 @@ def test_config_round_trip(policy):
 
 def test_every_task_has_a_shipped_policy_that_acts_on_what_it_shows():
     shipped = [name for name in shipped_policies() if "/" not in name]
-    scenes = ("lift-mh", "can-mh", "square-ph", "square-mh", "tool-hang-ph", "transport-ph")
+    scenes = ("lift-mh", "can-mh", "square-mh", "tool-hang-ph", "transport-ph")
     arms = {f"robosuite-{name}" for name in scenes}
     # whoever wants one of these trains it: docs/shipped-policies.md
-    assert set(task_names()) - set(shipped) == {"block-pushing", "kitchen", *arms}
+    assert set(task_names()) - set(shipped) == {"kitchen", *arms}
     for name in shipped:
         policy = bc.load_policy(name)
         spec = task_spec(policy.config.task)

@@ -105,6 +105,12 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, every: int,
     default=0.0,
     help="Dropout of attention and feed-forward layers in training; for dpt only.",
 )
+@click.option(
+    "--start",
+    type=click.Choice(["public", "scaled"]),
+    default="public",
+    help="Weights that learning begins with: the public recipe's, or scaled by each layer's width; for dpt only.",
+)
 @click.option("--batch", type=arg.COUNT, default=128, help="Windows in one step.")
 @click.option(
     "--trunk", type=arg.SIZE, help="Width of the cameras' networks, a multiple of 16. Default: 64, ResNet18's."

@@ -27,6 +27,8 @@ class TrainConfig:
     family: one of `RECIPES`.
     objective: what the denoiser learns, of families that have a choice; their first where nothing else is said.
     dropout: share of the numbers behind attention and feed-forward layers that each training step leaves out.
+    start: the weights that learning begins with, of families that have a choice: "public", as the public recipe draws them,
+        or "scaled", by the width of each layer, with observations that are told apart from the first step on.
     """
 
     task: str
@@ -47,6 +49,7 @@ class TrainConfig:
     family: str = "dpt"
     objective: str | None = None
     dropout: float = 0.0
+    start: str = "public"
 
     def __post_init__(self) -> None:
         recipe = self.recipe
@@ -88,5 +91,6 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """What tells runs apart. Settings that came later stand there only where they matter: older states go on."""
-        absent = {"trunk": None, "crop": None, "frozen": False, "family": "dpt", "objective": None, "dropout": 0.0}
+        absent: dict[str, Any] = {"trunk": None, "crop": None, "frozen": False, "family": "dpt", "objective": None}
+        absent |= {"dropout": 0.0, "start": "public"}
         return {name: value for name, value in asdict(self).items() if name not in absent or value != absent[name]}

@@ -7,7 +7,6 @@ stopped. Knows nothing of simulators, engines or schedules.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,12 +105,10 @@ def _go_on(run: TrainingRun, target: Path, state: Path, keep_last: int, show: bo
     check_replaceable(target)  # now, and not after an hour of training
     make_directory(target.parent)
     check_writable(state)
-    interval = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar; a log file needs few
     with progress_bar(
         total=run.total,
         initial=run.progress.step,
         disable=not show,
-        mininterval=interval,
         unit="step",
         desc=f"train {run.config.task}",
     ) as bar:

@@ -36,7 +36,7 @@ class TrainingRun:
     ) -> None:
         recipe, (kept, held_out) = config.recipe, split(demos)
         self.config, self.identity, self.data = config, identity, data
-        self.policy = recipe.begin(config.policy_config())
+        self.policy = recipe.begin(config.policy_config(), config.start)
         if begin is None:
             recipe.fit(self.policy, demos, kept)
         else:
@@ -152,6 +152,7 @@ class TrainingRun:
             "epochs": done.step // self.steps_per_epoch,
             "planned_epochs": config.epochs,
             "seed": config.seed,
+            **({} if config.start == "public" else {"start": config.start}),
             "optimizer": f"AdamW(betas {_BETAS[0]}/{_BETAS[1]}, wd {_WEIGHT_DECAY:g} on matrices)",
             "lr": f"{config.lr:g}, {config.warmup} warm-up steps, cosine to 0",
             "ema": f"decay min({_EMA_DECAY}, 1-(1+step)^-{_EMA_POWER})",

@@ -71,6 +71,7 @@ class Recipe(ABC):
     objectives: what the denoiser may learn, by name, the default first; None where a family has no choice.
     row: the policy's name for an observation that is one row of numbers.
     has_dropout: whether the family's denoiser has layers of it.
+    starts: the ways to draw the weights that learning begins with.
     """
 
     horizon: int
@@ -78,6 +79,7 @@ class Recipe(ABC):
     objectives: tuple[str | None, ...] = (None,)
     row = "obs"
     has_dropout = False
+    starts: tuple[str, ...] = ("public",)
 
     def check(self, settings: TrainConfig) -> None:
         """Refuse settings that the family does not have, and tasks whose observations it cannot take."""
@@ -97,6 +99,10 @@ class Recipe(ABC):
             raise TrainingError(
                 f"family {settings.family} has no dropout: it must be 0, got {settings.dropout!r}; dpt has it"
             )
+        if settings.start not in self.starts:
+            raise TrainingError(
+                f"the start of family {settings.family} must be {' or '.join(self.starts)}; got {settings.start!r}"
+            )
         self.check_task(spec)
 
     @abstractmethod
@@ -108,7 +114,7 @@ class Recipe(ABC):
         """The config of the policy that a run makes, with `training` as its record."""
 
     @abstractmethod
-    def begin(self, config: Any) -> Any:
+    def begin(self, config: Any, start: str = "public") -> Any:
         """A policy with the weights that training begins with, by torch's global random numbers."""
 
     @abstractmethod

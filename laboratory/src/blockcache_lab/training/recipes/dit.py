@@ -50,7 +50,7 @@ class DiTRecipe(Recipe):
             training=training,
         )
 
-    def begin(self, config: DiTConfig) -> DiTPolicy:
+    def begin(self, config: DiTConfig, start: str = "public") -> DiTPolicy:
         """All gates are closed: every block begins as the identity."""
         policy = DiTPolicy(config)
         for block in policy.noise_predictor.transformer_blocks:

@@ -57,7 +57,7 @@ class RDTRecipe(Recipe):
             training=training,
         )
 
-    def begin(self, config: RDTConfig) -> RDTPolicy:
+    def begin(self, config: RDTConfig, start: str = "public") -> RDTPolicy:
         policy = RDTPolicy(config)
         model = policy.denoiser.model
         assert isinstance(model, RDT)

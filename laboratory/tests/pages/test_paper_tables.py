@@ -11,20 +11,23 @@ from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
 from blockcache.results.rollouts import MethodRun, Record, Results
 from blockcache.samplers import DDPM
+from blockcache_lab.pages.policy_table import PolicyTable
+from blockcache_lab.pages.protocol import TrainingRuns
 from blockcache_lab.pages.published import PLACES, printed_cell
-from blockcache_lab.pages.tables import PolicyTable, findings, page
+from blockcache_lab.pages.tables import findings, page
 from blockcache_lab.studies.open_loop import open_loop_of
 from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteRun, SuiteSetting
-from blockcache_lab.studies.suites import ALONE, BASE, KINDS, TABLES, Cell, Suite, suite_by_name
+from blockcache_lab.studies.suites import ALONE, BASE, KINDS, SUITES, TABLES, Cell, Suite, suite_by_name
 from toy_task import Toy, observations
 
 OWN = {"type": "ddpm", "num_inference_steps": 100, "num_train_timesteps": 100}
 EPISODES = 100
 
 
-def make(directory, task, scores, dropout=0.0, jerks=(0.1, 0.1), shift=0.07):
-    """`scores` gives a method's score of an episode by its place; `jerks` are of full precision and of all else."""
-    suite = suite_by_name(TABLES, lambda kind, method: f"{kind}-16")
+def make(directory, task, scores, dropout=0.0, jerks=(0.1, 0.1), shift=0.07, name=TABLES):
+    """`scores` gives a method's score of an episode by its place; `jerks` are of full precision and of all else. `name` is
+    the suite's, or of any other file."""
+    suite = suite_by_name(name if name in KINDS else TABLES, lambda kind, method: f"{kind}-16")
     names = list(dict.fromkeys(("full", *suite.methods)))
     records = [
         Record(name, 150_000 + place, score, score == 1, 50, None, jerks[name != "full"], 0.1)
@@ -43,7 +46,7 @@ def make(directory, task, scores, dropout=0.0, jerks=(0.1, 0.1), shift=0.07):
         "open_loop": {"dropout": dropout, "features": {BASE: asdict(features)}},
     }
     fingerprint = {"family": "dp-t", "blocks": ["layers.0.SA"], "widths": {"width": 64}, "steps": 100, "sampler": OWN}
-    directory.mkdir()
+    directory.mkdir(parents=True, exist_ok=True)
     Results(
         task={"name": task, "success": "the simulator's flag", "max_steps": 200},
         policy={"source": "somewhere", "fingerprint": {**fingerprint, "weights": "a" * 64}},
@@ -54,8 +57,8 @@ def make(directory, task, scores, dropout=0.0, jerks=(0.1, 0.1), shift=0.07):
             for name in names
         ),
         records=tuple(records),
-    ).save(directory / f"{TABLES}.json")
-    return PolicyTable.load(str(directory))
+    ).save(directory / f"{name}.json")
+    return PolicyTable.load(str(directory)) if name in KINDS else None
 
 
 def lossy(lost):
@@ -79,8 +82,20 @@ def test_sentences_follow_from_the_records(three):
     assert "robosuite-lift-ph +0.150 [" in dropout  # 5 lost instead of 20, of 100
     assert "how much rougher its actions are +1.00" in goes_with  # 3, 2 and 1 times, as the losses are ordered
     assert "all episodes together" not in dropout  # of one task
+    assert "were looked at" not in goes_with  # all three look alike
     assert "BAC's centre shift is smaller on 0 of 1 tasks, what it adds to the roughness on 0" in dropout
     assert findings(three[:1])[1] == "**Dropout**: no task has policies with it and without."
+
+
+def test_what_the_actions_look_like_is_ordered_with_the_losses(tmp_path):
+    """Losses of 0.3, 0.2 and 0 beside shifts of 0.09, 0.05 and 0.07: two of three pairs stand in order."""
+    made = zip(("a", "b", "c"), (30, 20, 0), (0.09, 0.05, 0.07), strict=True)
+    policies = [
+        make(tmp_path / name, f"metaworld-{name}", lossy(lost), jerks=(0.1, 0.2 + lost), shift=shift)
+        for name, lost, shift in made
+    ]
+    goes_with = findings(policies)[2]
+    assert "; over the 3 whose actions were looked at, with its centre shift +0.50." in goes_with
 
 
 def test_a_policy_that_two_suites_know_counts_once(three, tmp_path):
@@ -112,7 +127,7 @@ def test_cells_stand_beside_the_printed_ones(three):
     )
     blocks = [line for line in text.splitlines() if line.startswith("| blocks | block pushing p")]
     reached = {
-        line.split("|")[2].strip(): line.split("|")[6].split("[")[0].strip() for line in blocks if "Full" in line
+        line.split("|")[2].strip(): line.split("|")[7].split("[")[0].strip() for line in blocks if "Full" in line
     }
     assert reached == {"block pushing p1": "0.75", "block pushing p2": "0.25"}
     assert "| lift | DDPM-16 | 1/6.0 | 1.000 [" in text
@@ -125,7 +140,49 @@ def test_every_place_is_printed():
     for places in PLACES.values():
         for place in places:
             for row in ("Full Precision", "Uniform(fast)", "BAC(S = 10)"):
-                assert all(0 <= value <= 1 for value in printed_cell(row, place))
+                assert all(0 <= value <= 1 for value in printed_cell(f"main/{row}", place))
+
+
+def test_every_row_that_a_suite_names_is_printed_for_some_task():
+    """S was varied on few tasks, which have other names there."""
+    suites = [suite_by_name(name, lambda kind, method: f"{kind}-16") for name in (*SUITES, TABLES)]
+    rows = {cell.printed for suite in suites for cell in suite.cells if cell.printed}
+    places = [place for found in PLACES.values() for place in found]
+    assert all(any(printed_cell(row, place) for place in places) for row in rows)
+    sweep = [place.cell for place in places if printed_cell("s_sweep_n3/BAC (S=5)", place)]
+    assert sweep == ["tool_hang", "kitchen_p1", "kitchen_p2", "kitchen_p3", "kitchen_p4"]
+
+
+def test_cells_of_further_suites_stand_behind_those_of_the_first(tmp_path):
+    """MSE loses 30 of 100 episodes, the cosine 20 in every suite; what the first suite has is not shown again."""
+    lost = lambda name, place: lossy(30 if "mse" in name else 20)(name, place)  # noqa: E731
+    make(tmp_path / "lift", "robosuite-lift-ph", lost)
+    policy = make(tmp_path / "lift", "robosuite-lift-ph", lost, name="metrics")
+    assert [item.suite.name for item in policy.suites] == [TABLES, "metrics"]
+    lines = [line for line in render(page([policy])).splitlines() if line.startswith("| lift | lift |")]
+    metrics = [line for line in lines if "| metrics: BAC (MSE) |" in line]
+    assert len(metrics) == 1
+    assert "| 1.00 / 1.00 | 100 | 0.70 [" in metrics[0]
+    assert sum("main table: BAC(S = 10)" in line for line in lines) == 1
+    assert "blockcache paper suite metrics" in render(page([policy]))
+
+
+def test_the_protocol_takes_the_best_and_the_mean_of_each_run(tmp_path):
+    """Two runs of two checkpoints: p1 is reached in all episodes but 0, 10, 20 and 40 of 100, and p2 in none."""
+    for run, lost in (("seed0", (0, 10)), ("seed1", (20, 40))):
+        for place, some in enumerate(lost):
+            scores = lambda name, episode, some=some: 0.49 if episode >= some else 0.0  # noqa: E731
+            make(tmp_path / "runs" / run, "block-pushing", scores, name=f"{place:04d}")
+    found = TrainingRuns.load(str(tmp_path / "runs"))
+    full = [row for row in found.rows if row[2] == "full precision"]
+    assert [row[1] for row in full] == ["block pushing p1", "block pushing p2"]
+    assert full[0][3:] == ["0.98 / 0.98", "1.00 / 0.95, 0.80 / 0.70", "0.90 / 0.82", "2 x 2 x 100"]
+    assert full[1][4] == "0.00 / 0.00, 0.00 / 0.00"
+    text = render(page([make(tmp_path / "lift", "robosuite-lift-ph", lossy(20))], [found]))
+    assert "## By the paper's protocol" in text
+    assert f"--checkpoints {tmp_path / 'runs'}" in text
+    with pytest.raises(FileError, match="run 'blockcache paper checkpoints RUN"):
+        TrainingRuns.load(str(tmp_path / "lift"))
 
 
 def test_a_directory_without_results_says_what_to_run(tmp_path):

@@ -139,17 +139,23 @@ def realtime(directories: tuple[str, ...], output: Path) -> None:
 
 @click.command()
 @directories_argument
+@click.option("--checkpoints", multiple=True, help="What 'paper checkpoints' wrote for a task; may be repeated.")
 @output_option("paper-tables.md")
-def tables(directories: tuple[str, ...], output: Path) -> None:
-    """Make the page of the paper's tables beside ours from suites tables or main in DIRECTORIES, one for each policy.
+def tables(directories: tuple[str, ...], checkpoints: tuple[str, ...], output: Path) -> None:
+    """Make the page of the paper's tables beside ours from the suites in DIRECTORIES, one for each policy.
+
+    Suites tables or main must be there; the cells of the others are added where they are.
 
     \b
     Example:
-      blockcache paper tables out/tables-lift out/tables-lift-dropout out/suites -o docs/generated
+      blockcache paper tables out/tables-lift out/suites --checkpoints out/square-checkpoints -o docs/generated
     """
-    from blockcache_lab.pages.tables import PolicyTable, page
+    from blockcache_lab.pages.policy_table import PolicyTable
+    from blockcache_lab.pages.protocol import TrainingRuns
+    from blockcache_lab.pages.tables import page
 
-    _write(page([PolicyTable.load(directory) for directory in directories]), output, "paper-tables")
+    runs = [TrainingRuns.load(directory) for directory in checkpoints]
+    _write(page([PolicyTable.load(directory) for directory in directories], runs), output, "paper-tables")
 
 
 @click.command()

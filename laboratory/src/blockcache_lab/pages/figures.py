@@ -26,7 +26,7 @@ from blockcache.results.summary import MethodSummary
 from blockcache.results.tuning import Tuning
 from blockcache_lab.pages.frontier import FrontierSuite
 from blockcache_lab.pages.other_policies import load_other_policies
-from blockcache_lab.studies.suites import FRONTIER, RDT, SUITES, Cell
+from blockcache_lab.studies.suites import FRONTIER, RDT, SUITES, TABLES, Cell
 
 _ONE = re.compile(r"(<!-- figure: ([^>]+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(<!-- figures: ([^>]+) -->\n\|.*\n\|[-:| ]+\|\n)((?:\|.*\n)+)")
@@ -79,7 +79,7 @@ def count(text: str) -> int:
 class _Policy(FrontierSuite):
     """The records of one policy, of whichever suites there are."""
 
-    NAMES = (*SUITES, FRONTIER, RDT)
+    NAMES = (*SUITES, FRONTIER, RDT, TABLES)
 
     def figure(self, method: str, quantity: str, other: str | None = None) -> str:
         if quantity == "correlation":
@@ -191,6 +191,7 @@ def _resolve(method: str, rows: Mapping[str, MethodSummary], equals: Sequence[Ce
     start, at, equal = method.partition("@")
     if at:
         found = [cell.method for cell in equals if cell.equals == equal and cell.method.startswith(start)]
+        found = [name for name in found if ":placed" not in name] or found
     else:
         found = [name for name in rows if method in (name, method_named(name).portable_name)]
     if len(set(found)) != 1:

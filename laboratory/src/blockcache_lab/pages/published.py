@@ -61,9 +61,19 @@ def printed_table(name: str) -> dict[str, dict[str, Printed]]:
     }
 
 
-def printed_cell(row: str, place: Place) -> tuple[float, ...]:
-    """A cell of the main table."""
-    return printed_table("main")[GROUPS[place.group]][row].cells[place.cell]
+def printed_cell(printed: str, place: Place) -> tuple[float, ...]:
+    """What a table of the paper has for a task; nothing where it has no such cell.
+
+    Args:
+        printed: Which row of which table, such as "main/Full Precision".
+        place: Of the task.
+    """
+    name, row = printed.split("/", 1)
+    found = [
+        group[row] for title, group in printed_table(name).items() if title in ("mixed tasks", GROUPS[place.group])
+    ]
+    cells = found[0].cells if found else {}
+    return cells.get(place.cell) or cells.get(f"{place.cell}_{place.group}") or ()
 
 
 def printed_rdt() -> tuple[str, float]:

@@ -1,101 +1,40 @@
-"""docs/generated/paper-tables.md: the paper's main table beside ours, policy by policy, and when BAC costs nothing.
+"""docs/generated/paper-tables.md: the paper's tables beside those made here, policy by policy, and when BAC costs nothing.
 
-From the files of the suites `tables` and `main` only. Knows nothing of torch.
+From the files of suites, and of checkpoints, only. Knows nothing of torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from blockcache.compare.methods import method_named
-from blockcache.errors import FileError
-from blockcache.files import exists
-from blockcache.measure.statistics import (
-    Estimate,
-    difference_interval,
-    mean_interval,
-    paired_difference,
-    rank_correlation,
-)
+from blockcache.measure.statistics import Estimate, difference_interval, mean_interval, rank_correlation
 from blockcache.report.document import Block, Bullets, Document, Paragraph, Section, plain, table
 from blockcache.report.methods import DIFFERENCE, SCORE, estimate, lossless, of_full
-from blockcache.results.rollouts import BASELINE, Results
-from blockcache_lab.pages.published import PLACES, Place, printed_cell
+from blockcache.results.rollouts import BASELINE
+from blockcache_lab.pages.policy_table import PolicyTable, difference_at, scores_at
+from blockcache_lab.pages.protocol import TrainingRuns, protocol_table
+from blockcache_lab.pages.published import PLACES, printed_cell
 from blockcache_lab.pages.suite_parts import QUICK, made_from, verdict
-from blockcache_lab.studies.open_loop import OpenLoopFacts, open_loop_of
-from blockcache_lab.studies.suite_results import SuiteResults
-from blockcache_lab.studies.suites import BASE, TABLES, suite_of
+from blockcache_lab.studies.suites import BASE
 
 
-@dataclass(frozen=True, eq=False)
-class PolicyTable:
-    """One policy's suite, and what its file says of its actions."""
-
-    directory: str
-    item: SuiteResults
-    facts: OpenLoopFacts | None
-
-    @classmethod
-    def load(cls, directory: str) -> PolicyTable:
-        paths = [Path(directory) / f"{name}.json" for name in (TABLES, "main")]
-        path = next(filter(exists, paths), None)
-        if path is None:
-            raise FileError(
-                f"no results of the suites {TABLES} or main in {directory}; run 'blockcache paper suite {TABLES} POLICY "
-                f"-o {directory}' first"
-            )
-        results = Results.load(path)
-        return cls(directory, SuiteResults(suite_of(results, path), results), open_loop_of(results, path))
-
-    @property
-    def task(self) -> str:
-        return str(self.item.results.task["name"])
-
-    @property
-    def dropout(self) -> float | None:
-        return None if self.facts is None else self.facts.dropout
-
-    @property
-    def label(self) -> str:
-        """The task, and the dropout of training where there was some."""
-        return plain(Path(self.directory).name) + (f" (dropout {self.dropout:g})" if self.dropout else "")
-
-    def scores(self, method: str, place: Place | None = None) -> dict[int, float]:
-        """By seed, of rollouts that ended; at a place with stages, 1 where the stage was reached."""
-        found = {seed: record.score for seed, record in self.item.results.of(method).items()}
-        ended = {seed: score for seed, score in found.items() if score is not None}
-        if place is None or place.least is None:
-            return ended
-        return {seed: float(score >= place.least) for seed, score in ended.items()}
-
-    def difference(self, found: str, baseline: str, place: Place | None = None) -> Estimate | None:
-        one, other = self.scores(found, place), self.scores(baseline, place)
-        both = [seed for seed in one if seed in other]
-        return paired_difference([one[seed] for seed in both], [other[seed] for seed in both]) if both else None
-
-    @cached_property
-    def loss(self) -> Estimate | None:
-        """Of BAC, S = 10, n = 5, to full precision."""
-        return self.difference(BASE, BASELINE)
-
-    @property
-    def rougher(self) -> float | None:
-        """How many times as rough the actions of its episodes are under BAC."""
-        own, found = self.item.rows[BASELINE].jerk, self.item.rows[BASE].jerk
-        return found / own if own and found is not None else None
-
-
-def page(policies: Sequence[PolicyTable]) -> Document:
+def page(policies: Sequence[PolicyTable], runs: Sequence[TrainingRuns] = ()) -> Document:
     """The paper's tables beside the figures of these policies.
 
     Args:
         policies: Each with the files of its suites, in the order of the page.
+        runs: Training runs with their last checkpoints, for the paper's protocol.
     """
-    directories = " ".join(policy.directory for policy in policies)
-    quick = [QUICK] if any(policy.item.suite.quick for policy in policies) else []
+    directories = " ".join(
+        [*(policy.directory for policy in policies), *(f"--checkpoints {one.directory}" for one in runs)]
+    )
+    quick = [QUICK] if any(policy.first.suite.quick for policy in policies) else []
+    checkpoints = Paragraph(
+        "Several training seeds; of each run the best of its last checkpoints and their mean, as the paper prints them, by\n"
+        "`blockcache paper checkpoints`."
+    )
+    protocol = [Section("By the paper's protocol", (checkpoints, protocol_table(runs)))] if runs else []
     about = Paragraph(
         "The paper prints two figures, labelled as the best and the mean of the last 10 checkpoints of three training seeds,\n"
         "on demonstrations by people; ours are one policy each, on demonstrations by scripted experts where the task is not\n"
@@ -105,16 +44,21 @@ def page(policies: Sequence[PolicyTable]) -> Document:
     return Document(
         "The paper's tables beside ours",
         (
-            made_from("suites tables and main", f"blockcache paper tables {directories}"),
+            made_from("suites and checkpoints", f"blockcache paper tables {directories}"),
             *quick,
             about,
             Section("When BAC is free", (Bullets(tuple(findings(policies))),)),
             Section("Cell by cell", (_cells(policies),)),
+            *protocol,
             Section("Rivals at the FLOPs of BAC S = 10, n = 5, or fewer", (_rivals(policies),)),
             Section("Trained with dropout, and without", tuple(_dropout(policies))),
-            Section("How the files were made", (Bullets(tuple(f"`{p.item.command(p.directory)}`" for p in policies)),)),
+            Section("How the files were made", (Bullets(tuple(_commands(policies))),)),
         ),
     )
+
+
+def _commands(policies: Sequence[PolicyTable]) -> list[str]:
+    return [f"`{item.command(policy.directory)}`" for policy in policies for item in policy.suites]
 
 
 def findings(policies: Sequence[PolicyTable]) -> list[str]:
@@ -128,28 +72,52 @@ def findings(policies: Sequence[PolicyTable]) -> list[str]:
         f"{len(lost)} ({_listed(lost)}), and on {len(open_)} neither is shown ({_listed(open_)})."
     ]
     sentences.append(f"**Dropout**: {_of_dropout(_pairs(policies))}.")
-    columns = [
-        ("action error", [policy.item.rows[BASE].method.error.mean for policy, _ in known]),
-        ("how much rougher its actions are", [policy.rougher or 1.0 for policy, _ in known]),
-        ("the score of full precision", [policy.item.rows[BASELINE].score.mean for policy, _ in known]),  # type: ignore[union-attr]
-    ]
     losses = [-loss.mean for _, loss in known]
-    if len(known) > 2 and len(set(losses)) > 1:
-        ranks = ", ".join(
-            f"{name} {rank_correlation(values, losses):+.2f}" for name, values in columns if len(set(values)) > 1
-        )
+    found = [policy for policy, _ in known]
+    goes_with = _ranks(
+        losses,
+        {
+            "action error": [policy.first.rows[BASE].method.error.mean for policy in found],
+            "how much rougher its actions are": [policy.rougher or 1.0 for policy in found],
+            "the score of full precision": [policy.first.rows[BASELINE].score.mean for policy in found],  # type: ignore[union-attr]
+        },
+    )
+    seen = [
+        (policy.facts.features[BASE], -loss.mean)
+        for policy, loss in known
+        if policy.facts and BASE in policy.facts.features
+    ]
+    names = {
+        "its centre shift": "shift",
+        "what it adds to their roughness": "rougher",
+        "the policy's own spread": "own_spread",
+        "the policy's own roughness": "own_roughness",
+    }
+    looked_at = _ranks(
+        [loss for _, loss in seen], {name: [getattr(one, key) for one, _ in seen] for name, key in names.items()}
+    )
+    if goes_with:
+        over = f"; over the {len(seen)} whose actions were looked at, with {looked_at}" if looked_at else ""
         sentences.append(
-            f"**What goes with it**: over {len(known)} policies, the rank correlation of BAC's loss with {ranks}."
+            f"**What goes with it**: over {len(known)} policies, the rank correlation of BAC's loss with {goes_with}{over}."
         )
     return sentences
+
+
+def _ranks(losses: Sequence[float], columns: Mapping[str, Sequence[float]]) -> str:
+    """Rank correlations of losses with each column that varies; nothing of fewer than three policies."""
+    if len(losses) < 3 or len(set(losses)) == 1:
+        return ""
+    shown = ((name, values) for name, values in columns.items() if len(set(values)) > 1)
+    return ", ".join(f"{name} {rank_correlation(values, losses):+.2f}" for name, values in shown)
 
 
 def _each_once(policies: Sequence[PolicyTable]) -> list[PolicyTable]:
     """Of a policy that two suites know, the file with more episodes under BAC."""
     most: dict[tuple[str, str, float], PolicyTable] = {}
     for policy in policies:
-        key = policy.task, policy.item.results.policy["fingerprint"]["weights"], policy.dropout or 0.0
-        if key not in most or len(policy.scores(BASE)) > len(most[key].scores(BASE)):
+        key = policy.task, policy.first.results.policy["fingerprint"]["weights"], policy.dropout or 0.0
+        if key not in most or len(policy.first.scores(BASE)) > len(most[key].first.scores(BASE)):
             most[key] = policy
     return [policy for policy in policies if policy in most.values()]
 
@@ -193,40 +161,53 @@ def _listed(names: Sequence[str]) -> str:
 def _cells(policies: Sequence[PolicyTable]) -> Block:
     rows = []
     for policy in policies:
-        printed = {cell.printed.split("/", 1)[1]: cell.method for cell in policy.item.suite.cells if cell.printed}
-        for place in PLACES.get(policy.task, ()):
-            for row, method in printed.items():
-                scores = list(policy.scores(method, place).values())
-                difference = None if method == BASELINE else policy.difference(method, BASELINE, place)
-                rows.append(
-                    [
-                        policy.label,
-                        place.cell.replace("_", " "),
-                        f"{row}: {method_named(method).label}",
-                        " / ".join(f"{value:.2f}" for value in printed_cell(row, place)),
-                        str(len(scores)),
-                        estimate(mean_interval(scores) if scores else None, "{:.2f}"),
-                        estimate(difference, "{:+.3f}"),
-                        lossless(difference),
-                    ]
-                )
-    return table(["policy", "cell", "row", "printed", "n", "ours, 95 %", DIFFERENCE, "lossless"], rows, left=3)
+        for item, cell in policy.printed:
+            for place in PLACES.get(policy.task, ()):
+                assert cell.printed is not None
+                if figures := printed_cell(cell.printed, place):
+                    scores = list(scores_at(item, cell.method, place).values())
+                    difference = difference_at(item, cell.method, place)
+                    rows.append(
+                        [
+                            policy.label,
+                            place.cell.replace("_", " "),
+                            f"{_TABLES[cell.printed.split('/')[0]]}: {cell.printed.split('/', 1)[1]}",
+                            method_named(cell.method).label,
+                            " / ".join(f"{value:.2f}" for value in figures),
+                            str(len(scores)),
+                            estimate(mean_interval(scores) if scores else None, "{:.2f}"),
+                            estimate(difference, "{:+.3f}"),
+                            lossless(difference),
+                        ]
+                    )
+    header = ["policy", "cell", "printed as", "ours", "printed", "n", "ours, 95 %", DIFFERENCE, "lossless"]
+    return table(header, rows, left=4)
+
+
+_TABLES = {
+    "main": "main table",
+    "n_sweep_s10": "n with S = 10",
+    "s_sweep_n3": "S with n = 3",
+    "metrics_s10_n5": "metrics",
+    "ddim_k40": "DDIM",
+}
+"""The paper's tables, as the page calls them."""
 
 
 def _rivals(policies: Sequence[PolicyTable]) -> Block:
     rows = []
     for policy in policies:
-        full = policy.item.rows[BASELINE].method.flops
-        rivals = [cell.method for cell in policy.item.suite.cells if cell.equals == BASE]
+        full = policy.first.rows[BASELINE].method.flops
+        rivals = [cell.method for cell in policy.first.suite.cells if cell.equals == BASE]
         for method in (BASE, *rivals):
-            against = None if method == BASE else policy.difference(BASE, method)
-            difference = policy.difference(method, BASELINE)
+            against = None if method == BASE else policy.first.compare(BASE, method)
+            difference = policy.first.compare(method, BASELINE)
             rows.append(
                 [
                     policy.label,
                     method_named(method).label,
-                    of_full(policy.item.rows[method].method.flops, full),
-                    estimate(policy.item.rows[method].score, "{:.3f}"),
+                    of_full(policy.first.rows[method].method.flops, full),
+                    estimate(policy.first.rows[method].score, "{:.3f}"),
                     estimate(difference, "{:+.3f}"),
                     lossless(difference),
                     estimate(against, "{:+.3f}"),
@@ -251,10 +232,10 @@ def _dropout(policies: Sequence[PolicyTable]) -> list[Block]:
                 [
                     plain(task),
                     f"{policy.dropout:g}",
-                    estimate(policy.item.rows[BASELINE].score, "{:.3f}"),
+                    estimate(policy.first.rows[BASELINE].score, "{:.3f}"),
                     estimate(policy.loss, "{:+.3f}"),
                     estimate(_change(none, some), "{:+.3f}") if policy is some else "",
-                    " to ".join(f"{policy.item.rows[name].jerk or 0:.3f}" for name in (BASELINE, BASE)),
+                    " to ".join(f"{policy.first.rows[name].jerk or 0:.3f}" for name in (BASELINE, BASE)),
                     "" if features is None else f"{features.own_roughness:.3f}",
                     "" if features is None else f"{features.rougher:+.3f}",
                     "" if features is None else f"{features.shift:.3f}",
@@ -284,9 +265,9 @@ def _change(none: PolicyTable, some: PolicyTable) -> Estimate | None:
 def _changes(none: PolicyTable, some: PolicyTable) -> list[float]:
     """The same of each episode."""
     lost = [
-        {seed: score - full[seed] for seed, score in policy.scores(BASE).items() if seed in full}
+        {seed: score - full[seed] for seed, score in policy.first.scores(BASE).items() if seed in full}
         for policy in (none, some)
-        for full in [policy.scores(BASELINE)]
+        for full in [policy.first.scores(BASELINE)]
     ]
     return [lost[1][seed] - lost[0][seed] for seed in lost[0] if seed in lost[1]]
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from blockcache.errors import FileError
 from blockcache.results.rollouts import Results
-from blockcache.results.summary import summarise
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,12 @@ class Protocol:
         return float(np.mean([np.mean(found) for found in self.scores.values()]))
 
 
-def protocol(runs: Mapping[str, Sequence[Results]]) -> tuple[Protocol, ...]:
+def protocol(runs: Mapping[str, Sequence[Results]], least: float | None = None) -> tuple[Protocol, ...]:
     """Each method's figures.
 
     Args:
         runs: By name, the results of each run's checkpoints: all of one task, with the same methods and episodes.
+        least: Count an episode that scores as much as 1 and any other as 0; without it scores are as they are.
     """
     files = [found for results in runs.values() for found in results]
     alike = {
@@ -49,20 +49,21 @@ def protocol(runs: Mapping[str, Sequence[Results]]) -> tuple[Protocol, ...]:
             f"checkpoints are compared on the same task, methods and episodes; {len(files)} results files have "
             f"{len(alike)} kinds of them; run those that differ again"
         )
-    scores = {
-        name: [{row.method.name: row.score for row in summarise(found)} for found in results]
-        for name, results in runs.items()
-    }
     return tuple(
         Protocol(
             method.name,
-            {
-                name: tuple(score.mean for row in rows if (score := row[method.name]) is not None)
-                for name, rows in scores.items()
-            },
+            {name: tuple(_mean(found, method.name, least) for found in results) for name, results in runs.items()},
         )
         for method in files[0].methods
     )
+
+
+def _mean(results: Results, method: str, least: float | None) -> float:
+    """Over the episodes that ended."""
+    scores = [record.score for record in results.of(method).values() if record.score is not None]
+    if not scores:
+        raise FileError(f"no episode of {method} ended; see the errors in its results file, and run it again")
+    return float(np.mean(scores if least is None else [score >= least for score in scores]))
 
 
 def _seeds(results: Results) -> set[int]:

@@ -1,6 +1,5 @@
 """examples/loss_features.py: what its further features tell, and its way from results files to the page."""
 
-import importlib.util
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from blockcache.results.rollouts import MethodRun, Record, Results
 from blockcache.samplers import DDPM
 from blockcache_lab.studies import loss_data, losses
 from blockcache_lab.studies.loss_data import LossData
-from repository import ROOT
+from repository import load_example
 
 KNOWN = ActionFeatures(0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 OBS = np.random.default_rng(0).standard_normal((12, 2, 5), dtype=np.float32)
@@ -23,10 +22,7 @@ OBS = np.random.default_rng(0).standard_normal((12, 2, 5), dtype=np.float32)
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("loss_features", ROOT / "examples" / "loss_features.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("loss_features")
 
 
 @pytest.fixture

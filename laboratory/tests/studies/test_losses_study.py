@@ -128,6 +128,15 @@ def test_a_tighter_limit_is_taken_where_it_tells_more(port):
     assert {row.task for row in same.rows} == {"toy"}  # as much is lost at any limit
 
 
+def test_a_tighter_limit_is_not_taken_where_the_own_one_tells_enough(port, monkeypatch):
+    """One method loses at the own limit of steps, two at a tighter one."""
+    ends = {"full": lambda seed: 40 + seed, "mine": lambda seed: None, "ddpm-3": lambda seed: 60 + seed}
+    for least, task in ((2, "toy@steps=46"), (1, "toy")):
+        monkeypatch.setattr(losses, "LEAST_LOST", least)
+        found = measure_losses([successes(port, ends)], {"tiny": (port, OBS)}, progress=False)
+        assert {row.task for row in found.rows} == {task}
+
+
 def test_a_tighter_limit_gives_the_records_of_shorter_episodes(port):
     ended = losses.in_time(successes(port, {"mine": lambda seed: 48 + seed}), 50)
     assert [(one.success, one.score, one.steps) for one in ended.of("mine").values()][:4] == [
@@ -154,7 +163,7 @@ def test_the_page_says_how_well_each_task_is_predicted(port):
     page = render(losses_document(LossData(6, 4, (*tasks, *rows))))
     assert "14 methods that were rolled out in pairs" in page
     assert "| task 2 | 4 |" in page
-    assert "with fewer than 3 nothing is learnt from a task (toy)" in page
+    assert "with fewer than 3, or chunks too short for a roughness, nothing is learnt from a task (toy)" in page
 
 
 def test_a_method_that_executes_chunks_otherwise_is_left_out():

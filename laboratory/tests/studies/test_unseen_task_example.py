@@ -1,7 +1,5 @@
 """examples/unseen_task.py: a verb runs as if the model that ships had never seen a task."""
 
-import importlib.util
-import sys
 from dataclasses import replace
 
 import pytest
@@ -9,15 +7,12 @@ import pytest
 from blockcache.results.losses import LossModel, shipped_model
 from blockcache_lab.studies import loss_data
 from blockcache_lab.studies.loss_data import known_losses
-from repository import ROOT
+from repository import load_example
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("unseen_task", ROOT / "examples" / "unseen_task.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("unseen_task")
 
 
 @pytest.fixture(autouse=True)

@@ -111,8 +111,8 @@ def _power(data: LossData) -> tuple[Block, ...]:
     note = (
         "What each task can tell apart. *Smallest loss*: the one that a method would have to show for its 95 % interval to lie below 0, "
         "for the method in the middle and for the one with most pairs. *Shown to lose*: methods whose whole interval lies below 0; "
-        f"with fewer than {LEAST_LOST} nothing is learnt from a task ({', '.join(map(plain, silent)) or 'there is none'}). A name with `@steps=` has a tighter limit "
-        "than the task's own: that which 90 % of the full policy's successes keep, where that shows more methods to lose."
+        f"with fewer than {LEAST_LOST}, or chunks too short for a roughness, nothing is learnt from a task ({', '.join(map(plain, silent)) or 'there is none'}). A name with `@steps=` has a tighter limit "
+        "than the task's own, which tells too little: that which 90 % of the full policy's successes keep, where it shows more methods to lose."
     )
     return Paragraph(note), table(_POWER, rows, left=2)
 

@@ -22,9 +22,9 @@ from scipy.optimize import nnls
 
 from blockcache.errors import BlockcacheError
 from blockcache.files import Count, Format, JsonFile, Limit, keys_of
-from blockcache.measure.features import ActionFeatures
+from blockcache.measure.features import LEAST_ACTIONS, ActionFeatures
 from blockcache.measure.statistics import Estimate, rank_correlation
-from blockcache.results.losses import FLOOR, NAMES, POLICY, TERMS, LossModel, Terms, terms_of
+from blockcache.results.losses import FLOOR, MOST, NAMES, POLICY, TERMS, LossModel, Terms, terms_of
 
 LEAST_TASKS = 3
 """Tasks that tell methods apart: with fewer, nothing can be left out and still leave something to learn from."""
@@ -82,6 +82,10 @@ class LossRow:
     features: ActionFeatures
     difference: Estimate
 
+    @property
+    def lost(self) -> float:
+        return max(0.0, -self.difference.mean)
+
 
 @dataclass(frozen=True)
 class LossData(JsonFile):
@@ -97,10 +101,12 @@ class LossData(JsonFile):
 
     @cached_property
     def told(self) -> dict[str, list[LossRow]]:
-        """The rows of the tasks that tell methods apart; data with too few such tasks are refused."""
+        """The rows of the tasks that tell methods apart, of chunks that have a roughness: of others nothing is promised.
+        Data with too few such tasks are refused."""
         tasks: dict[str, list[LossRow]] = {}
         for row in self.rows:
-            tasks.setdefault(scene_of(row.task), []).append(row)
+            if row.actions >= LEAST_ACTIONS:
+                tasks.setdefault(scene_of(row.task), []).append(row)
         told = {
             rows[0].task: rows for rows in tasks.values() if sum(row.difference.high < 0 for row in rows) >= LEAST_LOST
         }
@@ -137,7 +143,7 @@ class Judgement:
     rank      rank correlation of predicted and measured losses
     highest   the highest that any prediction could have, as many methods lose the same
     covered   share of the methods that lose no more than their bound
-    error     mean distance of predicted and measured losses
+    error     mean distance of predicted and measured losses, those above MOST counted as MOST
     taken     for each of ALLOWED the cheapest method whose bound is at most that, as `tune --loss` takes it; None is none
     """
 
@@ -176,7 +182,7 @@ def judge(data: LossData, terms: Terms = TERMS) -> tuple[Judgement, ...]:
         others = [name for name in data.told if name != task]
         weights, factor = _fit(data, others, terms)
         model, learnt = _model(data, others, {}, factor), _Learnt.of(rows, terms)
-        predicted = np.minimum(1.0, learnt.terms @ weights)
+        predicted, lost = np.minimum(1.0, learnt.terms @ weights), np.array([row.lost for row in rows])
         bounds = [model.bound(loss) for loss in predicted]
         promised = [
             (row, bound)
@@ -188,10 +194,10 @@ def judge(data: LossData, terms: Terms = TERMS) -> tuple[Judgement, ...]:
             Judgement(
                 task=task,
                 methods=len(rows),
-                rank=rank_correlation(predicted, learnt.lost),
-                highest=rank_correlation(np.argsort(np.argsort(learnt.lost)), learnt.lost),
-                covered=float(np.mean(learnt.lost <= np.array(bounds))),
-                error=float(np.abs(predicted - learnt.lost).mean()),
+                rank=rank_correlation(predicted, lost),
+                highest=rank_correlation(np.argsort(np.argsort(lost)), lost),
+                covered=float(np.mean(lost <= np.array(bounds))),
+                error=float(np.abs(np.minimum(predicted, MOST) - learnt.lost).mean()),
                 taken=tuple(min(found, key=lambda row: row.cost, default=None) for found in allowed),
             )
         )
@@ -229,14 +235,14 @@ def known_losses() -> LossData:
 
 @dataclass(frozen=True, eq=False)
 class _Learnt:
-    """The methods of one task: their terms, (methods, terms), and what they lost."""
+    """The methods of one task: their terms, (methods, terms), and what they lost, MOST where it was more."""
 
     terms: NDArray[np.float64]
     lost: NDArray[np.float64]
 
     @classmethod
     def of(cls, rows: Sequence[LossRow], terms: Terms) -> _Learnt:
-        lost = np.array([max(0.0, -row.difference.mean) for row in rows])
+        lost = np.minimum([row.lost for row in rows], MOST)
         return cls(np.stack([terms_of(row.features, terms) for row in rows]), lost)
 
 

@@ -21,6 +21,8 @@ from blockcache.measure.features import LEAST_ACTIONS, ActionFeatures
 
 FLOOR = 0.015
 """Added to a prediction before it is multiplied: what no feature sees costs a little, too."""
+MOST = 0.3
+"""Losses above it are learnt as it: how much more a method loses decides nothing. No bound above it is promised."""
 FEWER = 4
 """What was measured on fewer chunks than the data, by more than this factor, scatters too much for a promise."""
 ALIKE = 2.0
@@ -65,6 +67,8 @@ class Prediction:
         """What is promised."""
         if self.bound is None:
             return f"nothing is promised: {self.unlike}"
+        if self.bound > MOST:
+            return f"nothing is promised: it may well lose more than {MOST:g}"
         return f"with 90 % certainty it loses at most {self.bound:.3f}"
 
 
@@ -106,8 +110,9 @@ class LossModel(JsonFile):
         return min(1.0, float(terms_of(features) @ self.vector))
 
     def bound(self, loss: float) -> float:
-        """What a method of a policy like those in the data loses at most, given its best guess."""
-        return min(1.0, self.factor * (loss + FLOOR))
+        """What a method of a policy like those in the data loses at most, given its best guess; 1 promises nothing."""
+        bound = self.factor * (loss + FLOOR)
+        return bound if bound <= MOST else 1.0
 
     def predict(self, features: ActionFeatures, family: str, actions: int, chunks: int | None = None) -> Prediction:
         """What a method with these features is likely to lose.

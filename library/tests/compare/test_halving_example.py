@@ -1,7 +1,5 @@
 """examples/halving.py: the two kinds of execution that it has and the library has not, and its way through the rounds."""
 
-import importlib.util
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -14,16 +12,13 @@ from blockcache.compare.parts import MethodError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM, Fitted, table
 from blockcache_runtime.execution import Execution
-from repository import ROOT
+from repository import load_example
 from toy_task import SPEC, Toy
 
 
 @pytest.fixture(scope="module")
 def halving():
-    spec = importlib.util.spec_from_file_location("halving", ROOT / "examples" / "halving.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("halving")
 
 
 @pytest.fixture

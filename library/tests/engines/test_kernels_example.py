@@ -1,7 +1,5 @@
 """examples/kernels.py: every kernel of a call is counted, and its products alone are those of the program."""
 
-import importlib.util
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,17 +7,14 @@ import pytest
 
 from blockcache.models.dpt.policy import Shape
 from blockcache.report.markdown import render
-from repository import ROOT
+from repository import load_example
 
 SHAPE = Shape(width=16, layers=2, horizon=4, n_action_steps=3, obs_dim=5, steps=6)
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("kernels", ROOT / "examples" / "kernels.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("kernels")
 
 
 @pytest.fixture(scope="module")

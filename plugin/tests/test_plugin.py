@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -13,12 +14,15 @@ from safetensors.torch import load_file, save_file
 
 import blockcache as bc
 import lerobot_directory
+from blockcache.compare.tuned import Tuned, save_tuned
 from blockcache.errors import BlockcacheError
 from blockcache.models.dit.clip import MASK, TOKENS
 from blockcache.models.dit.plugin import load_words, plugin_processors
+from blockcache.results.tuning import Tuning
 from blockcache_runtime.errors import FileError, ObservationError
 from blockcache_runtime.parity import Parity
 from dit_policies import STEPS
+from file_formats import MACHINE, write_tuning
 from lerobot_policy_blockcache import interface
 from lerobot_policy_blockcache.runner import Runner, left_over
 
@@ -119,6 +123,27 @@ def test_one_task_is_part_of_the_file(original, blockcache, tmp_path):
     assert float((runner.chunk(same) - expected).abs().max()) < 1e-5
     with pytest.raises(ObservationError, match="told another task than the one that was made part of its file"):
         runner.chunk(obs)
+
+
+def test_fewer_actions_are_executed_as_tuned(original, blockcache, tmp_path):
+    before = json.loads((original / "config.json").read_text())["n_action_steps"]
+    assert before > 1
+    tuning = Tuning.load(write_tuning(tmp_path))
+    chosen = replace(tuning.chosen, method="replan=1")
+    found = Tuned(replace(tuning, points=(chosen,), chosen=chosen, machine=MACHINE), None, None)
+    save_tuned(bc.load_policy(original), found, tmp_path / "tuned")
+    blockcache("export", original, "--tuned", tmp_path / "tuned", "--lerobot", tmp_path / "fast")
+    assert json.loads((tmp_path / "fast/config.json").read_text())["n_action_steps"] == 1
+    obs, policy, runner = (
+        lerobot_directory.observation(2),
+        bc.load_policy(original),
+        Runner(tmp_path / "fast", threads=1),
+    )
+    torch.manual_seed(4)
+    expected = policy.predict_action(obs)["action"][:, :1]
+    torch.manual_seed(4)
+    assert float((runner.chunk(obs) - expected).abs().max()) < 1e-5
+    assert "1 actions of 4 numbers" in (tmp_path / "fast/README.md").read_text()
 
 
 def test_a_schedule_and_its_difference_are_told(original, blockcache, tmp_path):

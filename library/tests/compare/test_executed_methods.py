@@ -16,6 +16,7 @@ from blockcache.tasks import Clock
 from foreign_policy import Policy
 from toy_evaluation import ready
 from toy_task import Toy, observations
+from tuned_directory import write_tuned
 
 
 def by_hand(policy, seed, executed, temperature=1.0):
@@ -72,6 +73,21 @@ def test_the_medoid_of_the_candidates_is_executed(make_policy):
     assert candidate.flops(port, 0.0) == 5 * Calibrations(port, observations()).candidate(parse_method("full")).flops(
         port, 0
     )
+
+
+def test_what_was_tuned_to_replan_does_so_under_every_execution(make_policy, tmp_path):
+    policy, tuned = make_policy(), tmp_path / "tuned"
+    write_tuned(policy, tuned, replan=2)
+    calibrations = Calibrations(port_of(policy), observations())
+    for behind, executed in (("", (2, 1)), ("+temperature=0.5", (2, 0.5)), ("+replan=3", (3, 1))):
+        found = calibrations.candidate(parse_method(f"tuned:{tuned}{behind}"), "loop").execution
+        assert (found.replan, found.temperature) == executed
+    for name in ("sampler.json", "schedule.json"):
+        (tuned / name).unlink()
+    results = ready(policy, tmp_path / "state", methods=("replan=2", f"tuned:{tuned}")).run(progress=False)
+    half, same = (list(results.of(method.name).values()) for method in results.methods[1:])
+    assert [one.score for one in half] == [one.score for one in same]
+    assert results.methods[2].flops == 2 * results.methods[0].flops
 
 
 def test_a_method_that_replans_does_so_on_the_clock(make_policy, tmp_path):

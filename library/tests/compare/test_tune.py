@@ -648,6 +648,20 @@ def test_a_foreign_policy_gets_its_sampler_and_schedule(run, tmp_path):
     assert "config.json" not in names
 
 
+def test_a_tuning_that_goes_on_is_written_over_the_earlier_one(policy, run, tmp_path):
+    """Of an earlier tuning nothing stays: the later one took the policy's own sampler."""
+    found = run(policy)
+    chosen = ChosenSampler(DDPM4, port_of(policy).fingerprint, {"after": 0.5})
+    for sampler, expected in ((chosen, True), (chosen, True), (None, False)):
+        save_tuned(policy, Tuned(found.tuning, sampler, None), tmp_path / "tuned")
+        assert (tmp_path / "tuned/sampler.json").exists() is expected
+        assert bc.load_policy(tmp_path / "tuned").sampler == (DDPM4 if expected else policy.sampler)
+    (tmp_path / "tuned/notes.txt").write_text("mine")
+    with pytest.raises(FileError, match=r"holds notes\.txt besides a policy"):
+        save_tuned(policy, Tuned(found.tuning, chosen, None), tmp_path / "tuned")
+    assert Tuning.load(tmp_path / "tuned/tuning.json").chosen == found.tuning.chosen
+
+
 # ---- what it shows
 
 

@@ -9,7 +9,9 @@ import torch
 
 import blockcache as bc
 import foreign_policy
-from blockcache.errors import FileError, SamplerError, ScheduleError
+from blockcache.compare.candidates import Calibrations
+from blockcache.compare.methods import parse_method
+from blockcache.errors import FileError, PolicyError, SamplerError, ScheduleError
 from blockcache.models.registry import port_of
 from dit_policies import tiny_dit, tiny_observation
 from tuned_directory import write_tuned
@@ -90,6 +92,103 @@ def test_what_was_not_tuned_for_the_policy_is_refused(tmp_path, make_policy):
     ):
         with pytest.raises(ScheduleError, match="give either tuned or a schedule"):
             both()
+    with pytest.raises(bc.BlockcacheError, match="is not accelerated"):
+        bc.handle_of(policy)
+
+
+# ---- fewer actions executed of each chunk
+
+
+@pytest.mark.parametrize("engine", ["patched", "loop", "onnx"])
+@pytest.mark.parametrize("kind", ["own", "dit"])
+def test_fewer_actions_are_executed_as_tuned(make_policy, tmp_path, engine, kind):
+    policy, obs = own(make_policy) if kind == "own" else (tiny_dit(), tiny_observation(2))
+    for name, count in (("whole", None), ("half", 2)):
+        write_tuned(policy, tmp_path / name, replan=count)
+    for output in ("action", "action_pred"):
+        found = {}
+        for name in ("whole", "half"):
+            torch.manual_seed(7)
+            with bc.accelerate(policy, engine=engine, tuned=tmp_path / name) as fast:
+                found[name] = fast.predict_action(obs)[output]
+        count = 2 if output == "action" else policy.horizon
+        assert found["half"].shape[1] == count
+        assert output == "action_pred" or found["whole"].shape[1] > 2
+        torch.testing.assert_close(found["half"], found["whole"][:, :count], rtol=0, atol=0)
+    assert policy.n_action_steps > 2
+
+
+def test_a_file_executes_fewer_actions_as_tuned(make_policy, tmp_path):
+    policy, obs = own(make_policy)
+    write_tuned(policy, tmp_path / "tuned", replan=3)
+    bc.export_policy(policy, None, tmp_path / "policy.onnx", tuned=tmp_path / "tuned")
+    torch.manual_seed(7)
+    found = bc.open_export(tmp_path / "policy.onnx")
+    assert found.exported.n_action_steps == 3
+    with bc.accelerate(policy, engine="patched", tuned=tmp_path / "tuned") as fast:
+        expected = acted(fast, obs)
+    torch.manual_seed(7)
+    torch.testing.assert_close(found.predict_action(obs)["action"], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["patched", "onnx", "a file"])
+def test_what_a_guard_falls_back_to_executes_as_many(make_policy, tmp_path, engine):
+    policy, obs = own(make_policy)
+    usual = np.random.default_rng(0).standard_normal((64, 2, 5)).astype(np.float32)
+    obs[1] += 50
+    write_tuned(policy, tmp_path / "tuned", replan=2)
+    how = {"tuned": tmp_path / "tuned", "guard": "full", "observations": usual}
+    if engine == "a file":
+        bc.export_policy(policy, None, tmp_path / "policy.onnx", **how)
+        found = bc.open_export(tmp_path / "policy.onnx", threads=1).predict_action(obs)["action"]
+        assert found.shape == (2, 2, 3)
+        return
+    expected = policy.predict_action(obs[1:], generator=torch.Generator().manual_seed(1))["action"]
+    with bc.accelerate(policy, engine=engine, **how) as fast:
+        alone = fast.predict_action(obs[1:], generator=torch.Generator().manual_seed(1))["action"]
+        assert fast.predict_action(obs)["action"].shape == (2, 2, 3)
+        assert fast.watch.counts["outside"] == 2
+    torch.testing.assert_close(alone, expected[:, :2], rtol=0, atol=0)
+
+
+def test_a_policy_of_other_code_says_itself_how_many_it_executes(tmp_path):
+    policy, obs = foreign()
+    write_tuned(policy, tmp_path / "tuned", replan=2)
+    uses = (
+        lambda: bc.accelerate(policy, engine="patched", tuned=tmp_path / "tuned"),
+        lambda: bc.export_policy(policy, None, tmp_path / "x.onnx", tuned=tmp_path / "tuned"),
+    )
+    for use in uses:
+        with pytest.raises(
+            PolicyError, match=r"executes 3 actions .* tuned to execute 2; .*: set its n_action_steps to 2"
+        ):
+            use()
+    policy.n_action_steps = 2
+    with uses[0]() as fast:
+        assert acted(fast, obs).shape[1] == 2
+    uses[1]()
+    assert bc.open_export(tmp_path / "x.onnx").exported.n_action_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("replan", "said"),
+    [
+        (6, "replan=6 executes so many actions of each chunk, and the horizon leaves 5; take that many at most"),
+        (0, "tuning.json is garbled .*1 or more.*got 0.*; run 'blockcache tune' again"),
+        ("2", "tuning.json is garbled .*whole number"),
+    ],
+)
+def test_more_actions_than_the_horizon_leaves_are_refused(make_policy, tmp_path, replan, said):
+    policy = make_policy()
+    write_tuned(policy, tmp_path / "tuned", replan=replan)
+    calibrations = Calibrations(port_of(policy), np.zeros((4, 2, 5), dtype=np.float32), progress=False)
+    for use in (
+        lambda: bc.accelerate(policy, tuned=tmp_path / "tuned"),
+        lambda: bc.export_policy(policy, None, tmp_path / "x.onnx", tuned=tmp_path / "tuned"),
+        lambda: calibrations.candidate(parse_method(f"tuned:{tmp_path / 'tuned'}")),
+    ):
+        with pytest.raises(bc.BlockcacheError, match=said):
+            use()
     with pytest.raises(bc.BlockcacheError, match="is not accelerated"):
         bc.handle_of(policy)
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from blockcache.compare.store import FORMAT as JOB
 from blockcache.compare.store import Store
 from blockcache.compare.tuner import STATE as TUNING_STATE
 from blockcache.engines import export_policy
+from blockcache.engines.build import read_tuned
 from blockcache.files import write_arrays
 from blockcache.measure.distance import Distances
 from blockcache.measure.features import ActionFeatures
@@ -222,7 +224,7 @@ def write_tuning(directory: Path) -> Path:
     Tuning(
         policy={"source": "tiny", "fingerprint": FINGERPRINT.to_dict()},
         goal=Goal(deadline_ms=3.0),
-        setting={"seed": 0},
+        setting={"seed": 0, "replan": 4},
         machine={"cores": 2},
         plain_ms=9.0,
         points=(point,),
@@ -234,8 +236,9 @@ def write_tuning(directory: Path) -> Path:
 
 
 def load_tuning(path: Path) -> Any:
+    """As evidence, and as a directory that is used."""
     tuning = Tuning.load(path)
-    return tuning.met, tuning.front
+    return tuning.met, tuning.front, read_tuned(path.parent, SimpleNamespace(horizon=16, executed=(1, 9)))
 
 
 def write_losses(directory: Path) -> Path:

@@ -83,7 +83,7 @@ class PolicySource:
         from blockcache.engines.build import tuned_port
         from blockcache.schedule import Schedule
 
-        port, schedule = tuned_port(directory, self.port)
+        port, schedule, _ = tuned_port(directory, self.port)
         blocks = [block.name for block in port.adapter.blocks]
         return port, schedule or Schedule.every_step(len(port.timesteps), blocks)
 

@@ -64,7 +64,7 @@ def write_directory(
         made.mkdir()
         notes = export_policy(port, schedule, made / FILE, "chunk", check, rtc=True, fixed=fixed, tuned=tuned)
         if tuned is not None:
-            port, schedule = tuned_port(tuned, port)
+            port, schedule, original = tuned_port(tuned, port)
             write_bytes(made / TUNING, read_bytes(tuned / TUNING, "tuning"))
         rows = [] if schedule is None else [*schedule.updates.values()]
         said = {

@@ -110,10 +110,13 @@ def _written(policy: arg.PolicySource, found: Tuned, output: Path) -> list[str]:
     """Write the directory, and say how to go on from there."""
     from blockcache.compare.tuned import save_tuned
 
-    whole = save_tuned(policy.port, found, output)
+    whole, count = save_tuned(policy.port, found, output), found.replan
+    own = "" if whole else f"; your own policy needs n_action_steps = {count} before it is accelerated or exported"
+    replans = [] if count is None else [f"execute {count} actions of each chunk: Player(..., replan={count}){own}"]
     if whole:
-        return [f"written to {output}; a file for the robot: blockcache export {output} -o policy.onnx"]
+        return [f"written to {output}; a file for the robot: blockcache export {output} -o policy.onnx", *replans]
     return [
         f"written to {output}, without the policy itself, which only your own code can save",
         f"a file for the robot: blockcache export {policy} --tuned {output} -o policy.onnx",
+        *replans,
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from blockcache.compare.parts import Facts, Lender, MethodError, NamedPart, Part, Resolved
@@ -226,7 +226,7 @@ class Executed(PartWithSettings):
         return Facts("other execution", label=str(self).replace(",", " "))
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
-        return before._replace(execution=self.execution)
+        return before._replace(execution=replace(self.execution, replan=self.replan or before.execution.replan))
 
 
 REUSE_PARTS: tuple[type[Part], ...] = (ScheduleFile, Uniform, Unified, BlockWise, BAC, ActionBudget, TeaCache)

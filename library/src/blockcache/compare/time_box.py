@@ -28,7 +28,7 @@ class TimeBox:
     def __init__(self, minutes: float, started: float | None = None, progress: bool = True) -> None:
         self.started = self._told = time.monotonic() if started is None else started
         self.seconds, self.doing = 60 * minutes, ""
-        self._tells = progress and not sys.stderr.isatty()
+        self.tells = progress and not sys.stderr.isatty()
 
     @property
     def passed(self) -> float:
@@ -50,7 +50,7 @@ class TimeBox:
 
         def step() -> None:
             self.check(0.0, share)
-            if self._tells and time.monotonic() > self._told + EVERY:
+            if self.tells and time.monotonic() > self._told + EVERY:
                 self._told = time.monotonic()
                 print(f"{self.passed:.0f} of {self.seconds:.0f} s: {self.doing}", file=sys.stderr, flush=True)
 

@@ -83,7 +83,7 @@ class Trials:
         progress: bool,
     ) -> None:
         self.port, self.state, self.box, self.engine, self.period = port, state, box, engine, 1 / rate_hz
-        self.seed, self.bounded, self.progress = seed, bounded, progress
+        self.seed, self.bounded, self.progress = seed, bounded, progress and not box.tells
         self.candidates: dict[str, Candidate] = {}
         self.notes: list[str] = []
         self.predicted = Prediction(0.0, 0.0)  # of some method: where the policy lies, and why nothing may be promised
@@ -214,17 +214,16 @@ class Trials:
 
     def sampler_of(self, method: str) -> ChosenSampler | None:
         """The sampler of a method that was tried, with its evidence; None is the policy's own."""
-        sampler = self.candidates[method].sampler
+        sampler = self._candidate(method).sampler
         return None if sampler is None else self._calibrations.with_evidence(sampler)
 
     def schedule_of(self, method: str) -> Schedule | None:
         """The schedule of a method that was tried; None computes every block at every step."""
-        strategy = self.candidates[method].strategy
+        strategy = self._candidate(method).strategy
         return strategy if isinstance(strategy, Schedule) else None
 
     def as_files(self, method: str) -> Method:
-        """A method that was tried by the files of what was made for it, so that nothing is made anew from other
-        observations."""
+        """A method that was tried by the files of what was made for it: nothing is made anew from other observations."""
         stem, sampler, schedule = self.state / digest({"method": method})[:8], None, None
         if (chosen := self.sampler_of(method)) is not None:
             sampler = SamplerFile(f"{stem}-sampler.json")
@@ -232,7 +231,11 @@ class Trials:
         if (made := self.schedule_of(method)) is not None:
             schedule = ScheduleFile(f"{stem}-schedule.json")
             made.save(schedule.name)
-        return Method(sampler, schedule) if sampler or schedule else method_named(method)
+        return Method(sampler, schedule, method_named(method).executed)
+
+    def _candidate(self, method: str) -> Candidate:
+        """What was tried of a method; how its chunks are executed plays no part there."""
+        return self.candidates[replace(method_named(method), executed=None).name]
 
     def _point(self, method: Method, samples: int, share: float) -> Point:
         candidate = self._calibrations.candidate(method, self.engine)

@@ -19,6 +19,7 @@ from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.methods import FULL, Method, method_named
 from blockcache.compare.parts import FewerSteps, FittedSteps
+from blockcache.compare.replanning import replan
 from blockcache.compare.reuse_parts import ActionBudget
 from blockcache.compare.time_box import TimeBox
 from blockcache.compare.trials import FINAL, Trials
@@ -77,7 +78,7 @@ def tune(
         policy: A policy object of any known family, or its port.
         observations: A batch from closed-loop states over whole episodes, such as `blockcache policy observe` records.
         state: A directory that keeps what is finished, so that the same call goes on from there; None keeps nothing.
-        deadline_ms: For one chunk: the least loss within it; or
+        deadline_ms: For one chunk: the least loss within it, where there is a task also by replanning; or
         loss: Of the score that may be lost: the fastest within it.
         task: By name: the best few are rolled out, and the winner again on seeds that nothing was chosen by.
         rollouts: Pairs on tuning seeds, and as many on fresh ones.
@@ -137,6 +138,9 @@ def tune(
 
             points = roll_out(points, goal, lambda methods: differences(methods, TUNING_SEEDS))
             chosen = choose([point for point in points if point.rollouts or point.method == BASELINE], goal)
+            points, chosen = replan(
+                points, chosen, goal, port.n_action_steps, rate_hz, lambda methods: differences(methods, TUNING_SEEDS)
+            )
             if chosen.method != BASELINE:
                 fresh = differences([chosen.method], FRESH_SEEDS)[chosen.method]
     if late := [name for name in dict.fromkeys(trials.late) if name not in trials.candidates]:
@@ -159,7 +163,7 @@ def tune(
         },
         machine=describe(),
         plain_ms=plain_ms,
-        points=tuple(sorted(points, key=lambda point: point.p50_ms)),
+        points=tuple(sorted(points, key=lambda point: point.cost_ms)),
         chosen=chosen,
         fresh=fresh,
         notes=tuple(trials.notes),

@@ -79,7 +79,8 @@ def accelerate(
             `blockcache_runtime.chunks.Previous`.
         rate_hz: How many chunks a second a control loop is going to ask for. More threads may win back to back and lose at
             such a rate, since between calls cores and threads fall asleep.
-        tuned: A directory that `tune` wrote for this policy, in place of a schedule: its sampler and its schedule are used.
+        tuned: A directory that `tune` wrote for this policy, in place of a schedule: its sampler, its schedule
+            and how many actions of a chunk are executed.
         guard: What to do about an observation unlike `observations`: "count", "warn" to log a line as well, or "full" to
             have the policy's own code answer it as well; the handle's `watch` counts.
         observations: What the policy sees in its task, a batch of 32 or more, for the guard.
@@ -117,10 +118,10 @@ def accelerate(
                     "this policy is accelerated already; call disable() first (blockcache.handle_of(policy) gives back a "
                     "handle that was lost)"
                 )
-            port = port_of(policy)
+            own = port = port_of(policy)
             port.check_weights()
             if tuned is not None:
-                port, schedule = tuned_port(tuned, port)
+                port, schedule, own = tuned_port(tuned, port)
             notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
             notes += () if followed is None else (f"the schedule is {followed}",)
             strategy, counts, passed_over = schedule or full_schedule(port), Counts(), tuple[str, ...]()
@@ -133,7 +134,7 @@ def accelerate(
                 answer_for(inner, port, prepared.patches)
             watch = None
             if guard is not None:
-                watch = watch_entry(inner, port, fit_guard(port, guard, observations), prepared.patches, rtc)
+                watch = watch_entry(inner, port, own, fit_guard(port, guard, observations), prepared.patches, rtc)
             handle = Acceleration(inner, port, engine, prepared, counts, (*notes, *passed_over), watch)
             prepared.patches.apply()
             prepared.settle()

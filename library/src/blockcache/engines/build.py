@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from blockcache.attach.patching import Patches
 from blockcache.engines.walk import TOLD_OFFSET, TOLD_SCALE
 from blockcache.errors import EngineError, FileError
-from blockcache.files import PathLike, exists
+from blockcache.files import Fields, Limit, PathLike, exists, read, read_json, reading
 from blockcache.models.own_policy import NOT_ACTIONS_ALONE
 from blockcache.models.policy_files import SAMPLER, SCHEDULE, TUNING
 from blockcache.models.port import Port
@@ -22,6 +22,7 @@ from blockcache.models.program import Program, UnsupportedError
 from blockcache.samplers import ChosenSampler, SamplerConfig, SamplerTable, table
 from blockcache.schedule import Plan, Schedule, compile_plan
 from blockcache_runtime.chunks import Previous
+from blockcache_runtime.execution import Execution
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,11 @@ def refuse_autocast(like: Tensor) -> None:
 
 # -- what `tune` wrote into a directory
 
+_TUNING = Fields({}, {"setting": Fields({}, {"replan": Annotated[int, Limit(1)] | None}, others=True)}, others=True)
 
-def read_tuned(directory: PathLike, port: Port) -> tuple[SamplerConfig | None, Schedule | None]:
-    """The sampler, None for the policy's own, and the schedule, None for every block at every step.
+
+def read_tuned(directory: PathLike, port: Port) -> tuple[SamplerConfig | None, Schedule | None, Execution]:
+    """The sampler, None for the policy's own; the schedule, None for every block at every step; and how often it replans.
 
     Args:
         directory: That `tune` or `save_tuned` wrote.
@@ -140,7 +143,12 @@ def read_tuned(directory: PathLike, port: Port) -> tuple[SamplerConfig | None, S
         chosen = ChosenSampler.load(place / SAMPLER)
         chosen.check_fit(port.fingerprint)
         sampler = chosen.sampler
-    return sampler, Schedule.load(place / SCHEDULE) if exists(place / SCHEDULE) else None
+    with reading("tuning", place / TUNING, "run 'blockcache tune' again"):
+        found = read(_TUNING, read_json(place / TUNING, "tuning"))
+    execution = Execution(found.get("setting", {}).get("replan"))
+    if execution.replan is not None:
+        execution.check(port.horizon - port.executed[0])
+    return sampler, Schedule.load(place / SCHEDULE) if exists(place / SCHEDULE) else None, execution
 
 
 def answer_for(policy: Any, port: Port, patches: Patches) -> None:
@@ -152,12 +160,14 @@ def answer_for(policy: Any, port: Port, patches: Patches) -> None:
     patches.replace_entry(policy, port.entry, lambda original: entry)
 
 
-def tuned_port(directory: PathLike, port: Port) -> tuple[Port, Schedule | None]:
-    """The policy with the tuned sampler, sharing its weights, and the schedule to follow.
+def tuned_port(directory: PathLike, port: Port) -> tuple[Port, Schedule | None, Port]:
+    """The policy with the tuned sampler, executing as many actions as was tuned; the schedule to follow; and the policy with
+    its own sampler, executing as many. All share the weights.
 
     Args:
         directory: A directory that `tune` or `save_tuned` wrote.
         port: The policy with its own sampler.
     """
-    sampler, schedule = read_tuned(directory, port)
-    return port if sampler is None else port.with_sampler(sampler), schedule
+    sampler, schedule, execution = read_tuned(directory, port)
+    own = port if execution.replan is None else port.executing(execution.replan)
+    return own if sampler is None else own.with_sampler(sampler), schedule, own

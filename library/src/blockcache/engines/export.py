@@ -43,7 +43,8 @@ def export_policy(
         rtc: Whether the file takes what is known of the chunk before (real-time chunking), as three more inputs.
         fixed: Inputs that never change, by name, such as the token ids of the one task of a policy that is told its task:
             they become constants of the file.
-        tuned: A directory that `tune` wrote for this policy: its sampler and its schedule are used; `schedule` is None then.
+        tuned: A directory that `tune` wrote for this policy: its sampler, its schedule and how many actions are executed;
+            `schedule` is None then.
         guard: What the file does about an observation unlike `observations`: "count", "warn" to log a line as well, or
             "full" to answer it in full precision as well: with the policy's own sampler and every block, over the same
             weights.
@@ -63,7 +64,7 @@ def export_policy(
     own = port = port_of(policy)
     port.check_weights()
     if tuned is not None:
-        port, schedule = tuned_port(tuned, port)
+        port, schedule, own = tuned_port(tuned, port)
     notes = () if schedule is None else check_fit(schedule.fingerprint, port, check)
     built = build_for_file(port, schedule or full_schedule(port), trust, fixed or {}).shaped(port, output, rtc)
     require_size(built.program)

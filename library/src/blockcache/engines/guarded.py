@@ -35,7 +35,9 @@ def fit_guard(port: Port, action: str, observations: Any, names: Container[str] 
     return fit(seen, inputs, port.cameras, action)
 
 
-def watch_entry(policy: Any, port: Port, guard: Guard, patches: Patches, rtc: bool = False) -> GuardWatch:
+def watch_entry(
+    policy: Any, port: Port, original: Port, guard: Guard, patches: Patches, rtc: bool = False
+) -> GuardWatch:
     """Have a guard judge whatever the policy is asked, from when the patches are applied on.
 
     With the action "full", what is outside is answered by the policy's own code and sampler, sample by sample.
@@ -43,6 +45,7 @@ def watch_entry(policy: Any, port: Port, guard: Guard, patches: Patches, rtc: bo
     Args:
         policy: Whose entry is replaced.
         port: Reads its observations.
+        original: The policy before it was tuned, executing as many actions: it answers for "full".
         guard: What to judge by.
         patches: They replace the entry already.
         rtc: Whether the engine takes `previous`, which the policy has to take too then if it is to answer.
@@ -50,6 +53,7 @@ def watch_entry(policy: Any, port: Port, guard: Guard, patches: Patches, rtc: bo
     watch, like = GuardWatch(guard), next(port.adapter.denoiser.parameters())
 
     def make(fast: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+        own = own if original.policy is policy else getattr(original.policy, original.entry)
         name, *taken = (parameters := inspect.signature(own).parameters)
         any_name = inspect.Parameter.VAR_KEYWORD in {one.kind for one in parameters.values()}
         falls_back = guard.action == FULL

@@ -12,7 +12,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -208,14 +208,16 @@ def _finish(target: Path) -> None:
             (target / name).unlink()
 
 
-def check_replaceable(target: Path) -> None:
+def check_replaceable(target: Path, besides: Container[str] = ()) -> None:
     """Refuse a place that a policy cannot be saved to.
 
     Args:
         target: the directory that the policy would have; it need not exist.
+        besides: names of files that may lie there, since whoever asks replaces them too.
     """
     if target.is_dir():
-        others = sorted(item.name for item in target.iterdir() if not _of_a_policy(item.name))
+        names = (item.name for item in target.iterdir())
+        others = sorted(name for name in names if not _of_a_policy(name) and name not in besides)
         if others:
             raise FileError(f"{target} holds {others[0]} besides a policy; give a place that holds nothing else")
     elif target.exists():

@@ -273,6 +273,9 @@ class OwnPort(Port):
     def with_sampler(self: Q, sampler: SamplerConfig) -> Q:
         return self._sharing_weights(self.policy.with_sampler(sampler))
 
+    def executing(self: Q, actions: int) -> Q:
+        return self._sharing_weights(self.policy._with(n_action_steps=actions))
+
     @property
     def _normalizer(self) -> Any:
         return getattr(self.policy, "normalizer", None)

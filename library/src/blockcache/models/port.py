@@ -149,6 +149,15 @@ class Port(ABC):
         """First and one behind the last token that the robot executes."""
         return self.n_obs_steps - 1, self.n_obs_steps - 1 + self.n_action_steps
 
+    def executing(self: P, actions: int) -> P:
+        """The same weights (shared, not copied), executing so many actions of each chunk."""
+        if actions != self.n_action_steps:
+            raise PolicyError(
+                f"{type(self.policy).__name__} executes {self.n_action_steps} actions of each chunk, and was tuned to "
+                f"execute {actions}; only its own code can change that: set its n_action_steps to {actions}"
+            )
+        return self
+
     @property
     def task(self) -> str | None:
         """What the policy says it was trained for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from blockcache.compare.methods import method_named
@@ -17,6 +18,10 @@ from blockcache.results.tuning import Point, Tuning
 MS = Axis("ms per chunk", log=True)
 _BOUND = "at most, 90 %"
 _ROLLOUTS = "rollouts: difference, 95 %"
+_REPLANS = (
+    "With `replan=4` the next chunk is asked for after 4 actions: costs are those of all calls for as many actions as the policy executes of a chunk (2 x 1.50 ms), "
+    "and each call must keep the deadline. It is taken only if its whole interval is above the same method's difference without it."
+)
 
 
 def _cells(found: Tuning, called: Callable[[str], str] = str) -> list[dict[str, str]]:
@@ -27,10 +32,10 @@ def _cells(found: Tuning, called: Callable[[str], str] = str) -> list[dict[str, 
             "place": "chosen" if point == found.chosen else "front" if point in on_front else "",
             "method": plain(called(point.method)),
             "engine, threads": f"{plain(point.engine)}, {point.threads}",
-            "p50 ms": f"{point.p50_ms:.2f}",
-            "p95 ms": f"{point.p95_ms:.2f}",
-            "over plain": f"{found.plain_ms / point.p50_ms:.0f}x",
-            "GFLOP": f"{point.flops / 1e9:.3f}",
+            "p50 ms": _each(point, point.p50_ms),
+            "p95 ms": _each(point, point.p95_ms),
+            "over plain": f"{found.plain_ms / point.cost_ms:.0f}x",
+            "GFLOP": f"{point.calls * point.flops / 1e9:.3f}",
             "predicted loss": f"{point.loss:.3f}",
             _BOUND: _bound(point),
             "centre shift": f"{point.distances.centre_shift.mean:.3f}",
@@ -38,8 +43,13 @@ def _cells(found: Tuning, called: Callable[[str], str] = str) -> list[dict[str, 
             "spread": f"{point.distances.spread.mean:.2f}",
             _ROLLOUTS: estimate(point.rollouts, "{:+.3f}"),
         }
-        for point in sorted(found.points, key=lambda point: point.p50_ms)
+        for point in sorted(found.points, key=lambda point: point.cost_ms)
     ]
+
+
+def _each(point: Point, ms: float) -> str:
+    """Milliseconds of all calls for a chunk's actions: "2 x 1.50"."""
+    return f"{ms:.2f}" if point.calls == 1 else f"{point.calls:g} x {ms:.2f}"
 
 
 def _bound(point: Point) -> str:
@@ -60,6 +70,7 @@ def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
         "Predicted loss: from how far the actions are from the policy's own as distributions, and how rough they are (docs/tune-and-check.md); a prediction. "
         f"*{_BOUND}*: what a loss stays below with 90 % certainty; a loss to allow is judged by it where nothing is rolled out. Learnt on {plain(shipped_model().about)}.",
         _sampler_note(found.chosen),
+        *([_REPLANS] if any(point.calls > 1 for point in found.points) else []),
         *(plain(note) + "." for note in found.notes),
     ]
     cells = _cells(found)
@@ -71,7 +82,7 @@ def evidence(found: Tuning) -> str:
     chosen, goal = found.chosen, found.goal
     what = (
         f"**{plain(chosen.method)}** ({plain(chosen.engine)} engine, {chosen.threads} thread{'s' * (chosen.threads > 1)}): "
-        f"{chosen.p50_ms:.2f} ms a chunk, {found.plain_ms / chosen.p50_ms:.0f}x the plain policy."
+        f"{_each(chosen, chosen.p50_ms)} ms a chunk, {found.plain_ms / chosen.cost_ms:.0f}x the plain policy."
     )
     if not found.met:
         unit = "ms" if goal.deadline_ms is not None else "of the score"
@@ -94,9 +105,10 @@ def _proof(found: Tuning) -> str:
 
 
 def _sampler_note(chosen: Point) -> str:
-    method = method_named(chosen.method)
+    method = replace(method_named(chosen.method), executed=None)
     if method.sampler is None:
-        return "The sampler is the policy's own: only what its blocks reuse is changed."
+        changed = "" if method.reuse is None else ": only what its blocks reuse is changed"
+        return f"The sampler is the policy's own{changed}."
     if method.off_the_shelf:
         return "Plain fewer steps won: no schedule does better here."
     return "This is another sampler than the policy's own."
@@ -113,7 +125,10 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
     """
     goal, chosen = tuning.goal, tuning.chosen
     judged = "p50" if goal.deadline_ms is None else "p95"
-    ms = goal.judged_ms
+
+    def ms(point: Point) -> float:
+        return point.calls * goal.judged_ms(point)
+
     points = sorted(tuning.points, key=ms)
     top = max(4 * (goal.loss or -LOSSLESS), 1.2 * chosen.expected_loss)
 
@@ -148,7 +163,7 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
     return Chart(
         name,
         f"What tuning looked at, {plain(goal.text())}",
-        f"{len(points)} points; chosen is {method_named(chosen.method).label} with {ms(chosen):.2f} ms ({judged}) and a loss of {chosen.expected_loss:.3f}.",
+        f"{len(points)} points; chosen is {method_named(chosen.method).label} with {_each(chosen, goal.judged_ms(chosen))} ms ({judged}) and a loss of {chosen.expected_loss:.3f}.",
         (Panel(Axis(f"ms per chunk ({judged})", log=True), Axis("loss of score"), tuple(layers), "", (rule,)),),
         table([*columns, "beyond spread", "spread"], figures),
         f"Left is faster, lower is better; what loses more than {top:.2g} stands at the upper edge. {_JUDGED[judged]} The plain policy takes {tuning.plain_ms:.0f} ms. {source}".rstrip(),
@@ -157,5 +172,5 @@ def tuning_chart(tuning: Tuning, name: str = "tuning", source: str = "", named: 
 
 _JUDGED = {
     "p50": "Milliseconds are medians.",
-    "p95": "Milliseconds are those that 95 of 100 chunks keep, which is what a deadline is judged by.",
+    "p95": "Milliseconds are those that 95 of 100 chunks keep, which is what a deadline is judged by; of a method that replans all calls for one chunk's actions are shown.",
 }

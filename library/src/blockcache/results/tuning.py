@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
 
 from blockcache.errors import BlockcacheError
-from blockcache.files import NEWER, Count, Format, Positive, keys_of
+from blockcache.files import NEWER, Count, Format, Limit, Positive, keys_of
 from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
 from blockcache.results.rollouts import OfPolicy, PolicyOrigin
@@ -61,8 +61,8 @@ class Goal:
         """Points in the order in which they are wanted: those that meet the goal first, the nearest miss after them."""
         miss = self.miss(point)
         if self.deadline_ms is not None:
-            return (miss, round(point.expected_loss, 3), point.p50_ms)
-        return (miss, point.p50_ms, point.expected_loss)
+            return (miss, round(point.expected_loss, 3), point.cost_ms)
+        return (miss, point.cost_ms, point.expected_loss)
 
     def miss(self, point: Point) -> float:
         """By how much a point misses the goal, in milliseconds or in score; 0 if it meets it. What counts is the loss that
@@ -85,13 +85,14 @@ class Point:
 
     method          by name
     engine, threads what ran it
-    p50_ms, p95_ms  one chunk, batch 1, timed in turn with the other points
+    p50_ms, p95_ms  one call, batch 1, timed in turn with the other points
     flops           of one generation
     chunks          of how many the distances are
     distances       of its actions from the policy's own
     loss            predicted; see `results.losses`
     bound           it loses at most this with 90 % certainty, 1 if nothing can be promised; None where rollouts were to tell
     rollouts        paired difference of the score on tuning seeds, where there were rollouts
+    calls           that there are for as many actions as the policy executes of a chunk: above 1 where it replans
     """
 
     method: str
@@ -105,6 +106,12 @@ class Point:
     loss: float
     rollouts: Estimate | None = None
     bound: float | None = field(default=None, metadata={NEWER: True})
+    calls: Annotated[float, Limit(1, 100_000)] = field(default=1, metadata={NEWER: True})
+
+    @property
+    def cost_ms(self) -> float:
+        """All calls for as many actions as the policy executes of a chunk."""
+        return self.calls * self.p50_ms
 
     @property
     def expected_loss(self) -> float:
@@ -117,10 +124,10 @@ def front(points: Iterable[Point], ms: Callable[[Point], float] = attrgetter("p5
 
     Args:
         points: Any of them.
-        ms: Which of a point's times counts.
+        ms: Which of a point's times counts, for each of its calls.
     """
     kept: list[Point] = []
-    for point in sorted(points, key=lambda point: (ms(point), point.expected_loss)):
+    for point in sorted(points, key=lambda point: (point.calls * ms(point), point.expected_loss)):
         if not kept or point.expected_loss < kept[-1].expected_loss:
             kept.append(point)
     return tuple(kept)
@@ -150,8 +157,8 @@ def choose(points: Sequence[Point], goal: Goal) -> Point:
     first = min(points, key=goal.order)
     if goal.deadline_ms is not None:
         return first
-    near = [point for point in points if goal.miss(point) <= goal.miss(first) and point.p50_ms <= NEAR * first.p50_ms]
-    return min(near, key=lambda point: (point.expected_loss, point.p50_ms))
+    near = [point for point in points if goal.miss(point) <= goal.miss(first) and point.cost_ms <= NEAR * first.cost_ms]
+    return min(near, key=lambda point: (point.expected_loss, point.cost_ms))
 
 
 @dataclass(frozen=True)

@@ -11,23 +11,24 @@ from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
 from blockcache.results.rollouts import MethodRun, Record, Results
 from blockcache.samplers import DDPM
-from blockcache_lab.pages.policy_table import PolicyTable
+from blockcache_lab.pages.policy_table import PolicyTable, difference_at
 from blockcache_lab.pages.protocol import TrainingRuns
 from blockcache_lab.pages.published import PLACES, printed_cell
 from blockcache_lab.pages.tables import findings, page
 from blockcache_lab.studies.open_loop import open_loop_of
 from blockcache_lab.studies.suite_runs import RolloutCounts, SuiteRun, SuiteSetting
-from blockcache_lab.studies.suites import ALONE, BASE, KINDS, SUITES, TABLES, Cell, Suite, suite_by_name
+from blockcache_lab.studies.suites import ALONE, BASE, KINDS, SUITES, TABLES, Cell, Suite, suite_by_name, with_tuned
 from toy_task import Toy, observations
 
 OWN = {"type": "ddpm", "num_inference_steps": 100, "num_train_timesteps": 100}
 EPISODES = 100
 
 
-def make(directory, task, scores, dropout=0.0, jerks=(0.1, 0.1), shift=0.07, name=TABLES):
+def make(directory, task, scores, dropout=0.0, jerks=(0.1, 0.1), shift=0.07, name=TABLES, tuned=None, **more):
     """`scores` gives a method's score of an episode by its place; `jerks` are of full precision and of all else. `name` is
-    the suite's, or of any other file."""
+    the suite's, or of any other file; `more` is of the setting."""
     suite = suite_by_name(name if name in KINDS else TABLES, lambda kind, method: f"{kind}-16")
+    suite = suite if tuned is None else with_tuned(suite, tuned)
     names = list(dict.fromkeys(("full", *suite.methods)))
     records = [
         Record(name, 150_000 + place, score, score == 1, 50, None, jerks[name != "full"], 0.1)
@@ -44,6 +45,7 @@ def make(directory, task, scores, dropout=0.0, jerks=(0.1, 0.1), shift=0.07, nam
         "calibration": {"generations": 16, "seed": 0, "observations": "x"},
         "suite": suite.describe(),
         "open_loop": {"dropout": dropout, "features": {BASE: asdict(features)}},
+        **more,
     }
     fingerprint = {"family": "dp-t", "blocks": ["layers.0.SA"], "widths": {"width": 64}, "steps": 100, "sampler": OWN}
     directory.mkdir(parents=True, exist_ok=True)
@@ -96,6 +98,35 @@ def test_what_the_actions_look_like_is_ordered_with_the_losses(tmp_path):
     ]
     goes_with = findings(policies)[2]
     assert "; over the 3 whose actions were looked at, with its centre shift +0.50." in goes_with
+
+
+def test_what_was_tuned_stands_among_the_rivals(tmp_path):
+    made = make(tmp_path / "lift", "robosuite-lift-ph", lossy(20), tuned="out/tuned")
+    rivals = render(page([made])).split("## Rivals")[1].split("## Trained")[0]
+    assert "| lift | tuned |" in rivals
+    assert "| lift | tuned |" not in render(page([made])).split("## Rivals")[0]
+
+
+def test_episodes_that_ended_when_they_sufficed_have_intervals_that_allow_for_that(tmp_path):
+
+    def scores(name, place):
+        return float(name != BASE or place % 5 > 0)
+
+    fixed = make(tmp_path / "fixed", "robosuite-lift-ph", scores)
+    stopped = make(tmp_path / "stopped", "robosuite-lift-ph", scores, dropout=0.3, until_settled=True)
+    place = PLACES["robosuite-lift-ph"][0]
+    for narrow, wide in (
+        (fixed.loss, stopped.loss),
+        (fixed.first.compare(BASE, "fitted-5"), stopped.first.compare(BASE, "fitted-5")),
+        (difference_at(fixed.first, BASE, place), difference_at(stopped.first, BASE, place)),
+    ):
+        assert narrow.mean == wide.mean == -0.2
+        assert wide.low < narrow.low
+        assert narrow.high < wide.high
+    assert stopped.loss == stopped.first.rows[BASE].difference  # as everywhere else
+    assert stopped.first.command("out").endswith("--rollouts 100 --main-rollouts 100 --until-settled")
+    assert "until-settled" not in fixed.first.command("out")
+    assert findings([fixed, stopped])[1] == "**Dropout**: no task has policies with it and without."
 
 
 def test_a_policy_that_two_suites_know_counts_once(three, tmp_path):

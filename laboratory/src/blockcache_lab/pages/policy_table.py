@@ -103,4 +103,6 @@ def difference_at(item: SuiteResults, method: str, place: Place) -> Estimate | N
         method: One of its methods.
         place: Where its task stands in the printed tables.
     """
-    return None if method == BASELINE else paired(scores_at(item, method, place), scores_at(item, BASELINE, place))
+    if method == BASELINE:
+        return None
+    return paired(scores_at(item, method, place), scores_at(item, BASELINE, place), item.stopped)

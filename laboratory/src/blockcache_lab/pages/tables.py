@@ -16,7 +16,7 @@ from blockcache_lab.pages.policy_table import PolicyTable, difference_at, scores
 from blockcache_lab.pages.protocol import TrainingRuns, protocol_table
 from blockcache_lab.pages.published import PLACES, printed_cell
 from blockcache_lab.pages.suite_parts import QUICK, made_from, verdict
-from blockcache_lab.studies.suites import BASE
+from blockcache_lab.studies.suites import BASE, TUNED
 
 
 def page(policies: Sequence[PolicyTable], runs: Sequence[TrainingRuns] = ()) -> Document:
@@ -198,7 +198,7 @@ def _rivals(policies: Sequence[PolicyTable]) -> Block:
     rows = []
     for policy in policies:
         full = policy.first.rows[BASELINE].method.flops
-        rivals = [cell.method for cell in policy.first.suite.cells if cell.equals == BASE]
+        rivals = [cell.method for cell in policy.first.suite.cells if cell.equals == BASE or cell.section == TUNED]
         for method in (BASE, *rivals):
             against = None if method == BASE else policy.first.compare(BASE, method)
             difference = policy.first.compare(method, BASELINE)
@@ -263,7 +263,9 @@ def _change(none: PolicyTable, some: PolicyTable) -> Estimate | None:
 
 
 def _changes(none: PolicyTable, some: PolicyTable) -> list[float]:
-    """The same of each episode."""
+    """The same of each episode; nothing where episodes ended once they sufficed, as they then are not alike in number."""
+    if none.first.stopped or some.first.stopped:
+        return []
     lost = [
         {seed: score - full[seed] for seed, score in policy.first.scores(BASE).items() if seed in full}
         for policy in (none, some)

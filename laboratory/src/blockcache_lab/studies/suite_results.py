@@ -11,12 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+import numpy as np
+
 from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
 from blockcache.files import PathLike, exists
 from blockcache.fingerprint import fingerprint_differences
+from blockcache.measure.sequences import valid_interval
 from blockcache.measure.statistics import Estimate, mean_interval, paired_difference
-from blockcache.results.rollouts import BASELINE, GENERATIONS, GROUP, Results
+from blockcache.results.rollouts import BASELINE, GENERATIONS, GROUP, SETTLED, Results
 from blockcache.results.stored import Stored, StoredMethod
 from blockcache.results.summary import MethodSummary, most_rollouts, summarise
 from blockcache.results.timings import Timings
@@ -42,6 +45,11 @@ class SuiteResults:
         return {row.method.name: row for row in summarise(self.results)}
 
     @property
+    def stopped(self) -> bool:
+        """Whether a method's rollouts ended once its verdict was settled: intervals must allow for that."""
+        return bool(self.results.setting.get(SETTLED))
+
+    @property
     def rollouts(self) -> list[int]:
         """How many a method has, failed ones included; not all have equally many."""
         return sorted({len(self.results.of(method.name)) for method in self.results.methods})
@@ -53,12 +61,13 @@ class SuiteResults:
             return f"{made} --quick"
         group, generations = self.results.setting["group"], self.results.setting["calibration"]["generations"]
         amounts = {
-            "rollouts": self.rollouts[0],
+            "rollouts": self.rollouts[-1 if self.stopped else 0],  # of those that were stopped, the most
             "main-rollouts": self.rollouts[-1] if any(cell.main for cell in self.suite.cells) else None,
             "group": None if group == GROUP else group,
             "generations": None if generations == GENERATIONS else generations,
         }
-        return made + "".join(f" --{option} {count}" for option, count in amounts.items() if count is not None)
+        made += "".join(f" --{option} {count}" for option, count in amounts.items() if count is not None)
+        return f"{made} --until-settled" if self.stopped else made
 
     def scores(self, method: str, seeds: Container[int] | None = None) -> dict[int, float]:
         """By seed, of the episodes that ended; of some seeds or all."""
@@ -72,18 +81,22 @@ class SuiteResults:
 
     def compare(self, found: str, baseline: str, seeds: Container[int] | None = None) -> Estimate | None:
         """The paired difference of two methods' scores; None where they share no finished episode."""
-        return paired(self.scores(found, seeds), self.scores(baseline))
+        return paired(self.scores(found, seeds), self.scores(baseline), self.stopped)
 
 
-def paired(found: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:
+def paired(found: Mapping[int, float], baseline: Mapping[int, float], stopped: bool = False) -> Estimate | None:
     """The paired difference over the episodes that are in both; None where there is none.
 
     Args:
         found: Scores by seed.
         baseline: Those that they are compared with.
+        stopped: Whether episodes were run one after another until they sufficed.
     """
-    both = [seed for seed in found if seed in baseline]
-    return paired_difference([found[seed] for seed in both], [baseline[seed] for seed in both]) if both else None
+    both = sorted(found.keys() & baseline.keys())
+    if not both:
+        return None
+    one, other = [found[seed] for seed in both], [baseline[seed] for seed in both]
+    return valid_interval(np.subtract(one, other)) if stopped else paired_difference(one, other)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from blockcache.files import PathLike, read
 from blockcache.results.rollouts import BASELINE, Results
 
 BASE = "bac:S=10,n=5"
+TUNED = "Tuned"  # the table of what was tuned
 TIMINGS = "timings.json"  # beside the suites' files; all their methods, timed in one run
 DISTANCES = "distances.json"  # beside that of the frontier
 Equal: TypeAlias = Callable[[str, str], str]  # (kind, method) -> the method of that kind with as many FLOPs
@@ -205,7 +206,7 @@ def _tables(equal: Equal) -> Suite:
 def with_tuned(suite: Suite, directory: str) -> Suite:
     """The suite with what `blockcache tune` wrote into a directory, for the same policy; a main method if any is."""
     main = any(cell.main for cell in suite.cells)
-    return replace(suite, cells=(*suite.cells, Cell("Tuned", f"tuned:{directory}", main=main)))
+    return replace(suite, cells=(*suite.cells, Cell(TUNED, f"tuned:{directory}", main=main)))
 
 
 @dataclass(frozen=True)

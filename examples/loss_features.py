@@ -186,7 +186,7 @@ def main() -> None:
         found = judge(data, terms)
         ranks, error = [one.rank for one in found], mean(one.error for one in found)
         fewer = [mean(one.rank for one in judge(without(data, task), terms)) for task in data.told]
-        figures = [mean(ranks), min(ranks), mean(one.covered for one in found)]
+        figures = [mean(ranks), min(ranks), mean(one.covered for one in found if one.covered is not None)]
         columns = [*(f"{value:.2f}" for value in figures), f"{error:.4f}", *(f"{rank:.2f}" for rank in ranks)]
         lines.append(f"| {group} | {' | '.join(columns)} | {min(fewer):.2f} to {max(fewer):.2f} |")
         print(lines[-1], flush=True)

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from blockcache.errors import BlockcacheError
 from blockcache.measure.features import ActionFeatures
 from blockcache.measure.statistics import Estimate
+from blockcache.report.markdown import render
 from blockcache.results.losses import MOST, LossModel, predict_loss, shipped_model
+from blockcache_lab.pages.losses import losses_document
 from blockcache_lab.studies.loss_data import LossData, LossDataError, LossRow, judge, known_losses
 
 
@@ -67,6 +69,17 @@ def test_a_bound_holds_on_a_task_that_loses_more_than_the_others():
     assert judged["task 3"].covered < 0.2  # nothing in the others told of it
     assert all(judged[f"task {place}"].covered > 0.9 for place in range(3))
     assert data(1, 1, 1, 2).model.factor > 1.2 > data(1, 1, 1, 1).model.factor  # known now, and allowed for
+
+
+def test_what_is_promised_nothing_of_is_not_counted_as_covered():
+    """The only policy of its family, left out: every method of it is unlike the rest."""
+    made = data(1, 1, 1, 1)
+    alone = replace(made, rows=tuple(replace(one, family="rdt") if one.task == "task 3" else one for one in made.rows))
+    judged = {one.task: one for one in judge(alone)}
+    assert (judged["task 3"].promised, judged["task 3"].covered) == (0, None)
+    assert judged["task 3"].rank > 0.99  # it is ordered all the same
+    assert judged["task 0"].promised == 20
+    assert "over the 3 tasks of which something is promised" in render(losses_document(alone))
 
 
 def test_how_much_more_than_most_is_lost_changes_nothing():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean, median
 
 from blockcache.report.document import Block, Document, Paragraph, plain, table
-from blockcache.results.losses import FLOOR, NAMES
+from blockcache.results.losses import FLOOR, MOST, NAMES
 from blockcache_lab.studies.loss_data import (
     ALLOWED,
     AVERAGED,
@@ -20,14 +20,14 @@ from blockcache_lab.studies.loss_data import (
 )
 
 _TAKEN = [f"taken for {most:g}" for most in ALLOWED]
-_JUDGED = ["task", "methods", "rank correlation", "highest", "covered", "error", *_TAKEN]
+_JUDGED = ["task", "methods", "rank correlation", "highest", "promised", "covered", "error", *_TAKEN]
 _POWER = [
     "task",
     "policy",
     "methods",
     "pairs",
     "smallest loss told from 0",
-    "at best",
+    "with most pairs",
     "shown to lose",
     "worst method",
     "loses",
@@ -42,8 +42,9 @@ def losses_document(data: LossData) -> Document:
         data: Methods with their features and their losses in rollouts.
     """
     model, judged = data.model, judge(data)
-    ranks, covered, errors = zip(*((one.rank, one.covered, one.error) for one in judged), strict=True)
-    average = f"rank correlation {mean(ranks):.2f}, covered {mean(covered):.2f}, error {mean(errors):.3f}"
+    average = f"rank correlation {mean(one.rank for one in judged):.2f}, error {mean(one.error for one in judged):.3f}"
+    if covered := [one.covered for one in judged if one.covered is not None]:
+        average += f", covered {mean(covered):.2f} over the {len(covered)} tasks of which something is promised"
     return Document(
         "How losses are predicted",
         (
@@ -59,7 +60,8 @@ def losses_document(data: LossData) -> Document:
             Paragraph(
                 "Each task below is predicted by a model that did not see it, neither to choose sums nor to fit them nor for its "
                 "bound. *Highest*: the rank correlation that a perfect order would have, as many methods lose exactly the same. "
-                "*Covered*: methods that lose no more than their bound. *Error*: of predicted losses, its mean. *Taken*: the cheapest method whose bound is at most "
+                f"*Promised*: methods with a bound; above {MOST:g}, and of a policy unlike the others, such as the only one of its family, "
+                "nothing is promised. *Covered*: share of those that lose no more than their bound. *Error*: of predicted losses, its mean. *Taken*: the cheapest method whose bound is at most "
                 "so much, as `tune --loss` takes it among these methods, with its share of the FLOPs and its difference in closed loop, in "
                 "rollouts that nothing was chosen by; full precision where no bound is as low, or nothing is promised of such a policy."
             ),
@@ -77,7 +79,8 @@ def _judged(one: Judgement) -> list[str]:
         str(one.methods),
         f"{one.rank:.2f}",
         f"{one.highest:.2f}",
-        f"{one.covered:.2f}",
+        str(one.promised),
+        "" if one.covered is None else f"{one.covered:.2f}",
         f"{one.error:.3f}",
         *(
             "full precision"
@@ -100,7 +103,7 @@ def _power(data: LossData) -> tuple[Block, ...]:
             str(len(found)),
             f"{min(row.difference.n for row in found)} to {max(row.difference.n for row in found)}",
             f"{median(row.difference.mean - row.difference.low for row in found):.3f}",
-            f"{min(row.difference.mean - row.difference.low for row in found):.3f}",
+            f"{(most := max(found, key=lambda row: row.difference.n).difference).mean - most.low:.3f}",
             str(sum(row.difference.high < 0 for row in found)),
             plain((worst := min(found, key=lambda row: row.difference.mean)).method),
             f"{-worst.difference.mean:.3f}",

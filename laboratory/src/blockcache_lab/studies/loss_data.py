@@ -142,7 +142,8 @@ class Judgement:
 
     rank      rank correlation of predicted and measured losses
     highest   the highest that any prediction could have, as many methods lose the same
-    covered   share of the methods that lose no more than their bound
+    promised  methods that are promised a bound
+    covered   share of those that lose no more than it; None where nothing is promised
     error     mean distance of predicted and measured losses, those above MOST counted as MOST
     taken     for each of ALLOWED the cheapest method whose bound is at most that, as `tune --loss` takes it; None is none
     """
@@ -151,7 +152,8 @@ class Judgement:
     methods: int
     rank: float
     highest: float
-    covered: float
+    promised: int
+    covered: float | None
     error: float
     taken: tuple[LossRow | None, ...]
 
@@ -183,11 +185,11 @@ def judge(data: LossData, terms: Terms = TERMS) -> tuple[Judgement, ...]:
         weights, factor = _fit(data, others, terms)
         model, learnt = _model(data, others, {}, factor), _Learnt.of(rows, terms)
         predicted, lost = np.minimum(1.0, learnt.terms @ weights), np.array([row.lost for row in rows])
-        bounds = [model.bound(loss) for loss in predicted]
         promised = [
             (row, bound)
-            for row, bound in zip(rows, bounds, strict=True)
-            if not model.predict(row.features, row.family, row.actions).unlike
+            for row, loss in zip(rows, predicted, strict=True)
+            if (bound := model.bound(loss)) <= MOST
+            and not model.predict(row.features, row.family, row.actions).unlike
         ]
         allowed = [[row for row, bound in promised if bound <= most] for most in ALLOWED]
         found.append(
@@ -196,7 +198,8 @@ def judge(data: LossData, terms: Terms = TERMS) -> tuple[Judgement, ...]:
                 methods=len(rows),
                 rank=rank_correlation(predicted, lost),
                 highest=rank_correlation(np.argsort(np.argsort(lost)), lost),
-                covered=float(np.mean(lost <= np.array(bounds))),
+                promised=len(promised),
+                covered=float(np.mean([row.lost <= bound for row, bound in promised])) if promised else None,
                 error=float(np.abs(np.minimum(predicted, MOST) - learnt.lost).mean()),
                 taken=tuple(min(found, key=lambda row: row.cost, default=None) for found in allowed),
             )

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import blockcache as bc
+from blockcache_lab.cli import VERBS
 from file_formats import EXAMPLES
 from repository import ROOT
 
@@ -197,7 +198,7 @@ def test_without_the_laboratory_an_analysis_says_who_reads_it(tmp_path):
     assert "where blockcache-lab is installed, an analysis, distances or performance" in err
 
 
-@pytest.mark.parametrize("verb", ["paper", "analyse", "policy train", "policy demonstrate"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_without_the_laboratory_its_verbs_say_how_to_get_it(tmp_path, verb):
     code, _, err = run(tmp_path, *verb.split(), "pusht", before=WITHOUT_THE_LABORATORY)
     assert code == 2

@@ -17,7 +17,7 @@ import click
 Verbs: TypeAlias = Mapping[str, tuple[str, str]]
 """By name: where the click command is, "module:name", and its line in the help."""
 
-LABORATORY = ("paper", "analyse", "policy train", "policy pretrain", "policy demonstrate")
+LABORATORY = ("paper", "analyse", "policy train", "policy pretrain", "policy demonstrate", "policy replay")
 """Verbs that blockcache-lab brings; without it they say so."""
 
 WORDS = "blockcache.words"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from blockcache.errors import TaskError
-from blockcache.tasks import expert_factory, make_task, task_names
+from blockcache.tasks import expert_factory, make_task, task_names, task_spec
 from blockcache_lab.tasks import mujoco_scenes
 
 NAMES = tuple(name for name in task_names() if name.startswith("robosuite-"))
@@ -46,6 +46,14 @@ def moved(task: Any, seed: int, steps: int = 12) -> np.ndarray:
 def test_three_scenes_are_shown_by_one_expert_or_by_six_and_two_by_one() -> None:
     scenes = {f"robosuite-{scene}-{who}" for scene in ("lift", "can", "square") for who in ("ph", "mh")}
     assert set(NAMES) == {*scenes, "robosuite-tool-hang-ph", "robosuite-transport-ph"}
+
+
+def test_demonstrations_of_square_from_before_its_quaternion_kept_its_sign_no_longer_fit() -> None:
+    versions = {name: task_spec(name).version for name in task_names()}
+    assert {name for name, version in versions.items() if version != 1} == {
+        "robosuite-square-ph",
+        "robosuite-square-mh",
+    }
 
 
 @pytest.mark.parametrize(

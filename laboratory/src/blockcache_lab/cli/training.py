@@ -73,8 +73,12 @@ def demonstrate(task: str, output: str, episodes: int, noise: float, every: int,
 
     from blockcache_lab.training import demonstrate as run
 
-    failed = run(task, output, episodes, noise=noise, every=every, lasting=lasting, first_seed=first_seed)
-    click.echo(f"{output}: {episodes} episodes; the expert failed in {failed} more, which are left out")
+    found = run(task, output, episodes, noise=noise, every=every, lasting=lasting, first_seed=first_seed)
+    click.echo(f"{output}: {found.kept} episodes; the expert failed in {found.failed} more, which are left out")
+    if found.errors:
+        click.echo(f"{sum(found.errors.values())} more ended with an error, and are left out too:")
+    for error, times in found.errors.items():
+        click.echo(f"  {times} x {error}")
 
 
 @click.command()

@@ -36,7 +36,7 @@ def _maniskill(name: str, max_steps: int) -> TaskEntry:
 
 
 def _robosuite(
-    name: str, obs_dim: int, action_dim: int = 7, max_steps: int = 400, expert: str = "experts"
+    name: str, obs_dim: int, action_dim: int = 7, max_steps: int = 400, expert: str = "experts", version: int = 1
 ) -> TaskEntry:
     """The name ends with who demonstrates it: "ph", one clean expert, or "mh", six of them from fast to clumsy."""
     spec = TaskSpec(
@@ -46,6 +46,7 @@ def _robosuite(
         max_steps=max_steps,
         success="the simulator's flag",
         extra="robosuite",
+        version=version,
     )
     module = "blockcache_lab.tasks.robosuite"
     return TaskEntry(spec, f"{module}:Robosuite", f"{module}_{expert}:expert", LABORATORY)
@@ -94,7 +95,7 @@ LIFT_PH = _robosuite("robosuite-lift-ph", obs_dim=19)
 LIFT_MH = _robosuite("robosuite-lift-mh", obs_dim=19)
 CAN_PH = _robosuite("robosuite-can-ph", obs_dim=23)
 CAN_MH = _robosuite("robosuite-can-mh", obs_dim=23)
-SQUARE_PH = _robosuite("robosuite-square-ph", obs_dim=23, expert="square")
-SQUARE_MH = _robosuite("robosuite-square-mh", obs_dim=23)
+SQUARE_PH = _robosuite("robosuite-square-ph", obs_dim=23, expert="square", version=2)  # in 1 a quaternion's sign jumped
+SQUARE_MH = _robosuite("robosuite-square-mh", obs_dim=23, version=2)
 TOOL_HANG_PH = _robosuite("robosuite-tool-hang-ph", obs_dim=53, max_steps=700, expert="tool_hang")
 TRANSPORT_PH = _robosuite("robosuite-transport-ph", obs_dim=59, action_dim=14, max_steps=700, expert="transport")

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from blockcache.errors import BlockcacheError, FileError, short
+from blockcache.errors import BlockcacheError, FileError, short, shortened
 from blockcache.files import PathLike, parse_arrays, read_bytes, reading
 from blockcache.observations import batch_size
 from blockcache.tasks import TaskSpec
@@ -45,11 +45,16 @@ class Demonstrations:
 
 
 def read_demonstrations(spec: TaskSpec, path: PathLike) -> Demonstrations:
-    """Read a task's .npz file; one that does not fit the task is refused."""
+    """Read a task's .npz file; one that does not fit the task is refused.
+
+    Args:
+        spec: The task's facts.
+        path: The file. One that names no task, as public sets, is taken for this one's if its arrays fit.
+    """
     data = read_bytes(path, "demonstrations")
     arrays = parse_arrays(data, "demonstrations", path)
-    if "task" in arrays and str(arrays["task"]) != spec.name:
-        raise TrainingError(f"the demonstrations {path} are of task {str(arrays['task'])!r}, not of {spec.name!r}")
+    if "task" in arrays:
+        _check_task(spec, arrays, path)
     with reading("demonstrations", path):
         try:
             obs = _observed(spec, arrays, path)
@@ -67,6 +72,19 @@ def read_demonstrations(spec: TaskSpec, path: PathLike) -> Demonstrations:
             f"which is {steps} in the observations and {len(action)} in the actions"
         )
     return Demonstrations(obs, action, ends, hashlib.sha256(data).hexdigest())
+
+
+def _check_task(spec: TaskSpec, arrays: Mapping[str, Array], path: PathLike) -> None:
+    """Refuse demonstrations of another task, or of another version of it; a file that names none is of version 1."""
+    if str(arrays["task"]) != spec.name:
+        raise TrainingError(f"the demonstrations {path} are of task {str(arrays['task'])!r}, not of {spec.name!r}")
+    version = str(arrays.get("task_version", 1))
+    if version != str(spec.version):
+        raise TrainingError(
+            f"the demonstrations {path} are of version {shortened(version, 40)} of task {spec.name!r}, expected "
+            f"{spec.version}: what is observed, or what an action means, is not the same; "
+            f"make them again with 'blockcache policy demonstrate {spec.name}'"
+        )
 
 
 def _observed(spec: TaskSpec, arrays: Mapping[str, Array], path: PathLike) -> Any:

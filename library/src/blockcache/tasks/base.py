@@ -30,7 +30,8 @@ class TaskSpec:
     """The facts of a task: widths, length of an episode, and what counts as success.
 
     An observation is one array of `obs_dim` numbers, or a mapping: then `obs_dim` is 0, `inputs` gives its shapes by name,
-    and `cameras` says which of them are frames, (channels, height, width) uint8.
+    and `cameras` says which of them are frames, (channels, height, width) uint8. `version` is another one once what is
+    observed, or what an action means, has changed: demonstrations of an earlier one no longer fit.
     """
 
     name: str
@@ -42,8 +43,11 @@ class TaskSpec:
     first_test_seed: int = 100_000
     inputs: Mapping[str, tuple[int, ...]] | None = None
     cameras: tuple[str, ...] = ()
+    version: int = 1
 
     def __post_init__(self) -> None:
+        if type(self.version) is not int or self.version < 1:
+            raise TaskError(f"the version of task {self.name!r} must be a whole number from 1 on, got {self.version!r}")
         if (self.obs_dim > 0) == bool(self.inputs) or any(name not in (self.inputs or ()) for name in self.cameras):
             raise TaskError(
                 f"task {self.name!r} must say its obs_dim, or be 0 there and name its inputs, cameras among them; got "
@@ -56,8 +60,9 @@ class TaskSpec:
         return self.inputs or {"obs": (self.obs_dim,)}
 
     def describe(self) -> dict[str, Any]:
-        """All of it in JSON types; what a task without cameras does not have is left out."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, ())}
+        """All of it in JSON types; what a task does not have, and a version of 1, are left out."""
+        facts = {name: value for name, value in asdict(self).items() if value not in (None, ())}
+        return {name: value for name, value in facts.items() if (name, value) != ("version", 1)}
 
 
 class Task(Protocol):

@@ -23,8 +23,8 @@ from blockcache.compare.jobs import local_workers, run_jobs
 from blockcache.compare.methods import parse_method
 from blockcache.compare.paired import Group, Setting, rollout_noise, work
 from blockcache.compare.parts import MethodError
-from blockcache.compare.store import Store, digest
-from blockcache.files import write_bytes
+from blockcache.compare.store import Store
+from blockcache.files import digest, write_bytes
 from blockcache.measure.statistics import paired_difference
 from blockcache.results.rollouts import Results
 from blockcache.samplers import table

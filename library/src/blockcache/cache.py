@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import platformdirs
 from filelock import FileLock, Timeout
@@ -32,15 +32,6 @@ CACHE_BYTES = 2 * 10**9
 PATIENCE = 30.0  # seconds to wait for another process that keeps something
 _LOCK, _NEW, _SEAL = ".lock", ".new-", ".seal"
 _logger = logging.getLogger("blockcache")
-
-
-def digest(*parts: Any) -> str:
-    """One name for everything that a piece of work depends on.
-
-    Args:
-        parts: Plain values, as JSON has them.
-    """
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ class Cache:
         """What was kept under a digest; None if there is nothing, or nothing that is whole and right.
 
         Args:
-            key: What `digest` gave.
+            key: What `files.digest` gave.
             load: Reads it; None or any exception means that it is of no use. A file it must check itself; a directory is
                 the one that was kept under this digest, bit by bit.
         """
@@ -76,7 +67,7 @@ class Cache:
         """Keep work under a digest, whole or not at all; instead of what is there.
 
         Args:
-            key: What `digest` gave.
+            key: What `files.digest` gave.
             save: Writes a file or a directory at the path that it is given, where nothing is yet.
         """
         path = self.path(key)
@@ -120,7 +111,7 @@ def _hashes(directory: Path) -> dict[str, str]:
 def _prune(directory: Path) -> None:
     """Once all that is kept takes more than `CACHE_BYTES`, delete what was of no use for longest; the newest stays."""
     with contextlib.suppress(OSError):  # a file that is open on Windows: next time
-        newest, *others = sorted(directory.glob("[0-9a-f]" * 32 + ".*"), key=lambda path: -path.stat().st_mtime_ns)
+        newest, *others = sorted(directory.glob("[0-9a-f]" * 32 + "*.*"), key=lambda path: -path.stat().st_mtime_ns)
         room = CACHE_BYTES - _size(newest)
         for path in others:
             room -= _size(path)

@@ -6,6 +6,7 @@ everything is to be had from here.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zlib
@@ -117,6 +118,15 @@ class JsonFile:
         content = cls.FORMAT.load(path)
         with cls.FORMAT.reading(path):
             return cls.of_content(content)
+
+
+def digest(value: Any) -> str:
+    """One name for a JSON value, the same in every process, whatever the order of its keys.
+
+    Args:
+        value: In JSON types.
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def _render(value: Any, indent: str) -> str:

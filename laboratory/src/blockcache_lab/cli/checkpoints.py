@@ -12,20 +12,27 @@ from blockcache.errors import FileError
 from blockcache.files import make_directory
 
 if TYPE_CHECKING:
+    from blockcache.compare.methods import Method
     from blockcache.results.rollouts import Results
 
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "-m", "--method", "methods", multiple=True, default=("bac:S=10,n=5",), help="A method to compare; may be repeated."
+    "-m",
+    "--method",
+    "methods",
+    type=arg.METHOD,
+    multiple=True,
+    default=("bac:S=10,n=5",),
+    help="A method to compare; may be repeated.",
 )
 @click.option("-o", "--output", type=arg.OUTPUT_DIRECTORY, default="out/checkpoints", help="Directory for the results.")
 @click.option("--first-seed", type=arg.SEED, help="First environment seed. Default: the task's first test seed.")
 @arg.run_options
 def checkpoints(
     runs: tuple[Path, ...],
-    methods: tuple[str, ...],
+    methods: tuple[Method, ...],
     output: Path,
     first_seed: int | None,
     task: str | None,
@@ -44,7 +51,7 @@ def checkpoints(
       blockcache paper checkpoints out/square-seed0 out/square-seed1 out/square-seed2 -o out/square-checkpoints
     """
     from blockcache.compare.evaluation import prepare
-    from blockcache.compare.methods import method_named, parse_method
+    from blockcache.compare.methods import method_named
     from blockcache.report.document import table
     from blockcache.report.terminal import display
     from blockcache_lab.studies.checkpoints import protocol
@@ -67,7 +74,7 @@ def checkpoints(
                 evaluation = prepare(
                     policy.port,
                     policy.task(task),
-                    list(map(parse_method, methods)),
+                    methods,
                     policy.observations(seen),
                     state=output / "state",
                     source=str(policy),

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from blockcache.compare.store import Store, digest
+from blockcache.compare.store import Store
+from blockcache.files import digest
 from blockcache.measure import machine
 from blockcache.models.registry import port_of
 from blockcache.observations import batch_size, hash_observations

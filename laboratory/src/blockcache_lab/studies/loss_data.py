@@ -188,8 +188,7 @@ def judge(data: LossData, terms: Terms = TERMS) -> tuple[Judgement, ...]:
         promised = [
             (row, bound)
             for row, loss in zip(rows, predicted, strict=True)
-            if (bound := model.bound(loss)) <= MOST
-            and not model.predict(row.features, row.family, row.actions).unlike
+            if (bound := model.bound(loss)) <= MOST and not model.predict(row.features, row.family, row.actions).unlike
         ]
         allowed = [[row for row, bound in promised if bound <= most] for most in ALLOWED]
         found.append(

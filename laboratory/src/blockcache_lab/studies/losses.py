@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from blockcache.compare.candidates import Candidate, running
-from blockcache.compare.store import digest
 from blockcache.errors import ObservationError
+from blockcache.files import digest
 from blockcache.fitting.clouds import draw_chunks
 from blockcache.measure.features import ActionFeatures, Chunks, action_features
 from blockcache.models.port import Port

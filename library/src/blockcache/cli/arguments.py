@@ -31,6 +31,7 @@ from blockcache.results.rollouts import GENERATIONS, GROUP
 
 if TYPE_CHECKING:
     from blockcache.compare.jobs import Backend
+    from blockcache.compare.methods import Method
     from blockcache.models.port import Port
     from blockcache.results.rollouts import Results
     from blockcache.schedule import Schedule
@@ -195,6 +196,14 @@ def _known_task(name: str) -> str:
     return task_spec(name).name
 
 
+def _method(text: str) -> Method:
+    from blockcache.compare.methods import parse_method
+
+    method = parse_method(text)
+    method.check_files()
+    return method
+
+
 def _tuned_directory(name: str) -> Path:
     place = Path(name) if exists(name) else policy_directory(name)
     if not exists(place / TUNING):
@@ -220,6 +229,7 @@ def _new_directory(path: str) -> Path:
 
 POLICY = Checked("policy", PolicySource)
 POLICY_OR_EXPORT = Checked("policy", lambda name: name if name.endswith(".onnx") else PolicySource(name))
+METHOD = Checked("method", _method)
 TASK = Checked("task", _known_task)
 TUNED = Checked("directory", _tuned_directory)
 OUTPUT = Checked("file", _writable_file)

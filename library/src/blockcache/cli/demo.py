@@ -84,16 +84,18 @@ def _open_loop(calibrations: Calibrations, observations: Any, repeats: int) -> N
 
     from blockcache.compare.candidates import Candidate
     from blockcache.compare.evaluation import speed, with_engine
-    from blockcache.compare.methods import FULL, parse_method
+    from blockcache.compare.methods import FULL, Method
     from blockcache.compare.paired import Setting, open_loop, work
+    from blockcache.compare.parts import FewerSteps
+    from blockcache.compare.reuse_parts import BAC, Uniform
     from blockcache.report.evaluation import open_loop_blocks
     from blockcache.report.terminal import display
     from blockcache.results.rollouts import PLAIN
 
-    recording, bac = calibrations.recording(action_costs=True), parse_method("bac")
+    recording, bac = calibrations.recording(action_costs=True), Method(reuse=BAC())
     click.echo(f"calibrated on {recording.generations} generations in {recording.origin['seconds']:.0f} s\n")
     equal = calibrations.action_budget(calibrations.candidate(bac).flops(calibrations.port, 0.0))
-    asked = [(parse_method("ddim-16"), None), (parse_method("uniform"), "patched"), (bac, "patched")]
+    asked = [(Method(FewerSteps("ddim", 16)), None), (Method(reuse=Uniform()), "patched"), (bac, "patched")]
     candidates = {PLAIN: Candidate()}
     for method, engine in (*asked, (bac, "auto"), (equal, "auto"), (FULL, "auto")):
         name = f"{method.label}{', patched' if method == bac and engine == 'patched' else ''}"
@@ -110,7 +112,9 @@ def _closed_loop(
 ) -> ClosedLoop | None:
     from blockcache.compare.evaluation import prepare
     from blockcache.compare.jobs import local_workers
-    from blockcache.compare.methods import parse_method
+    from blockcache.compare.methods import Method
+    from blockcache.compare.parts import FewerSteps, TunedFiles
+    from blockcache.compare.reuse_parts import BAC
     from blockcache.observations import rows
     from blockcache.report.evaluation import closed_loop_blocks
     from blockcache.report.terminal import display
@@ -123,11 +127,11 @@ def _closed_loop(
             raise TaskError("the policy does not say which task it was trained for")
         make_task(task).close()  # a missing simulator shows now
         click.echo(f"\nNow in the simulator, for about {seconds} s:")
-        tuned = [parse_method(f"tuned:{directory}") for directory in _tuned(policy)]
+        tuned = [Method(TunedFiles(str(directory))) for directory in _tuned(policy)]
         evaluation = prepare(
             policy.port,
             task,
-            [parse_method("bac"), parse_method("ddpm-16"), *tuned],
+            [Method(reuse=BAC()), Method(FewerSteps("ddpm", 16)), *tuned],
             rows(observations, 0, generations + 1),  # actions are compared elsewhere
             state=kept,
             source=str(policy),

@@ -23,19 +23,13 @@ if TYPE_CHECKING:
     from blockcache_runtime.rerun_file import RerunWatcher
 
 
-def _method(text: str) -> Method:
-    method = parse_method(text)
-    method.check_files()
-    return method
-
-
 @click.command("eval", epilog=f"\b\nMethods:\n{NAMES}")
 @arg.policy_argument()
 @click.option(
     "-m",
     "--method",
     "methods",
-    type=arg.Checked("method", _method),
+    type=arg.METHOD,
     multiple=True,
     default=("bac:S=10,n=5",),
     help="What to compare with the full policy; may be given often.",
@@ -168,14 +162,14 @@ def _watch(evaluation: Evaluation, name: str) -> tuple[str, list[Frame]]:
     return f"{name}: {'failed' if done.score is None else f'{done.score:.2f}'}", film
 
 
-def _method_or_schedule(text: str) -> tuple[Schedule | str, str]:
-    """A schedule file or one of the paper's by name, read; else a method's name. And what it is called."""
+def _method_or_schedule(text: str) -> tuple[Schedule | Method, str]:
+    """A schedule file or one of the paper's by name, read; else a method. And what it is called."""
     from blockcache.solvers.presets import published_names
 
     if Path(text).exists() or text.endswith(".json") or text in published_names():
         return arg.load_schedule(text), text
-    name = parse_method(text).name
-    return name, name
+    method = parse_method(text)
+    return method, method.name
 
 
 @click.command(epilog=f"\b\nMethods:\n{NAMES}")

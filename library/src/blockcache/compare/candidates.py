@@ -21,10 +21,10 @@ from blockcache.attach.recorder import calibrate
 from blockcache.compare.methods import Method
 from blockcache.compare.parts import FewerSteps, FittedSteps, MethodError, Part, Resolved
 from blockcache.compare.reuse_parts import ActionBudget
-from blockcache.compare.store import Store, digest
+from blockcache.compare.store import Store
 from blockcache.engines import Stats, accelerate
 from blockcache.engines.build import read_tuned
-from blockcache.files import PathLike
+from blockcache.files import PathLike, digest
 from blockcache.fitting import Clouds, Effort, fit, place
 from blockcache.models.port import Port
 from blockcache.models.program import Program

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from blockcache.compare.candidates import Calibrations, Candidate, running
 from blockcache.compare.dealing import CALIBRATION, DISTANCES, deal
-from blockcache.compare.methods import parse_method
+from blockcache.compare.methods import Method, parse_method
 from blockcache.errors import ObservationError, PolicyError
 from blockcache.fitting.clouds import draw_chunks
 from blockcache.measure.action_error import Act, ActionError, action_error
@@ -32,7 +32,7 @@ SEAMS, SEAM_SAMPLES = 16, 2  # pairs of chunks that follow each other, and sampl
 
 def check(
     policy: Any,
-    schedule: Strategy | str,
+    schedule: Strategy | Method | str,
     observations: Any,
     *,
     name: str = "",
@@ -50,7 +50,7 @@ def check(
 
     Args:
         policy: A policy object of any known family, or its port.
-        schedule: A schedule, or a method by its name, such as "bac:S=10,n=5" or "ddpm-10".
+        schedule: A schedule; or a method, which may go by its name, such as "bac:S=10,n=5" or "ddpm-10".
         observations: A batch from closed-loop states over whole episodes, such as `blockcache policy observe` records.
         name: What the schedule is called; a method has a name.
         moments: (N, 2) episode and place in it, where known: chunks that follow one another show the jump between them.
@@ -69,12 +69,12 @@ def check(
         )
     port = port_of(policy)
     dealt = deal(observations, {CALIBRATION: generations}, {DISTANCES: count}, seed)
-    if isinstance(schedule, str):
-        method = parse_method(schedule)
-        name = name or method.name
-        candidate = Calibrations(port, dealt[CALIBRATION], progress=progress).candidate(method, engine)
+    wanted = parse_method(schedule) if isinstance(schedule, str) else schedule
+    if isinstance(wanted, Method):
+        name = name or wanted.name
+        candidate = Calibrations(port, dealt[CALIBRATION], progress=progress).candidate(wanted, engine)
     else:
-        candidate = Candidate(schedule, engine)
+        candidate = Candidate(wanted, engine)
     seams = _seams(moments, generations, batch_size(observations), seed)
     # seeds of noise, each independent of the others: two halves of every cloud, both sides of a seam
     noise = range(4 * seed, 4 * seed + 4)

@@ -22,9 +22,9 @@ from blockcache.compare.dealing import CALIBRATION, COMPARISON, FITTING, deal_fo
 from blockcache.compare.jobs import Backend, Work, one_by_one, run_jobs
 from blockcache.compare.methods import FULL, Method
 from blockcache.compare.paired import FLOOR, REFERENCE, Group, OpenLoop, Setting, one_thread, open_loop, play, work
-from blockcache.compare.store import Outcome, Store, digest
+from blockcache.compare.store import Outcome, Store
 from blockcache.compare.widths import check_widths
-from blockcache.files import PathLike
+from blockcache.files import PathLike, digest
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.latency import measure
 from blockcache.measure.machine import describe

@@ -6,14 +6,12 @@ Knows nothing of policies or of what the work is.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from blockcache.errors import BlockcacheError, FileError
-from blockcache.files import Format, Name, PathLike, exists, make_directory
+from blockcache.files import Format, Name, PathLike, digest, exists, make_directory
 
 FORMAT = Format("blockcache.job", "finished job", {"key": Name, "outcome": dict}, again="delete it and run again")
 Outcome: TypeAlias = dict[str, Any]
@@ -26,15 +24,6 @@ class Saved(Protocol):
 
 
 T = TypeVar("T", bound=Saved)
-
-
-def digest(value: Mapping[str, Any]) -> str:
-    """One name for a JSON value, the same in every process.
-
-    Args:
-        value: In JSON types.
-    """
-    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 class Store:

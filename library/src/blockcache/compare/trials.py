@@ -26,9 +26,10 @@ from blockcache.compare.dealing import CALIBRATION, DISTANCES, FITTING
 from blockcache.compare.methods import Method, method_named
 from blockcache.compare.parts import FewerSteps, SamplerFile
 from blockcache.compare.reuse_parts import ScheduleFile
-from blockcache.compare.store import Outcome, Store, digest
+from blockcache.compare.store import Outcome, Store
 from blockcache.compare.time_box import TimeBox, TimeUpError
 from blockcache.errors import BlockcacheError, in_one_line
+from blockcache.files import digest
 from blockcache.fitting.clouds import BATCH, seed_of
 from blockcache.measure.distance import Cloud, distances
 from blockcache.measure.latency import measure
@@ -338,9 +339,8 @@ class Trials:
 
     def _milliseconds(self, asked: Mapping[Any, tuple[Candidate, int]], calls: int) -> dict[Any, tuple[float, float]]:
         """p50 and p95 of one chunk, batch 1, by whatever they were asked for; all interleaved."""
-        before = torch.get_num_threads()
         with ExitStack() as stack:
-            stack.callback(torch.set_num_threads, before)
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
             calls_of = {}
             for name, (candidate, threads) in asked.items():
                 torch.set_num_threads(threads)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockcache.cache import Cache, digest, source_hash
+from blockcache.cache import Cache, source_hash
 from blockcache.engines.build import Build
 from blockcache.errors import ContentError, EngineError
 from blockcache.extras import require
-from blockcache.files import PathLike, read, write_bytes
+from blockcache.files import PathLike, digest, read, write_bytes
 from blockcache.fingerprint import Fingerprint, fingerprint_differences
 from blockcache.models.program import Program
 from blockcache.models.sampling import draw
@@ -159,7 +159,7 @@ def _digest(build: Build, fingerprint: Fingerprint) -> str:
     }
     shapes = {name: [table.shape, table.pads] for name, table in program.tables.items()}
     code = source_hash(inspect.getfile(type(program)))
-    return digest(header, numbers.hexdigest(), plain, shapes, code)
+    return digest([header, numbers.hexdigest(), plain, shapes, code])
 
 
 class OnnxRunner:

@@ -8,7 +8,6 @@ What needs torch is in `observations.tensors`, so that simulators and verbs need
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockcache.errors import FileError, ObservationError, shortened
-from blockcache.files import PathLike, parse_arrays, read_bytes, write_arrays
+from blockcache.files import PathLike, digest, parse_arrays, read_bytes, write_arrays
 from blockcache_runtime.checks import check_frames
 from blockcache_runtime.observation_log import ALONE, MOMENTS, log_files
 
@@ -113,12 +112,11 @@ def hash_observations(batch: Any) -> str:
     Args:
         batch: An array, or a mapping of such.
     """
-    digests = {}
+    found = {}
     for name, leaf in _named(batch):
         array = np.ascontiguousarray(np.asarray(leaf))
-        digests[name] = {"shape": list(array.shape), "bytes": hashlib.sha256(array.tobytes()).hexdigest()}
-    value = digests[""] if set(digests) == {""} else digests
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        found[name] = {"shape": list(array.shape), "bytes": hashlib.sha256(array.tobytes()).hexdigest()}
+    return digest(found[""] if set(found) == {""} else found)
 
 
 def _named(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:

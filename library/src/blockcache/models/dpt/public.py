@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from blockcache.cache import Cache, digest, source_hash
+from blockcache.cache import Cache, source_hash
 from blockcache.errors import ContentError, FileError, PolicyError, short, shortened
-from blockcache.files import PathLike, opened
+from blockcache.files import PathLike, digest, opened
 from blockcache.foreign.configs import Config
 from blockcache.foreign.pickles import as_mapping
 from blockcache.foreign.torch_file import StoredTensor, TorchFile
@@ -72,7 +72,7 @@ def load_checkpoint(source: PathLike) -> DiffusionTransformerPolicy:
     """The policy of a checkpoint; converted once, and kept in the cache by the file's content."""
     with opened(source, WHAT) as (file, size):
         sha256 = _sha256(file, size)
-        key = digest(sha256, source_hash(__file__))
+        key = digest([sha256, source_hash(__file__)])
         policy = _CONVERTED.get(key, lambda directory: load(DiffusionTransformerPolicy, directory))
         if policy is None:
             policy = made = _converted(source, file, size, sha256)

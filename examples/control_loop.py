@@ -1,10 +1,11 @@
 """How fast a policy answers as a control loop asks it: now and then, behind other work, and not only back to back.
 
 python examples/control_loop.py -o docs/generated/control-loop.md
+python examples/control_loop.py robosuite-can-ph --sampler-file fitted-5.json -o can.md
 
-In every round plain torch is called once, then the accelerated policy in each situation, with one thread and with all cores.
-Back to back its weights lie in the core's cache and its threads are awake; a control loop finds both elsewhere. Leave the
-machine alone meanwhile.
+In every round plain torch is called once, then the accelerated policy in each situation, with one thread and with all
+cores, in an order that is drawn for each round. Back to back its weights lie in the core's cache and its threads are awake; a
+control loop finds both elsewhere. Leave the machine alone meanwhile.
 """
 
 import argparse
@@ -12,14 +13,17 @@ import os
 import shlex
 import sys
 import time
+from itertools import product
 from statistics import median
 
 import numpy as np
 import torch
 
 import blockcache as bc
+from blockcache.cli.arguments import PolicySource
 from blockcache.files import write_bytes
 from blockcache.measure.machine import describe
+from blockcache.observations import pick
 from blockcache.progress import progress_bar
 from blockcache.report.document import Document, Paragraph, plain, table
 from blockcache.report.markdown import render
@@ -27,6 +31,7 @@ from blockcache.report.markdown import render
 PLAIN = "plain torch"
 PERIOD = 1 / 30  # seconds between two calls of a control loop
 MEMORY = 2**26  # bytes that other work goes through, more than a processor's caches hold
+WARM = 3  # calls before each that is timed, so that it does not follow what the one before it was prepared with
 
 
 def situations(original):
@@ -48,14 +53,17 @@ def seconds(call):
 
 def measure(original, fast, before, rounds):
     """Seconds in each round, of plain torch and of the fast policies by name and situation."""
-    found = {(PLAIN, ""): []} | {(name, situation): [] for name in fast for situation in before}
+    order = np.random.default_rng(0)
+    cases = list(product(fast, before))
+    found = {(PLAIN, ""): []} | {case: [] for case in cases}
     for _ in progress_bar(range(rounds), "timing", unit="round"):
         found[PLAIN, ""].append(seconds(original))
-        for name, call in fast.items():
-            for situation, prepare in before.items():
-                call()
-                prepare()
-                found[name, situation].append(seconds(call))
+        for place in order.permutation(len(cases)):
+            name, situation = cases[place]
+            for _ in range(WARM):
+                fast[name]()
+            before[situation]()
+            found[name, situation].append(seconds(fast[name]))
     return found
 
 
@@ -68,8 +76,9 @@ def page(name, found, command):
             late = 1e3 * float(np.percentile(taken, 95))
             rows.append([who, situation, f"{1e3 * median(taken):.2f}", f"{late:.2f}", f"{times:.0f}"])
     about = (
-        f"`{plain(name)}` on {plain(describe()['processor'])}, batch 1, beside the policy's own 100 steps in plain "
-        f"torch with one thread. Made by `{command}`: medians of {len(slow)} rounds, in which everything is called in turn."
+        f"`{plain(name)}` on {plain(describe()['processor'])}, batch 1, beside the policy's own sampler in plain "
+        f"torch with one thread. Made by `{command}` with nothing else running: medians of {len(slow)} rounds, in which "
+        "everything is called once, in an order drawn for each round."
     )
     return Document(
         "A tuned policy in a control loop",
@@ -79,18 +88,23 @@ def page(name, found, command):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("policy", nargs="?", default="pusht")
+    parser.add_argument("policy", nargs="?", type=PolicySource, default="pusht")
     parser.add_argument("--tuned", default="pusht/tuned", help="What answers fast, of the same weights.")
+    parser.add_argument("--sampler-file", help="In its place: the policy with this sampler, as 'policy fit' writes it.")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("-o", "--output", default="control-loop.md")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    policy = bc.load_policy(given.policy)
-    obs = 512 * torch.rand(1, policy.config.n_obs_steps, policy.config.obs_dim)
+    policy = bc.load_policy(str(given.policy))
+    obs = torch.as_tensor(pick(given.policy.observations(None), [0]))
+    name = given.sampler_file or given.tuned
     cores = os.cpu_count() or 1
     fast = {}
     for threads in sorted({1, cores}):
-        handle = bc.accelerate(bc.load_policy(given.tuned), engine="onnx", threads=threads, trust=True)
+        tuned = bc.load_policy(str(given.policy) if given.sampler_file else given.tuned)
+        if given.sampler_file:
+            tuned = tuned.with_sampler(bc.ChosenSampler.load(given.sampler_file).sampler)
+        handle = bc.accelerate(tuned, engine="onnx", threads=threads, trust=True)
         fast[f"tuned, {threads} thread{'s' * (threads > 1)}"] = lambda handle=handle: handle.predict_action(obs)
 
     def original():
@@ -100,7 +114,7 @@ def main() -> None:
         for _ in range(3):
             call()
     found = measure(original, fast, situations(original), given.rounds)
-    document = page(given.tuned, found, f"python {shlex.join(sys.argv)}")
+    document = page(name, found, f"python {shlex.join(sys.argv)}")
     write_bytes(given.output, render(document).encode())
 
 

@@ -135,7 +135,8 @@ def main() -> None:
     parser.add_argument("--first-fresh", type=int, default=150_000)
     parser.add_argument("--report", type=int, default=1, help="So many of the last round are reported on fresh seeds.")
     parser.add_argument(
-        "--reference", help="Results with the full policy on the fresh seeds. Default: it is rolled out."
+        "--reference",
+        help="Results with the policy to compare with, in full, on the fresh seeds. Default: POLICY itself is rolled out.",
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--state", default="halving.state", help="What is finished is kept here.")
@@ -163,11 +164,12 @@ def main() -> None:
     else:
         own = {seed: record.score for seed, record in Results.load(given.reference).of("full").items()}
     last = scores(setting, chosen, fresh, given)
+    reference = f"`{given.policy}` as it is" if given.reference is None else f"full precision in `{given.reference}`"
     lines = [
         f"Policy `{given.policy}`, tuning seeds from {given.first_seed}, fresh seeds {fresh[0]} to {fresh[-1]}. Made by",
         f"`python {shlex.join(sys.argv)}`.",
         "",
-        "| configuration | mean score on the first tuning seeds | fresh seeds | difference to full precision |",
+        f"| configuration | mean score on the first tuning seeds | fresh seeds | difference to {reference} |",
         "|---|---|---|---|",
     ]
     for name in names:

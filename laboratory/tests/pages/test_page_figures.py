@@ -46,6 +46,27 @@ def test_two_directories_are_two_columns_and_policies_of_one_task_are_taken_toge
     assert "-->-0.647 [" in fill(one, RECORDS)
 
 
+def shown(asked):
+    return fill(f"<!-- figure: {asked} --><!-- end -->", RECORDS).split("-->")[1].removesuffix("<!-- end ")
+
+
+def test_one_file_of_rollouts_is_compared_within_itself_or_with_another_file():
+    tuned, reference = "execution-pusht/fresh-seeds replan=6", "full@frontier-pusht/frontier"
+    assert shown(f"{tuned} score").startswith("0.898 [")
+    own, other = shown(f"{tuned} difference"), shown(f"{tuned} against {reference}")
+    assert own == shown(f"{tuned} against full") != other
+    assert (own[:6], other[:6]) == (
+        "+0.007",
+        "+0.004",
+    )  # it is pusht/tuned's own file: its full policy takes four steps
+
+
+def test_a_file_of_halving_has_scores_on_tuning_seeds_besides():
+    noise = "execution-pusht/constant-noise noise=1"
+    assert shown(f"{noise} tuning-score").startswith("0.892 [")
+    assert shown(f"{noise} score").startswith("0.857 [")
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
@@ -60,6 +81,17 @@ def test_two_directories_are_two_columns_and_policies_of_one_task_are_taken_toge
             "of a tuning there is 'chosen' with tuning-seeds, fresh-seeds, pairs, minutes, got",
         ),
         ("frontier-nowhere full ms", "no suite's results in"),
+        ("few-pusht/nowhere full score", "no results file at"),
+        (
+            "execution-pusht/fresh-seeds replan=5 score",
+            "execution-pusht/fresh-seeds has no scores of 'replan=5', expected",
+        ),
+        ("execution-pusht/fresh-seeds replan=6 tuning-score", "no scores of 'replan=6', expected one of none"),
+        (
+            "execution-pusht/fresh-seeds replan=6 beauty",
+            "no quantity 'beauty' of execution-pusht/fresh-seeds, expected",
+        ),
+        ("execution-pusht/fresh-seeds replan=6 against full@few-pusht/three-steps-beside-full", "no episode in common"),
         ("metaworld-nowhere-seed* full difference", "no records at"),
         (
             "metaworld-assembly-seed* full ms",

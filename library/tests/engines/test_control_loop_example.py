@@ -15,13 +15,30 @@ def test_each_call_comes_right_behind_its_situation(example, monkeypatch):
     heard = []
     before = {"at once": lambda: None, "late": lambda: heard.append("wait")}
     monkeypatch.setattr(example, "seconds", lambda call: call() or len(heard))
-    found = example.measure(
-        lambda: heard.append("plain"), {"a": lambda: heard.append("a"), "b": lambda: heard.append("b")}, before, 2
+    fast = {name: lambda name=name: heard.append(name) for name in "ab"}
+    found = example.measure(lambda: heard.append("plain"), fast, before, 2)
+    timed = {place for case, places in found.items() if case[0] != example.PLAIN for place in places}
+    assert {case: len(places) for case, places in found.items()} == dict.fromkeys(
+        [(example.PLAIN, ""), ("a", "at once"), ("a", "late"), ("b", "at once"), ("b", "late")], 2
     )
-    assert heard == 2 * ["plain", "a", "a", "a", "wait", "a", "b", "b", "b", "wait", "b"]
-    assert found[example.PLAIN, ""] == [1, 12]
-    assert found["a", "at once"] == [3, 14]  # the call before it was not counted
-    assert found["b", "late"] == [11, 22]
+    for (name, situation), places in found.items():
+        for place in places:
+            *before_it, last = heard[:place]
+            assert last == (name if name in fast else "plain")
+            if name in fast:  # calls that are not counted, and what the situation is
+                assert before_it[-1] == ("wait" if situation == "late" else name)
+                assert before_it[-example.WARM - (situation == "late") :][: example.WARM] == [name] * example.WARM
+    assert len(timed) == 2 * len(fast) * len(before)
+
+
+def test_the_order_changes_from_round_to_round(example, monkeypatch):
+    heard = []
+    monkeypatch.setattr(example, "WARM", 0)
+    fast = {name: lambda name=name: heard.append(name) for name in "abcdef"}
+    example.measure(lambda: heard.append("|"), fast, {"": lambda: None}, 8)
+    rounds = "".join(heard).split("|")[1:]
+    assert {"".join(sorted(one)) for one in rounds} == {"abcdef"}
+    assert len(set(rounds)) > 4
 
 
 def test_situations_end_and_plain_torch_is_one_of_them(example):

@@ -4,8 +4,8 @@
     <!-- figure: pusht ddpm-16 against bac:S=10,n=5 -->...<!-- end -->
     <!-- figures: frontier-pusht | full tuned ddpm-16 | ms flops difference -->   (in front of a table, below)
 
-The first word is a directory of records, or `POLICY/tuned` for what was tuned for a shipped policy; a pattern such as `metaworld-assembly-seed*` takes several policies of one task
-together. A method has its name, or `plain` (the policy in torch), `tuned`, or `ddpm@bac:S=10,n=5`: the method beginning
+The first word is a directory of records, `DIRECTORY/FILE` for one file of rollouts in it, or `POLICY/tuned` for what was
+tuned for a shipped policy; a pattern such as `metaworld-assembly-seed*` takes several policies of one task together. A method has its name, or `plain` (the policy in torch), `tuned`, or `ddpm@bac:S=10,n=5`: the method beginning
 with "ddpm" that was chosen to have the FLOPs of the other. A table has one row for each method, and for each directory
 one column for each quantity; its first column stays as it is written.
 """
@@ -26,6 +26,7 @@ from blockcache.results.summary import MethodSummary
 from blockcache.results.tuning import Tuning
 from blockcache_lab.pages.frontier import FrontierSuite
 from blockcache_lab.pages.other_policies import load_other_policies
+from blockcache_lab.pages.rollout_figures import RolloutFigures
 from blockcache_lab.studies.suites import FRONTIER, RDT, SUITES, TABLES, Cell
 
 _ONE = re.compile(r"(<!-- figure: ([^>]+) -->)(.*?)(<!-- end -->)", re.DOTALL)
@@ -45,6 +46,8 @@ def fill(text: str, records: Path) -> str:
         """What shows a figure of these records, given a method, a quantity and, for some, another method."""
         if name.endswith("/tuned"):
             return _of_tuning(name)
+        if "/" in name:
+            return RolloutFigures.load(records, name).figure
         return _of_policies(records, name) if "*" in name else _Policy.load(records / name).figure
 
     def one(match: re.Match[str]) -> str:

@@ -4,7 +4,7 @@ python examples/control_loop.py -o docs/generated/control-loop.md
 python examples/control_loop.py robosuite-can-ph --sampler-file fitted-5.json -o can.md
 
 In every round plain torch is called once, then the accelerated policy in each situation, with one thread and with all
-cores, in an order that is drawn for each round. Back to back its weights lie in the core's cache and its threads are awake; a
+cores, in an order drawn for each round. Back to back its weights lie in the core's cache and its threads are awake; a
 control loop finds both elsewhere. Leave the machine alone meanwhile.
 """
 

@@ -1,11 +1,12 @@
 """Where the milliseconds of an exported program go: its kernels by kind, what lies between them, and its products alone.
 
 python examples/kernels.py -o docs/generated/kernels.md
+python examples/kernels.py pusht/tuned -o tuned.md
 
-Full precision on the paper's shape is exported and run as the runtime runs it. ONNX Runtime's profiler says, on one thread,
-which kernels take how long. The program's products (MatMul and Gemm) are also timed alone, in rounds with the program: the
-same shapes in the same order, without biases, none waiting for another; once each with a weight of its own as in the
-program, once all of a shape with one weight, which then stays in the core's cache.
+Full precision on the paper's shape, or a shipped policy of that family, is exported and run as the runtime runs it. ONNX
+Runtime's profiler says, on one thread, which kernels take how long. The program's products (MatMul and Gemm) are also timed
+alone, in rounds with it: the same shapes in the same order, without biases, none waiting for another; once each with
+a weight of its own as in the program, once all of a shape with one weight, which then stays in the core's cache.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from blockcache.engines import export_policy
 from blockcache.files import write_bytes
 from blockcache.measure.machine import describe
 from blockcache.models.dpt.policy import Shape
+from blockcache.models.loading import load_policy
 from blockcache.report.document import Document, Paragraph, plain, table
 from blockcache.report.markdown import render
 
@@ -153,7 +155,7 @@ def page(shape, profile, seconds, command):
     between = (profile.call - sum(profile.microseconds.values())) / 1e3
     whole, own, cached = (float(np.median(spent)) for spent in seconds[1].values())
     about = (
-        f"DP-T {shape.layers} x {shape.width}, T = {shape.horizon}, K = {shape.steps}, full precision, ONNX Runtime "
+        f"DP-T {shape.layers} x {shape.width}, T = {shape.horizon}, K = {shape.steps}, all computed, ONNX Runtime "
         f"{ort.__version__}, {plain(describe()['processor'])}. Made by `{command}`, which says how; medians of interleaved "
         "rounds, shares those of the rounds' own."
     )
@@ -180,10 +182,15 @@ def page(shape, profile, seconds, command):
     )
 
 
-def measure(shape, rounds, threads=(1, 2)):
+def shape_of(policy):
+    config = policy.config
+    return Shape(config.n_emb, config.n_layer, horizon=config.horizon, steps=config.sampler.num_inference_steps)
+
+
+def measure(shape, rounds, threads=(1, 2), policy=None):
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
-        export_policy(shape.policy(), None, directory / "full.onnx")
+        export_policy(policy or shape.policy(), None, directory / "full.onnx")
         model = str(directory / "full.onnx")
         profile = profiled(model, directory, calls=5)
         a_step = profile.products[len(profile.products) // 2 :][: len(profile.products) // shape.steps]
@@ -202,12 +209,15 @@ def measure(shape, rounds, threads=(1, 2)):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "policy", nargs="?", type=load_policy, help="Shipped, or a directory. Default: the paper's shape."
+    )
     parser.add_argument("-o", "--output", default="kernels.md")
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    shape = Shape()
-    found = page(shape, *measure(shape, given.rounds), f"python {shlex.join(sys.argv)}")
+    shape = shape_of(given.policy) if given.policy else Shape()
+    found = page(shape, *measure(shape, given.rounds, policy=given.policy), f"python {shlex.join(sys.argv)}")
     write_bytes(given.output, render(found).encode())
 
 

@@ -8,14 +8,14 @@ from blockcache.errors import FileError
 from blockcache_lab.pages.figures import count, fill
 from repository import RECORDS, ROOT
 
-PAGES = ("README.md", "docs/who-wins-where.md", "docs/tune-and-check.md")
+PAGES = ("README.md", "docs/who-wins-where.md", "docs/tune-and-check.md", "docs/evaluate.md", "docs/shipped-policies.md")
 DIFFERENCE = "-0.003 [-0.025, +0.018]"
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_has_the_figures_of_the_records(page):
     text = (ROOT / page).read_text()
-    assert count(text) == len(re.findall("<!-- figures?: ", text)) > 5
+    assert count(text) == len(re.findall("<!-- figures?: ", text)) > 0
     assert fill(text, RECORDS) == text
 
 

@@ -168,7 +168,7 @@ def figures(pages: tuple[str, ...], records: Path) -> None:
 
     \b
     Example:
-      blockcache paper figures README.md docs/who-wins-where.md docs/tune-and-check.md
+      blockcache paper figures README.md docs/*.md
     """
     from blockcache_lab.pages.figures import count, fill
 

@@ -244,7 +244,7 @@ def test_printed_figures_stand_beside_ours(collection):
     ddim = rows(text, "DDIM (K=40) |")[0]
     assert ddim[-2:] == ["1.60 (1/1.0)", "1.0x"]  # like the printed ones, over DDIM-40
     assert "recomputed from the cells" in text
-    assert "This sweep is printed with n = 3, ours with n = 5." in text
+    assert "This sweep is printed with n = 3; here it has n = 5." in text
 
 
 # ---- the picture

@@ -105,16 +105,28 @@ class JsonFile:
 
     @classmethod
     def of_content(cls: type[F], content: dict[str, Any]) -> F:
-        """The value of what stands in a file, which was compared with the format."""
+        """The value of what stands in a file, which was compared with the format.
+
+        Args:
+            content: By key; this may change it.
+        """
         return cls(**content)
 
     def save(self, path: PathLike) -> None:
-        """Write the JSON file, atomically."""
+        """Write the JSON file, atomically.
+
+        Args:
+            path: The file.
+        """
         self.FORMAT.save(path, self.content())
 
     @classmethod
     def load(cls: type[F], path: PathLike) -> F:
-        """Read a file that `save` wrote, gzipped or not; another version, unknown keys and odd values are refused."""
+        """Read a file that `save` wrote, gzipped or not; another version, unknown keys and odd values are refused.
+
+        Args:
+            path: The file.
+        """
         content = cls.FORMAT.load(path)
         with cls.FORMAT.reading(path):
             return cls.of_content(content)

@@ -188,6 +188,13 @@ def test_every_page_is_reached_from_the_readme():
     assert {page for page in PAGES if page.startswith("docs/")} <= links
 
 
+@pytest.mark.parametrize("page", ["docs/shipped-policies.md", "docs/your-policy.md"])
+def test_every_policy_that_ships_is_named(page):
+    shipped = {directory.name for directory in ROOT.glob("*/src/*/assets/policies/*") if directory.is_dir()}
+    assert {"pusht", "robosuite-can-ph-dropout"} <= shipped
+    assert {name for name in shipped if f"`{name}`" not in PAGES[page]} == set()
+
+
 def test_the_readme_is_short():
     assert len(re.sub(r"<!--.*?-->", "", PAGES["README.md"]).split()) <= 1000
 

@@ -161,7 +161,7 @@ def test_a_broken_family_of_another_package_harms_only_who_needs_it(policy, make
     monkeypatch.setattr("blockcache.models.registry.entry_points", lambda group: [])
     with pytest.raises(PolicyError) as caught:
         port_of(linear)
-    assert f"Bare is no diffusion policy that we know ({missed}" in str(caught.value)
+    assert f"Bare is no diffusion policy that blockcache knows ({missed}" in str(caught.value)
 
 
 def raises(policy):

@@ -140,8 +140,8 @@ class Slots:
 @pytest.mark.parametrize(
     ("policy", "sentence"),
     [
-        (object(), r"object is no diffusion policy that we know \(dp-t: it lacks model, noise_scheduler"),
-        (nn.Linear(2, 2), "Linear is no diffusion policy that we know"),
+        (object(), r"object is no diffusion policy that blockcache knows \(dp-t: it lacks model, noise_scheduler"),
+        (nn.Linear(2, 2), "Linear is no diffusion policy that blockcache knows"),
         (Slots(), "it lacks model"),
         (
             types.SimpleNamespace(model=3, noise_scheduler=3, num_inference_steps=3, predict_action=print),

@@ -199,7 +199,7 @@ def test_a_policy_compiled_as_a_whole_is_refused_with_the_way_out(any_policy):
 
 def test_an_object_is_loaded_as_it_is(any_policy):
     assert load_policy(any_policy) is any_policy
-    with pytest.raises(PolicyError, match="is no diffusion policy that we know"):
+    with pytest.raises(PolicyError, match="is no diffusion policy that blockcache knows"):
         load_policy(nn.Linear(2, 2))
 
 
@@ -217,7 +217,7 @@ def test_a_python_entry_makes_the_policy(tmp_path, monkeypatch):
         ("their_broken_module:make", r"\(ZeroDivisionError: division by zero\); expected module:function"),
         ("their_module:number", r"their_module:number failed \(TypeError: .*not callable\); it must return a policy"),
         ("their_module:needs", r"failed \(TypeError: .*argument.*\); it must return a policy"),
-        ("their_module:other", "int is no diffusion policy that we know"),
+        ("their_module:other", "int is no diffusion policy that blockcache knows"),
     ):
         with pytest.raises(PolicyError, match=sentence) as caught:
             load_policy(entry)

@@ -33,7 +33,11 @@ class Fingerprint:
 
     @classmethod
     def from_dict(cls, value: Any) -> Fingerprint:
-        """Strict: exactly the known keys, each of its type or null; otherwise a ContentError."""
+        """Strict: exactly the known keys, each of its type or null; otherwise a ContentError.
+
+        Args:
+            value: As `to_dict` gives it.
+        """
         return cls(**read(_FIELDS, value, "fingerprint"))
 
 

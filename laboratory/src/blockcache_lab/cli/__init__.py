@@ -16,7 +16,7 @@ paper = LazyGroup(
         "rdt": (".suite_pages:rdt", "The page of suite rdt, with its pictures."),
         "checkpoints": (".checkpoints:checkpoints", "The best and the mean of the last checkpoints of training runs."),
         "realtime": (".suite_pages:realtime", "The page of suite realtime, with its picture."),
-        "tables": (".suite_pages:tables", "The paper's tables beside ours, and when BAC is free."),
+        "tables": (".suite_pages:tables", "The paper's tables beside what was measured here, and when BAC is free."),
         "figures": (".suite_pages:figures", "The records' figures, put into pages that people write."),
         "performance": (".studies:performance", "Everything that the page on performance shows, and the page."),
         "guard": (".studies:guard", "What a guard notices when a task is changed, and whether full precision helps."),

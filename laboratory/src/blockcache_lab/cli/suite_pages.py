@@ -142,7 +142,7 @@ def realtime(directories: tuple[str, ...], output: Path) -> None:
 @click.option("--checkpoints", multiple=True, help="What 'paper checkpoints' wrote for a task; may be repeated.")
 @output_option("paper-tables.md")
 def tables(directories: tuple[str, ...], checkpoints: tuple[str, ...], output: Path) -> None:
-    """Make the page of the paper's tables beside ours from the suites in DIRECTORIES, one for each policy.
+    """Make the page of the paper's tables beside what the suites in DIRECTORIES measured, one for each policy.
 
     Suites tables or main must be there; the cells of the others are added where they are.
 

@@ -38,7 +38,7 @@ def page(suites: Sequence[RdtSuite]) -> Document:
         "The paper's second architecture is RDT-1B with DPM-Solver++ in 20 steps on ManiSkill. These are other, smaller policies of "
         "the same architecture: the same question, not the same experiment. S counts the updates of each block, the first step "
         "among them; with S = 1 BAC, Uniform and action costs are one and the same schedule, every block at the first step. The "
-        "paper says no n for RDT; ours is 3, as it has it on DDIM."
+        "paper says no n for RDT; here it is 3, as the paper has it on DDIM."
     )
     return Document(
         "RDT: the paper's figure, rolled out again",

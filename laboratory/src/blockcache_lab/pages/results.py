@@ -22,8 +22,8 @@ PICTURE = "results-tradeoff.png"
 _COLUMNS = ["method", "n", SCORE, DIFFERENCE, "lossless", "success", "won/lost (p)", "GFLOP", "of full", REFERENCE]
 _COLUMNS += ["ms", "over full", "action error"]
 _NOTES = {  # on the printed tables
-    "main": "Printed Uniform(fast) fits S = 20; 2.72 G of Uniform(fastest) fits no whole S, ours has the FLOPs of BAC S = 10.",
-    "s_sweep_n3": "This sweep is printed with n = 3, ours with n = 5.",
+    "main": "Printed Uniform(fast) fits S = 20; 2.72 G of Uniform(fastest) fits no whole S: here it has the FLOPs of BAC S = 10.",
+    "s_sweep_n3": "This sweep is printed with n = 3; here it has n = 5.",
     "n_sweep_s10": "n = 5 is printed as faster than n = 3 although it computes more.",
 }
 
@@ -98,7 +98,7 @@ def _what_was_run(collection: Collection, directory: str) -> list[Block]:
             f"**Timing**: {timings.setting}, medians of {timings.rounds} rounds, on {plain(timings.machine['processor'])} (not a GPU)"
             + _load(timings.machine)
             + (". " if untouched is None else f". The plain policy in torch takes {untouched:.0f} ms. ")
-            + f"*Over full* is the speed-up over full precision in our own engine ({collection.full.method.engine}), so it is "
+            + f"*Over full* is the speed-up over full precision in blockcache's own engine ({collection.full.method.engine}), so it is "
             "what the method alone brings where it runs in the same engine."
         )
     blocks: list[Block] = [Bullets(tuple(items)), _suite_list(collection, directory)]
@@ -116,8 +116,8 @@ def _what_was_run(collection: Collection, directory: str) -> list[Block]:
     printed = [
         "*Beside the paper*: its cells are success rates as printed; where there are two, they are labelled maximum / average of the",
         "last ten checkpoints (three training seeds), but the first is mostly the smaller, so the labels look swapped. **Averages are",
-        "recomputed from the cells**, as some printed ones do not follow from them. Its speed is wall-clock on one RTX 4090D. Ours is",
-        "the score on our task with our policy, seeds and CPU: the same question, not the same experiment.",
+        "recomputed from the cells**, as some printed ones do not follow from them. Its speed is wall-clock on one RTX 4090D. Beside it",
+        "stands what was measured here, with another policy, other seeds and a CPU: the same question, not the same experiment.",
     ]
     return [*blocks, Paragraph("\n".join(terms)), Paragraph("\n".join(printed))]
 
@@ -186,7 +186,7 @@ def _beside_the_paper(collection: Collection, item: SuiteResults) -> Block:
 
 
 def _printed(collection: Collection, item: SuiteResults, name: str, ours: dict[str, str]) -> list[Block]:
-    """The printed table, one for each group of tasks, with our figures beside the first group's."""
+    """The printed table, one for each group of tasks, with the figures measured here beside the first group's."""
     baseline = "ddim-40" if name == "ddim_k40" else BASELINE  # of FLOPs and speed, as in the printed table
     blocks: list[Block] = []
     for group, rows in printed_table(name).items():
@@ -196,7 +196,11 @@ def _printed(collection: Collection, item: SuiteResults, name: str, ours: dict[s
         if blocks:
             blocks.append(Folded(f"printed, {group}", (table(header, body),)))
         else:
-            header += [f"**ours, {plain(item.results.task['name'])}**", "GFLOP", f"over {method_named(baseline).label}"]
+            header += [
+                f"**measured, {plain(item.results.task['name'])}**",
+                "GFLOP",
+                f"over {method_named(baseline).label}",
+            ]
             body = [cells + _ours(collection, item, ours.get(cells[0]), baseline) for cells in body]
             blocks += [table(header, body), *([Paragraph(_NOTES[name])] if name in _NOTES else [])]
     return blocks

@@ -37,12 +37,12 @@ def page(policies: Sequence[PolicyTable], runs: Sequence[TrainingRuns] = ()) -> 
     protocol = [Section("By the paper's protocol", (checkpoints, protocol_table(runs)))] if runs else []
     about = Paragraph(
         "The paper prints two figures, labelled as the best and the mean of the last 10 checkpoints of three training seeds,\n"
-        "on demonstrations by people; ours are one policy each, on demonstrations by scripted experts where the task is not\n"
+        "on demonstrations by people; measured here is one policy each, on demonstrations by scripted experts where the task is not\n"
         "Push-T. So the figures in a line tell of different policies; the differences to full precision are what to compare.\n"
         "Differences are paired, with 95 % intervals. Lossless: the interval's lower end is above -0.03."
     )
     return Document(
-        "The paper's tables beside ours",
+        "The paper's tables beside what was measured here",
         (
             made_from("suites and checkpoints", f"blockcache paper tables {directories}"),
             *quick,
@@ -180,7 +180,7 @@ def _cells(policies: Sequence[PolicyTable]) -> Block:
                             lossless(difference),
                         ]
                     )
-    header = ["policy", "cell", "printed as", "ours", "printed", "n", "ours, 95 %", DIFFERENCE, "lossless"]
+    header = ["policy", "cell", "printed as", "method here", "printed", "n", "measured, 95 %", DIFFERENCE, "lossless"]
     return table(header, rows, left=4)
 
 

@@ -182,8 +182,8 @@ def _refuse_patched(instance: Any, name: str) -> None:
             else "something else"
         )
         raise PolicyError(
-            f"{type(instance).__name__}.{name} is already patched by {by}; remove that patch first, ours with "
-            "disable() (blockcache.handle_of(policy) gives back a handle that was lost)"
+            f"{type(instance).__name__}.{name} is already patched by {by}; remove that patch first, one of "
+            "blockcache with disable() (blockcache.handle_of(policy) gives back a handle that was lost)"
         )
 
 

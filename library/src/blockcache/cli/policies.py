@@ -37,7 +37,7 @@ def convert(source: str, output: str, steps: int, updates: int | None, metric: s
     """Make a policy directory OUT of a CHECKPOINT file that the public Diffusion Policy code wrote.
 
     Nothing in the file is run, and none of that code is needed. Weights (the averaged ones where the config says so), sizes,
-    sampler and normaliser are those of the file; a policy that we do not know in full is refused. Every verb takes the file
+    sampler and normaliser are those of the file; a policy that is not known in full is refused. Every verb takes the file
     itself, too, and keeps what it made of it.
 
     A file of weights of the public RDT code (.safetensors, pytorch_model.bin, or what DeepSpeed wrote, .pt) becomes an RDT

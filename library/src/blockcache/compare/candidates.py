@@ -226,7 +226,7 @@ class Calibrations:
         """A sampler of that kind with so many steps, in place of the policy's own."""
         if self.port.sampler is None:
             raise MethodError(
-                f"{self.port.sampling.unknown} cannot be exchanged for another: it is not one that we know"
+                f"{self.port.sampling.unknown} cannot be exchanged for another: it is not one that blockcache knows"
             )
         return fewer_steps(self.port.sampler, kind, steps)
 

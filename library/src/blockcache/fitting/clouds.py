@@ -52,7 +52,7 @@ class Clouds:
     ) -> None:
         if port.sampler is None:
             raise FitError(
-                f"{port.sampling.unknown} cannot be exchanged for another sampler: it is not one that we know"
+                f"{port.sampling.unknown} cannot be exchanged for another sampler: it is not one that blockcache knows"
             )
         self.observations = as_one_batch(observations)
         count = batch_size(self.observations)

@@ -95,10 +95,19 @@ class Port(ABC):
 
     @abstractmethod
     def with_sampler(self: P, sampler: SamplerConfig) -> P:
-        """The same weights (shared, not copied) behind another sampler."""
+        """The same weights (shared, not copied) behind another sampler.
+
+        Args:
+            sampler: In place of the policy's own.
+        """
 
     def draw_noise(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
-        """All the noise of one generation, (1 + draws, B, T, D), for policies whose sampler is known."""
+        """All the noise of one generation, (1 + draws, B, T, D), for policies whose sampler is known.
+
+        Args:
+            batch: B, the number of observations.
+            generator: Draws it; without one, torch's global generator.
+        """
         assert self.sampler is not None, self.sampling.unknown
         like = next(self.adapter.denoiser.parameters())
         return draw_all(table(self.sampler), (batch, self.horizon, self.sample_dim), like, generator)
@@ -141,7 +150,12 @@ class Port(ABC):
 
     def action_mask(self, *args: Any, **kwargs: Any) -> Tensor | float:
         """What the clean sample is multiplied by to be the action, from what the denoiser is called with: a mask, where a
-        robot lacks some of an action's numbers."""
+        robot lacks some of an action's numbers.
+
+        Args:
+            args: The denoiser's positional arguments.
+            kwargs: Those by name.
+        """
         return 1.0
 
     @property
@@ -150,7 +164,11 @@ class Port(ABC):
         return self.n_obs_steps - 1, self.n_obs_steps - 1 + self.n_action_steps
 
     def executing(self: P, actions: int) -> P:
-        """The same weights (shared, not copied), executing so many actions of each chunk."""
+        """The same weights (shared, not copied), executing so many actions of each chunk.
+
+        Args:
+            actions: How many, `n_action_steps`.
+        """
         if actions != self.n_action_steps:
             raise PolicyError(
                 f"{type(self.policy).__name__} executes {self.n_action_steps} actions of each chunk, and was tuned to "
@@ -166,29 +184,56 @@ class Port(ABC):
     # -- observations
 
     def prepare_observation(self, obs: Any) -> Any:
-        """An observation as a rollout or a file has it (an array or a mapping of arrays), as `entry` takes it."""
+        """An observation as a rollout or a file has it (an array or a mapping of arrays), as `entry` takes it.
+
+        Args:
+            obs: A batch of them.
+        """
         return {name: as_tensor(value) for name, value in obs.items()} if isinstance(obs, Mapping) else obs
 
     @abstractmethod
     def read_observation(self, obs: Any, like: Tensor) -> dict[str, Tensor]:
-        """An observation as it was given to `entry`, checked, by the names of `inputs`; for engines that replace it."""
+        """An observation as it was given to `entry`, checked, by the names of `inputs`; for engines that replace it.
+
+        Args:
+            obs: What `entry` was given.
+            like: A tensor of the device and the dtype that are wanted.
+        """
 
     def check_observation(self, obs: Any) -> None:
-        """Refuse what `entry` would answer wrongly without a word, such as bytes where it takes fractions."""
+        """Refuse what `entry` would answer wrongly without a word, such as bytes where it takes fractions.
+
+        Args:
+            obs: What `entry` was given.
+        """
         return
 
     def inputs_from_call(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Tensor], Tensor]:
         """The program's inputs and the start of the noise, from the arguments of the denoiser's first call.
 
-        Needed only where `begins_after_encoder`."""
+        Needed only where `begins_after_encoder`.
+
+        Args:
+            args: The denoiser's positional arguments.
+            kwargs: Those by name.
+        """
         raise NotImplementedError
 
     def synthetic_observations(self, count: int) -> dict[str, Tensor]:
-        """Made-up observations over the range that the policy was trained on, from torch's global generator."""
+        """Made-up observations over the range that the policy was trained on, from torch's global generator.
+
+        Args:
+            count: How many, in one batch.
+        """
         return {name: 2 * torch.rand(count, *shape) - 1 for name, shape in self.inputs.items()}
 
     def explain(self, error: Exception, obs: Any) -> BlockcacheError | None:
-        """One sentence for what the policy raised, if the observation is to blame."""
+        """One sentence for what the policy raised, if the observation is to blame.
+
+        Args:
+            error: What it raised.
+            obs: What `entry` was given.
+        """
         return None
 
     @property
@@ -199,7 +244,11 @@ class Port(ABC):
     # -- actions
 
     def action_of(self, returned: Any) -> Tensor:
-        """The executed actions (B, n_action_steps, A) in what `entry` returned."""
+        """The executed actions (B, n_action_steps, A) in what `entry` returned.
+
+        Args:
+            returned: By one call of `entry`.
+        """
         if not isinstance(returned, Mapping) or "action" not in returned:
             held = f" with {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else ""
             raise PolicyError(
@@ -209,13 +258,21 @@ class Port(ABC):
         return returned["action"]
 
     def chunk_of(self, returned: Any) -> Tensor:
-        """What `entry` returned from the first executed action on, (B, actions, A): to the chunk's end, if that is told."""
+        """What `entry` returned from the first executed action on, (B, actions, A): to the chunk's end, if that is told.
+
+        Args:
+            returned: By one call of `entry`.
+        """
         if isinstance(returned, Mapping) and "action_pred" in returned:
             return returned["action_pred"][:, self.executed[0] :]
         return self.action_of(returned)
 
     def entry_result(self, found: dict[str, Tensor]) -> Any:
-        """What `entry` would return, from an engine's `action` and `action_pred`."""
+        """What `entry` would return, from an engine's `action` and `action_pred`.
+
+        Args:
+            found: The engine's tensors under these two names.
+        """
         return found
 
     # -- weights
@@ -251,7 +308,11 @@ class Port(ABC):
         return self.program()
 
     def file_inputs(self, obs: Any) -> dict[str, Tensor]:
-        """What an export of the policy takes of an observation; more than that, where some of it became constants."""
+        """What an export of the policy takes of an observation; more than that, where some of it became constants.
+
+        Args:
+            obs: As `entry` takes it.
+        """
         return self.read_observation(obs, next(self.adapter.denoiser.parameters()))
 
     def check_weights(self) -> None:
@@ -315,7 +376,11 @@ class Port(ABC):
         return copy.deepcopy(self)
 
     def save(self, directory: PathLike) -> bool:
-        """Write a directory that `load_policy` opens; False if only the policy's own code can save it."""
+        """Write a directory that `load_policy` opens; False if only the policy's own code can save it.
+
+        Args:
+            directory: Made where it is missing.
+        """
         return False
 
     def _sharing_weights(self: P, policy: Any) -> P:

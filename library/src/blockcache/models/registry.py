@@ -45,7 +45,7 @@ def port_of(policy: Any) -> Port:
     if refusals:  # a family knows it, and says why it cannot be used
         raise refusals[0]
     raise PolicyError(
-        f"{type(policy).__name__} is no diffusion policy that we know ({'; '.join(missed)}); "
+        f"{type(policy).__name__} is no diffusion policy that blockcache knows ({'; '.join(missed)}); "
         "other families can register under the entry point group 'blockcache.families'"
     )
 

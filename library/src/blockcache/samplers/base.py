@@ -210,7 +210,11 @@ class ChosenSampler:
     evidence: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def check_fit(self, policy: Fingerprint) -> None:
-        """Refuse a policy for which it was not chosen. The policy's sampler may be any: it is what gets replaced."""
+        """Refuse a policy for which it was not chosen. The policy's sampler may be any: it is what gets replaced.
+
+        Args:
+            policy: The fingerprint of the policy that it is to be used with.
+        """
         if self.policy is None:
             return
         found = fingerprint_differences(self.policy, policy, ignore=("sampler", "steps"))
@@ -221,13 +225,21 @@ class ChosenSampler:
             )
 
     def save(self, path: PathLike) -> None:
-        """Write the JSON file, atomically; `SamplerConfig.load` reads the sampler of it."""
+        """Write the JSON file, atomically; `SamplerConfig.load` reads the sampler of it.
+
+        Args:
+            path: The file.
+        """
         bound = {} if self.policy is None else {"policy": self.policy.to_dict()}
         FORMAT.save(path, {"sampler": self.sampler.to_dict(), **bound, "evidence": dict(self.evidence)})
 
     @staticmethod
     def load(path: PathLike) -> ChosenSampler:
-        """Read a JSON file, of a sampler alone too."""
+        """Read a JSON file, of a sampler alone too.
+
+        Args:
+            path: The file.
+        """
         content = FORMAT.load(path)
         with FORMAT.reading(path):
             policy = Fingerprint.from_dict(content["policy"]) if "policy" in content else None

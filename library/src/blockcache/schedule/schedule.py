@@ -135,13 +135,21 @@ class Schedule:
         return cls(steps, {name: range(steps) for name in blocks}, fingerprint, {"method": "full"})
 
     def save(self, path: PathLike) -> None:
-        """Write the JSON file, atomically."""
+        """Write the JSON file, atomically.
+
+        Args:
+            path: The file.
+        """
         bound = {"fingerprint": self.fingerprint.to_dict(), "origin": dict(self.origin)}
         FORMAT.save(path, {"steps": self.steps, **self.describe(), **bound})
 
     @classmethod
     def load(cls, path: PathLike) -> Schedule:
-        """Read a JSON file; unknown versions and keys are refused."""
+        """Read a JSON file; unknown versions and keys are refused.
+
+        Args:
+            path: The file, gzipped or not.
+        """
         value = FORMAT.load(path)
         with FORMAT.reading(path):
             return cls(**value)

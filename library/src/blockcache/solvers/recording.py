@@ -105,7 +105,12 @@ class Recording:
         return len(self.input_change)
 
     def matrix(self, metric: str, block: str) -> Array:
-        """One block's (K, K) matrix."""
+        """One block's (K, K) matrix.
+
+        Args:
+            metric: One of those in `matrices`.
+            block: Its name.
+        """
         if metric not in self.matrices:
             known = ", ".join(self.matrices)
             if metric not in METRICS:
@@ -119,7 +124,11 @@ class Recording:
         return self.matrices[metric][names.index(block)]
 
     def save(self, path: PathLike) -> None:
-        """Write the safetensors file, atomically."""
+        """Write the safetensors file, atomically.
+
+        Args:
+            path: The file.
+        """
         content = {
             "blocks": [asdict(block) for block in self.blocks],
             "generations": self.generations,
@@ -135,7 +144,11 @@ class Recording:
 
     @classmethod
     def load(cls, path: PathLike) -> Recording:
-        """Read a file that `save` wrote; other metrics are let pass, anything else is refused."""
+        """Read a file that `save` wrote; other metrics are let pass, anything else is refused.
+
+        Args:
+            path: The file.
+        """
         content, tensors = FORMAT.load_tensors(path, safetensors.numpy.load)
         matrices = {
             name.removeprefix(_MATRICES): array for name, array in tensors.items() if name.startswith(_MATRICES)

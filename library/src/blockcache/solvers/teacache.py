@@ -57,7 +57,12 @@ class TeaCacheRule:
         return {"coefficients": list(self.coefficients), "threshold": self.threshold}
 
     def flops(self, blocks: Sequence[Block], reused: float) -> int:
-        """FLOPs of the blocks computed in one generation, of which the share `reused` was saved."""
+        """FLOPs of the blocks computed in one generation, of which the share `reused` was saved.
+
+        Args:
+            blocks: All blocks of the policy.
+            reused: The share of block evaluations that was saved, 0 to 1.
+        """
         return round(self.steps * (1 - reused) * sum(block.cost for block in blocks))
 
 

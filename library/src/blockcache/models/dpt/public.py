@@ -170,8 +170,8 @@ def architecture(config: Config) -> str:
     known = names["policy"] in (LOW_DIM, HYBRID) and names["policy.model"] in ("", DENOISER)
     if not known or (names["policy"] == LOW_DIM and not names["policy.model"]):
         raise PolicyError(
-            f"an architecture that we do not know ({_found(names)}); known are {LOW_DIM} with the model {DENOISER}, "
-            f"and {HYBRID}"
+            f"an architecture that blockcache does not know ({_found(names)}); known are {LOW_DIM} with the "
+            f"model {DENOISER}, and {HYBRID}"
         )
     return names["policy"]
 
@@ -304,7 +304,7 @@ def refuse_unknown(where: str, given: Mapping[str, Any], known: Collection[str])
     if odd:
         names = shortened(", ".join(odd), 200)
         raise PolicyError(
-            f"{where} in the config has {names}, which the public code does not know or we do not; known are "
+            f"{where} in the config has {names}, which the public code or blockcache does not know; known are "
             f"{', '.join(sorted(known))}"
         )
 

@@ -97,6 +97,11 @@ class Method:
         return bool(self._parts) and all(part.facts.off_the_shelf for part in self._parts)
 
     @property
+    def by_another_metric(self) -> bool:
+        """Whether its schedule is solved by another metric than the cosine."""
+        return self.reuse is not None and bool(self.reuse.facts.metric)
+
+    @property
     def tuned_in(self) -> str | None:
         """The directory of `blockcache tune` that it stands for, if it does."""
         return self._parts[0].facts.tuned_in if self._parts else None

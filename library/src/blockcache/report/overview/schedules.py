@@ -61,14 +61,13 @@ def _given(sources: Sources) -> Iterator[Shown]:
 
 def _from_results(sources: Sources) -> Iterator[Shown]:
     """The schedules that methods ran by, the cheapest first of each kind, under the policy's own sampler first."""
-    methods = [row.method for row in sources.rows.values()]
-    for method in sorted(methods, key=lambda method: (not method.shares_all_noise, "metric" in method.name)):
-        updates = (method.reuse or {}).get("updates")
-        steps = method.sampler.get("num_inference_steps")
-        if isinstance(updates, Mapping) and isinstance(steps, int) and not method_named(method.name).tuned_in:
+    methods = [(row.method, method_named(row.method.name)) for row in sources.rows.values()]
+    for run, method in sorted(methods, key=lambda pair: (not pair[0].shares_all_noise, pair[1].by_another_metric)):
+        updates = (run.reuse or {}).get("updates")
+        steps = run.sampler.get("num_inference_steps")
+        if isinstance(updates, Mapping) and isinstance(steps, int) and not method.tuned_in:
             with contextlib.suppress(BlockcacheError):  # of a method that has no static schedule
-                made = Schedule(steps, updates, origin={"method": method.name.partition(":")[0]})
-                yield Shown(method_named(method.name).label, "results", made)
+                yield Shown(method.label, "results", Schedule(steps, updates))
 
 
 def _with_error(one: Shown, analysed: Sequence[Shown], sources: Sources) -> Shown:

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
+from blockcache.compare.methods import method_named
 from blockcache.errors import FileError
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.features import ActionFeatures
@@ -27,7 +28,7 @@ EPISODES = 100
 def make(directory, task, scores, dropout=0.0, jerks=(0.1, 0.1), shift=0.07, name=TABLES, tuned=None, **more):
     """`scores` gives a method's score of an episode by its place; `jerks` are of full precision and of all else. `name` is
     the suite's, or of any other file; `more` is of the setting."""
-    suite = suite_by_name(name if name in KINDS else TABLES, lambda kind, method: f"{kind}-16")
+    suite = suite_by_name(name if name in KINDS else TABLES, lambda kind, method: method_named(f"{kind}-16"))
     suite = suite if tuned is None else with_tuned(suite, tuned)
     names = list(dict.fromkeys(("full", *suite.methods)))
     records = [
@@ -176,7 +177,7 @@ def test_every_place_is_printed():
 
 def test_every_row_that_a_suite_names_is_printed_for_some_task():
     """S was varied on few tasks, which have other names there."""
-    suites = [suite_by_name(name, lambda kind, method: f"{kind}-16") for name in (*SUITES, TABLES)]
+    suites = [suite_by_name(name, lambda kind, method: method_named(f"{kind}-16")) for name in (*SUITES, TABLES)]
     rows = {cell.printed for suite in suites for cell in suite.cells if cell.printed}
     places = [place for found in PLACES.values() for place in found]
     assert all(any(printed_cell(row, place) for place in places) for row in rows)

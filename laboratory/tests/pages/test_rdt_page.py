@@ -35,7 +35,8 @@ def cost(name):
 
 
 def equal(kind, method):
-    return f"action:budget={cost(method) / 100:g}" if kind == "action" else f"{kind}-{round(cost(method))}"
+    worth = cost(method.name)
+    return parse_method(f"action:budget={worth / 100:g}" if kind == "action" else f"{kind}-{round(worth)}")
 
 
 def make(directory, task, lost, succeeded=100, rollouts=100, timed=True, exact=FOUND, tuned=None):

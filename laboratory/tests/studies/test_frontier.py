@@ -38,7 +38,7 @@ def policy(make_policy):
 
 def test_it_is_a_suite_of_its_own():
     assert FRONTIER not in SUITES
-    found = suite_by_name(FRONTIER, lambda kind, method: f"{kind}:budget=0.14")
+    found = suite_by_name(FRONTIER, lambda kind, method: parse_method(f"{kind}:budget=0.14"))
     kinds = {method_named(name).kind for name in found.methods}
     assert {"BAC", "Action costs", "DDPM-N", "DDIM-N", "placed DDPM-N", "fitted-N", "reuse on few steps"} <= kinds
     assert len(found.methods) > 15
@@ -49,8 +49,9 @@ def test_action_costs_get_the_flops_of_bac(policy):
     calibrations = Calibrations(port_of(policy), observations()[:3], progress=False)
     equal = equal_flops(calibrations)
     flops = [
-        calibrations.candidate(parse_method(name)).flops(calibrations.port, 0.0)
-        for name in ("bac:S=10,n=5", equal("action", "bac:S=10,n=5"))
+        calibrations.candidate(method).flops(calibrations.port, 0.0)
+        for bac in [parse_method("bac:S=10,n=5")]
+        for method in (bac, equal("action", bac))
     ]
     assert 0.9 * flops[0] < flops[1] <= 1.001 * flops[0]
 
@@ -150,7 +151,13 @@ def test_a_fit_that_does_not_beat_its_start_is_left_out_with_all_that_builds_on_
 @pytest.fixture
 def few_methods(monkeypatch):
     def small(equal):
-        names = ("full", "bac:S=5,n=1", equal("action", "bac:S=5,n=1"), "ddpm-6", "ddpm-6+action:budget=0.7")
+        names = (
+            "full",
+            "bac:S=5,n=1",
+            equal("action", parse_method("bac:S=5,n=1")).name,
+            "ddpm-6",
+            "ddpm-6+action:budget=0.7",
+        )
         return Suite(FRONTIER, "small", None, tuple(Cell("All", name, main=name == "full") for name in names))
 
     monkeypatch.setitem(suites.KINDS, FRONTIER, replace(suites.KINDS[FRONTIER], make=small))

@@ -42,7 +42,9 @@ def test_it_has_a_directory_seeds_and_many_rollouts_of_its_own():
     assert RDT in ALONE
     assert RDT not in SUITES
     assert KINDS[RDT].rollouts == 100
-    found = suite_by_name(RDT, lambda kind, method: f"{kind}:budget=0.2" if kind == "action" else f"{kind}-4")
+    found = suite_by_name(
+        RDT, lambda kind, method: parse_method(f"{kind}:budget=0.2" if kind == "action" else f"{kind}-4")
+    )
     assert {*BACS, "full", *(f"uniform:S={updates}" for updates in (1, 2, 3, 5))} <= set(found.methods)
     assert {f"dpmsolver++-{steps}" for steps in (10, 5, 4, 3, 2, 1)} <= set(found.methods)
     assert {method_named(name).kind for name in found.methods} == {
@@ -69,13 +71,14 @@ def test_fewer_steps_keep_what_the_policy_was_trained_for(calibrations):
 def test_rivals_have_the_flops_of_bac(calibrations):
     equal, port = equal_flops(calibrations), calibrations.port
 
-    def flops(name):
-        return calibrations.candidate(parse_method(name)).flops(port, 0.0)
+    def flops(method):
+        return calibrations.candidate(method).flops(port, 0.0)
 
-    one_step = flops("dpmsolver++-2") - flops("dpmsolver++-1")
-    for bac in BACS:
+    one_step = flops(parse_method("dpmsolver++-2")) - flops(parse_method("dpmsolver++-1"))
+    bacs = [parse_method(name) for name in BACS]
+    for bac in bacs:
         assert abs(flops(equal("dpmsolver++", bac)) - flops(bac)) <= one_step / 2
-    for bac in BACS[1:]:
+    for bac in bacs[1:]:
         assert 0.9 * flops(bac) < flops(equal("action", bac)) <= 1.001 * flops(bac)
 
 

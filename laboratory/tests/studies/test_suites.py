@@ -46,7 +46,8 @@ def main(policy, tmp_path_factory):
 
 
 def fake_equal(kind, method):
-    return f"{kind}-7" if kind in ("ddim", "ddpm") else f"{kind}:threshold=0.5" if kind == "teacache" else f"{kind}:S=7"
+    name = f"{kind}-7" if kind in ("ddim", "ddpm") else f"{kind}:threshold=0.5" if kind == "teacache" else f"{kind}:S=7"
+    return parse_method(name)
 
 
 def test_one_factor_is_changed_at_a_time():
@@ -67,7 +68,7 @@ def test_one_factor_is_changed_at_a_time():
 
 def test_the_comparisons_that_count_get_many_rollouts():
     def equal(kind, method):  # tells the two budgets apart
-        return fake_equal(kind, method).replace("7", "8" if "S=20" in method else "7")
+        return parse_method(fake_equal(kind, method).name.replace("7", "8" if "S=20" in method.name else "7"))
 
     many = {cell.method for cell in suite_by_name("main", equal).cells if cell.main}
     assert {"full", BASE, "bac:S=20,n=5", "uniform:S=7", "uniform:S=8", "ddim-7", "ddim-8"} <= many
@@ -88,9 +89,15 @@ def test_printed_rows_exist():
 # ---- methods by their FLOPs
 
 
+def equal_names(calibrations):
+    """By names."""
+    equal = equal_flops(calibrations)
+    return lambda kind, name: equal(kind, parse_method(name)).name
+
+
 def test_rivals_have_the_nearest_flops(policy):
     calibrations = Calibrations(port_of(policy), observations(3), progress=False)
-    equal = equal_flops(calibrations)
+    equal = equal_names(calibrations)
 
     def flops(name):
         return calibrations.candidate(parse_method(name)).flops(calibrations.port, 0.0)
@@ -107,7 +114,7 @@ def test_rivals_have_the_nearest_flops(policy):
 
 def test_of_equal_samplers_the_one_that_starts_at_the_most_noise_is_taken(make_policy):
     calibrations = Calibrations(port_of(make_policy(sampler=DDPM(num_inference_steps=100))), observations(2))
-    equal = equal_flops(calibrations)
+    equal = equal_names(calibrations)
     assert equal("ddim", "ddpm-34") == "ddim-33"  # 34 steps start at timestep 66, 33 at 96
     assert equal("ddpm", "ddim-17") == "ddpm-17"  # 16 starts later, but is more than 5 % cheaper
     assert equal("ddim", "ddpm-20") == "ddim-20"
@@ -123,7 +130,7 @@ def test_the_threshold_follows_from_the_wanted_share():
 
 def test_teacache_comes_near_the_wanted_flops(policy):
     calibrations = Calibrations(port_of(policy), observations(4), progress=False)
-    name = equal_flops(calibrations)("teacache", BASE)
+    name = equal_names(calibrations)("teacache", BASE)
     candidate = calibrations.candidate(parse_method(name))
     with running(calibrations.port, candidate) as fast:
         for one in observations(8):

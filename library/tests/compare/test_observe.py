@@ -75,11 +75,11 @@ def test_test_seeds_are_refused(make_policy, toy_by_name):
 
 def test_new_ones_stand_behind_those_of_a_file(make_policy, toy_by_name):
     seen = observe(make_policy(), "toy", episodes=6, count=9, first_seed=20)
-    more = observe(make_policy(), "toy", episodes=6, count=5, first_seed=40).behind(seen.obs, seen.moments)
+    more = observe(make_policy(), "toy", episodes=6, count=5, first_seed=40).appended_to(seen.obs, seen.moments)
     np.testing.assert_array_equal(more.obs[:9], seen.obs)
     assert {int(seed) // 20 for seed in more.moments[9:, 0]} == {2}
     assert len(more.obs) == len(more.moments) == 14
-    assert more.behind(seen.obs, None).moments is None
+    assert more.appended_to(seen.obs, None).moments is None
 
 
 def test_what_a_task_shows_without_a_name_is_the_only_input_of_a_policy(toy_by_name, command, tmp_path):

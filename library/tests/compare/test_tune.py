@@ -141,9 +141,9 @@ def rolled_out(points, goal, lost):
     """The points after their rollouts, in which each method loses what `lost` says, and what was rolled out at a time."""
     asked = []
 
-    def differences(methods):
-        asked.append(methods)
-        return {method: estimate(-lost.get(method, 0.2)) for method in methods}
+    def differences(points):
+        asked.append([point.method for point in points])
+        return {method: estimate(-lost.get(method, 0.2)) for method in asked[-1]}
 
     return tuner.roll_out(points, goal, differences), asked
 
@@ -260,7 +260,8 @@ class Sobering:
         return [point(name, loss=self.really[name]) for name in names if name in self.really]
 
 
-GLANCED = [point(f"m{n}", 1.0 + n, 0.01) for n in range(12)]  # all seem good, the fastest ones most of all
+NAMES = [f"ddim-{n}" for n in range(1, 13)]
+GLANCED = [point(name, 1.0 + n, 0.01) for n, name in enumerate(NAMES)]  # all seem good, the fastest ones most of all
 
 
 @pytest.mark.parametrize(
@@ -273,14 +274,14 @@ GLANCED = [point(f"m{n}", 1.0 + n, 0.01) for n in range(12)]  # all seem good, t
     ],
 )
 def test_where_a_glance_was_too_kind_the_next_ones_are_looked_at(good_from, rounds, looked):
-    seen = Sobering({f"m{n}": 0.0 if n >= good_from else 0.5 for n in range(12)}, rounds)
+    seen = Sobering({name: 0.0 if n >= good_from else 0.5 for n, name in enumerate(NAMES)}, rounds)
     found = tuner.try_finalists(seen, GLANCED, Goal(loss=0.03))
-    assert list(found) == [f"m{n}" for n in range(looked)]
+    assert list(found) == NAMES[:looked]
     assert {samples for _, samples in seen.asked} == {48}
 
 
 def test_what_seemed_to_miss_the_goal_is_not_looked_at_for_want_of_better():
-    bad = [point(f"bad{n}", 0.5 + n, 0.4) for n in range(8)]
+    bad = [point(f"ddpm-{n + 1}", 0.5 + n, 0.4) for n in range(8)]
     seen = Sobering({one.method: 0.5 for one in [*GLANCED, *bad]})
     assert set(tuner.try_finalists(seen, [*GLANCED, *bad], Goal(loss=0.03))) >= {one.method for one in GLANCED}
     assert len(seen.asked) == 3

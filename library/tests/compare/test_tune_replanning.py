@@ -49,9 +49,9 @@ def rolled(found, best=BEST, goal=GOAL, actions=8, rate_hz=10.0):
     """The points and the choice where methods are found to have these differences, and what was asked for."""
     asked = []
 
-    def differences(methods):
-        asked.extend(methods)
-        return {method: found[method] for method in methods if method in found}
+    def differences(points):
+        asked.extend(point.method for point in points)
+        return {method: found[method] for method in asked if method in found}
 
     points, chosen = replan([best], best, goal, actions, rate_hz, differences)
     assert points[0] == best
@@ -206,9 +206,7 @@ def test_with_a_deadline_the_best_is_rolled_out_again_and_the_winner_on_fresh_se
     def flattered(points, best, goal, actions, rate_hz, differences):
         """As found, but for half a chunk, which is said to win."""
         half = named(best.method, 2)
-        return usual(
-            points, best, goal, actions, rate_hz, lambda methods: {**differences(methods), half: estimate(0.5)}
-        )
+        return usual(points, best, goal, actions, rate_hz, lambda points: {**differences(points), half: estimate(0.5)})
 
     monkeypatch.setattr(tuner, "replan", flattered)
     found = run(policy, deadline_ms=1e4)

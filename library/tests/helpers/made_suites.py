@@ -14,10 +14,10 @@ OWN = {"type": "ddpm", "num_train_timesteps": 100, "num_inference_steps": STEPS,
 
 def equal(kind, method):
     """As many FLOPs, by the rule of thumb of this file: `cost`."""
-    wanted = cost(method)
+    wanted = cost(method.name)
     if kind == "teacache":
-        return f"teacache:threshold={wanted / 100}"
-    return f"{kind}-{wanted}" if kind in ("ddim", "ddpm") else f"{kind}:S={wanted}"
+        return parse_method(f"teacache:threshold={wanted / 100}")
+    return parse_method(f"{kind}-{wanted}" if kind in ("ddim", "ddpm") else f"{kind}:S={wanted}")
 
 
 def cost(name):

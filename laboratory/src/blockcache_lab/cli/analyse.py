@@ -28,7 +28,7 @@ def _section(text: str) -> str:
 @click.option("--weaker", type=arg.POLICY, help="A weaker policy for the same task: does caching hurt it more?")
 @click.option(
     "--only",
-    type=arg.Checked("name", _section),
+    type=arg.CheckedText("name", _section),
     multiple=True,
     help="A section by name; may be repeated. Default: all.",
 )

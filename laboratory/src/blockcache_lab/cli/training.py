@@ -23,12 +23,12 @@ def _policy_to_write(path: str) -> str:
 
 task_argument = click.argument("task", type=arg.TASK)
 data_option = click.option(
-    "--data", type=arg.Checked("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
+    "--data", type=arg.CheckedText("file", _demonstrations), required=True, help="The demonstrations, a .npz file."
 )
 output_option = click.option(
     "-o",
     "--output",
-    type=arg.Checked("directory", _policy_to_write),
+    type=arg.CheckedText("directory", _policy_to_write),
     required=True,
     help="The policy directory to write.",
 )

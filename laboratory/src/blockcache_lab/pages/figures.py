@@ -193,8 +193,9 @@ def _of_policies(records: Path, pattern: str) -> Callable[..., str]:
 def _resolve(method: str, rows: Mapping[str, MethodSummary], equals: Sequence[Cell], where: str) -> str:
     start, at, equal = method.partition("@")
     if at:
-        found = [cell.method for cell in equals if cell.equals == equal and cell.method.startswith(start)]
-        found = [name for name in found if ":placed" not in name] or found
+        chosen = {cell.method: method_named(cell.method) for cell in equals if cell.equals == equal}
+        alike = [name for name, known in chosen.items() if known.facts.word == start]
+        found = [name for name in alike if chosen[name].off_the_shelf] or alike
     else:
         found = [name for name in rows if method in (name, method_named(name).portable_name)]
     if len(set(found)) != 1:

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from blockcache.compare.candidates import Calibrations, Candidate, program_flops
-from blockcache.compare.methods import parse_method
+from blockcache.compare.methods import Method
 from blockcache.compare.paired import one_thread
-from blockcache.compare.reuse_parts import TeaCache
+from blockcache.compare.parts import FewerSteps
+from blockcache.compare.reuse_parts import BAC, BlockWise, Solved, TeaCache, Unified, Uniform
 from blockcache.models.port import Port
 from blockcache.samplers import sampler_names, table
-from blockcache.solvers import PAPER_METHODS
 from blockcache.solvers.teacache import TeaCacheRule
 from blockcache_lab.studies.suites import Equal
 
@@ -32,35 +32,37 @@ def equal_flops(calibrations: Calibrations) -> Equal:
     steps, once = len(port.timesteps), port.encoder_flops
 
     @cache
-    def flops(method: str, reused: float = 0.0) -> int:
+    def flops(method: Method, reused: float = 0.0) -> int:
         with one_thread():
-            return calibrations.candidate(parse_method(method)).flops(port, reused)
+            return calibrations.candidate(method).flops(port, reused)
 
-    def teacache(wanted: int) -> str:
-        full, least = flops("teacache", 0.0), flops("teacache", 1.0)
-        rule = calibrations.candidate(parse_method("teacache")).strategy
+    def teacache(wanted: int) -> Method:
+        usual = Method(reuse=TeaCache())
+        full, least = flops(usual, 0.0), flops(usual, 1.0)
+        rule = calibrations.candidate(usual).strategy
         assert isinstance(rule, TeaCacheRule)
         changes = calibrations.recording().input_change
-        return str(TeaCache(teacache_threshold(rule, changes, (full - wanted) / (full - least))))
+        return Method(reuse=TeaCache(teacache_threshold(rule, changes, (full - wanted) / (full - least))))
 
-    def fewer(sampler: str, wanted: int) -> str:
-        costs = {count: once + count * (flops(f"{sampler}-1") - once) for count in range(1, steps + 1)}
+    def fewer(sampler: str, wanted: int) -> Method:
+        step = flops(Method(FewerSteps(sampler, 1))) - once
+        costs = {count: once + count * step for count in range(1, steps + 1)}
         near = [count for count in costs if abs(costs[count] - wanted) <= NEAR * wanted]
         begins = {n: int(table(calibrations.sampler(sampler, n)).timesteps[0]) for n in near}
         near = [count for count in near if begins[count] == max(begins.values())] or list(costs)
-        return f"{sampler}-{min(near, key=lambda count: (abs(costs[count] - wanted), -count))}"
+        return Method(FewerSteps(sampler, min(near, key=lambda count: (abs(costs[count] - wanted), -count))))
 
-    def updates(method: str, wanted: int) -> str:
+    def updates(part: type[Solved], wanted: int) -> Method:
         """With the S whose FLOPs are nearest; where the S steps of a block lie does not change them."""
-        first, slope = flops("uniform:S=1"), flops("uniform:S=2") - flops("uniform:S=1")
-        best = min(range(1, steps + 1), key=lambda s: (abs(first + (s - 1) * slope - wanted), -s))
-        return f"{method}:S={best}"
+        first, second = (flops(Method(reuse=Uniform(s))) for s in (1, 2))
+        best = min(range(1, steps + 1), key=lambda s: (abs(first + (s - 1) * (second - first) - wanted), -s))
+        return Method(reuse=part(best))
 
-    finders: dict[str, Callable[[int], str]] = {
+    finders: dict[str, Callable[[int], Method]] = {
         "teacache": teacache,
-        "action": lambda wanted: str(calibrations.action_budget(wanted)),
+        "action": calibrations.action_budget,
         **{name: partial(fewer, name) for name in sampler_names()},
-        **{name: partial(updates, name) for name in PAPER_METHODS},
+        **{part.word: partial(updates, part) for part in (BAC, BlockWise, Unified, Uniform)},
     }
     return lambda kind, method: finders[kind](flops(method))
 

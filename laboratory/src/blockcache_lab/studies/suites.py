@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
+from blockcache.compare.methods import Method, parse_method
+from blockcache.compare.parts import FewerSteps, FittedSteps, TunedFiles
 from blockcache.errors import ContentError, FileError, short
 from blockcache.files import PathLike, read
 from blockcache.results.rollouts import BASELINE, Results
@@ -20,7 +22,7 @@ BASE = "bac:S=10,n=5"
 TUNED = "Tuned"  # the table of what was tuned
 TIMINGS = "timings.json"  # beside the suites' files; all their methods, timed in one run
 DISTANCES = "distances.json"  # beside that of the frontier
-Equal: TypeAlias = Callable[[str, str], str]  # (kind, method) -> the method of that kind with as many FLOPs
+Equal: TypeAlias = Callable[[str, Method], Method]  # (kind, method) -> the method of that kind with as many FLOPs
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Cell:
     equals: str | None = None  # the method whose FLOPs it was chosen to have
     printed: str | None = None  # its row in the paper, as "table/row" of published_results.json
     main: bool = False  # among those that get many rollouts
+
+
+def _rival(section: str, equal: Equal, kind: str, method: str, printed: str | None = None, main: bool = False) -> Cell:
+    """The method of that kind with as many FLOPs as another."""
+    return Cell(section, equal(kind, parse_method(method)).name, method, printed, main)
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ def _main(equal: Equal) -> Suite:
         cells.append(Cell(section, bac, printed=rows.get("bac"), main=True))
         for kind in ("uniform", "ddim", "ddpm", "teacache"):
             many = kind != "teacache"  # it has to run on the slowest engine
-            cells.append(Cell(section, equal(kind, bac), equals=bac, printed=rows.get(kind), main=many))
+            cells.append(_rival(section, equal, kind, bac, rows.get(kind), many))
     return Suite("main", "BAC against what else makes a policy faster, at equal FLOPs.", None, tuple(cells))
 
 
@@ -110,7 +117,7 @@ def _ablation(equal: Equal) -> Suite:
     parts, fair, objective = "The parts of the method, S = 10", "The same, at the FLOPs of BAC", "The objective"
     released = "The last step, which the released code computes in every block"
     cells = [Cell(parts, name) for name in ("uniform:S=10", "unified:S=10", "blockwise:S=10", BASE)]
-    cells += [Cell(fair, equal(kind, BASE), equals=BASE) for kind in ("uniform", "unified", "blockwise")]
+    cells += [_rival(fair, equal, kind, BASE) for kind in ("uniform", "unified", "blockwise")]
     cells += [Cell(objective, BASE), Cell(objective, f"{BASE},objective=consecutive")]
     cells += [Cell(released, BASE), Cell(released, f"{BASE},last=1")]
     about = "What each part of BAC is worth, and where the paper's text and its released code differ."
@@ -148,7 +155,7 @@ def _ddim(equal: Equal) -> Suite:
     combined = {s: f"ddim-40+bac:S={s},n=3" for s in (3, 5, 10)}
     cells = [Cell(cached, "ddim-40", printed="ddim_k40/DDIM (K=40)")]
     cells += [Cell(cached, name, printed=f"ddim_k40/BAC (S={s},n=3)") for s, name in combined.items()]
-    cells += [Cell(fewer, equal("ddim", name), equals=name) for name in combined.values()]
+    cells += [_rival(fewer, equal, "ddim", name) for name in combined.values()]
     return Suite("ddim", "BAC on a sampler that is fast already, against fewer steps of it.", "ddim-40", tuple(cells))
 
 
@@ -159,7 +166,7 @@ def _frontier(equal: Equal) -> Suite:
     cells = [Cell(own, "full", main=True)]
     for bac in (BASE, "bac:S=20,n=5"):
         cells += [Cell(own, bac), Cell(own, f"{bac},metric=mse", equals=bac)]
-        cells += [Cell(own, equal("action", bac), equals=bac)]
+        cells += [_rival(own, equal, "action", bac)]
     names = ("ddpm-16", "ddpm-10", "ddpm-8", "ddpm-6", "ddim-10", "ddim-6", "sde-dpmsolver++-10", "sde-dpmsolver++-8")
     cells += [Cell(fewer, name) for name in names]
     cells += [Cell(chosen, f"ddpm-{steps}:placed") for steps in (8, 5)]
@@ -178,9 +185,9 @@ def _rdt(equal: Equal) -> Suite:
     cells += [Cell(first, bac) for bac in bacs.values()]
     cells += [Cell(uniform, f"uniform:S={updates}") for updates in bacs]
     cells += [Cell(fewer, f"{SOLVER}-{steps}") for steps in (10, 5, 3, 2, 1)]
-    cells += [Cell(f"{fewer}, at the FLOPs of BAC", equal(SOLVER, bac), equals=bac) for bac in bacs.values()]
+    cells += [_rival(f"{fewer}, at the FLOPs of BAC", equal, SOLVER, bac) for bac in bacs.values()]
     # with one update for each block there is one schedule only: nothing is left to be split
-    cells += [Cell(costs, equal("action", bac), equals=bac) for updates, bac in bacs.items() if updates > 1]
+    cells += [_rival(costs, equal, "action", bac) for updates, bac in bacs.items() if updates > 1]
     about = "The paper's figure on RDT: BAC against Uniform, fewer steps of DPM-Solver++ and action costs."
     return Suite(RDT, about, None, tuple(cells))
 
@@ -189,7 +196,7 @@ def _realtime(equal: Equal) -> Suite:
     bac = "bac:S=7,n=3"
     paper, fair = "Full precision, and BAC as on the paper's robot", "At the FLOPs of BAC S = 7, n = 3"
     cells = [Cell(paper, name) for name in ("full", "bac:S=5,n=3", bac)]
-    cells += [Cell(fair, equal(kind, bac), equals=bac) for kind in ("uniform", "ddim", "ddpm")]
+    cells += [_rival(fair, equal, kind, bac) for kind in ("uniform", "ddim", "ddpm")]
     about = "The paper's figure on a real robot, in simulation: time passes while the policy computes."
     return Suite(REALTIME, about, None, tuple(cells))
 
@@ -198,15 +205,17 @@ def _tables(equal: Equal) -> Suite:
     rows, fair = "The paper's rows", "At the FLOPs of BAC S = 10, n = 5, or fewer"
     printed = {BASELINE: "Full Precision", BASE: "BAC(S = 10)"}
     cells = [Cell(rows, method, printed=f"main/{row}", main=True) for method, row in printed.items()]
-    fewer = equal("ddpm", BASE)
-    cells += [Cell(fair, name, equals=BASE) for name in (fewer, f"{fewer}:placed", "fitted-5")]
+    fewer = equal("ddpm", parse_method(BASE)).sampler
+    assert isinstance(fewer, FewerSteps)
+    samplers = (fewer, replace(fewer, placed=True), FittedSteps(5))
+    cells += [Cell(fair, Method(sampler).name, equals=BASE) for sampler in samplers]
     return Suite(TABLES, "The paper's main table on a task, beside few steps at equal FLOPs.", None, tuple(cells))
 
 
 def with_tuned(suite: Suite, directory: str) -> Suite:
     """The suite with what `blockcache tune` wrote into a directory, for the same policy; a main method if any is."""
     main = any(cell.main for cell in suite.cells)
-    return replace(suite, cells=(*suite.cells, Cell(TUNED, f"tuned:{directory}", main=main)))
+    return replace(suite, cells=(*suite.cells, Cell(TUNED, Method(TunedFiles(directory)).name, main=main)))
 
 
 @dataclass(frozen=True)

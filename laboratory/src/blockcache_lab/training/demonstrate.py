@@ -17,7 +17,7 @@ from blockcache.observations import joined, stacked
 from blockcache.progress import progress_bar
 from blockcache.tasks import Task, TaskSpec, expert_factory, make_task
 from blockcache.tasks.base import Array
-from blockcache.tasks.rollout import checked
+from blockcache.tasks.rollout import checked_observation
 from blockcache_lab.training.data import TrainingError
 
 LINGER = 10  # steps that are kept after success: a policy shall learn to stay there
@@ -163,7 +163,8 @@ def _close(simulator: Task | None) -> None:
 def _episode(simulator: Task, task: str, seed: int, noise: float, every: int, lasting: int) -> Shown | None:
     """What was seen, and what the expert wanted; None if it failed."""
     spec = simulator.spec
-    seen, wanted, random = [checked(simulator.reset(seed), spec)], list[Array](), np.random.default_rng(seed)
+    seen, wanted = [checked_observation(simulator.reset(seed), spec)], list[Array]()
+    random = np.random.default_rng(seed)
     act, left = expert_factory(task)(simulator), LINGER
     push, remaining = np.zeros(0), 0
     while left and len(wanted) < spec.max_steps:
@@ -176,7 +177,7 @@ def _episode(simulator: Task, task: str, seed: int, noise: float, every: int, la
             push, remaining = noise * drawn, lasting
         simulator.step(wanted[-1] + push if remaining else wanted[-1])
         remaining = max(0, remaining - 1)
-        seen.append(checked(simulator.observe(), spec))
+        seen.append(checked_observation(simulator.observe(), spec))
         left -= simulator.success
     if not simulator.success:
         return None

@@ -40,7 +40,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 FAILED, INTERRUPTED = 1, 130  # exit codes
 
 
-class Checked(click.ParamType):  # type: ignore[type-arg]
+class CheckedText(click.ParamType):  # type: ignore[type-arg]
     """A text that `read` makes a value of, or refuses with one sentence."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
@@ -227,14 +227,14 @@ def _new_directory(path: str) -> Path:
     return Path(path)
 
 
-POLICY = Checked("policy", PolicySource)
-POLICY_OR_EXPORT = Checked("policy", lambda name: name if name.endswith(".onnx") else PolicySource(name))
-METHOD = Checked("method", _method)
-TASK = Checked("task", _known_task)
-TUNED = Checked("directory", _tuned_directory)
-OUTPUT = Checked("file", _writable_file)
-OUTPUT_DIRECTORY = Checked("directory", _writable_directory)
-NEW_DIRECTORY = Checked("directory", _new_directory)  # made whole or not at all; what it is in exists
+POLICY = CheckedText("policy", PolicySource)
+POLICY_OR_EXPORT = CheckedText("policy", lambda name: name if name.endswith(".onnx") else PolicySource(name))
+METHOD = CheckedText("method", _method)
+TASK = CheckedText("task", _known_task)
+TUNED = CheckedText("directory", _tuned_directory)
+OUTPUT = CheckedText("file", _writable_file)
+OUTPUT_DIRECTORY = CheckedText("directory", _writable_directory)
+NEW_DIRECTORY = CheckedText("directory", _new_directory)  # made whole or not at all; what it is in exists
 MOST = 1_000_000  # of anything that is counted: a number with a few digits too many is refused before it does harm
 COUNT = click.IntRange(1, MOST)
 CORES = click.IntRange(1, 1024)  # threads, or processes

@@ -28,7 +28,7 @@ def _new(path: str) -> str:
 
 @click.command()
 @click.argument("source", metavar="CHECKPOINT")
-@click.argument("output", metavar="OUT", type=arg.Checked("place", _new))
+@click.argument("output", metavar="OUT", type=arg.CheckedText("place", _new))
 @click.option("--steps", type=arg.SIZE, default=100, help="Of a folder of schedules: steps of one generation.")
 @click.option("-S", "--updates", type=arg.COUNT, help="Of a folder with several schedules: the one with S updates.")
 @click.option("--metric", help="Of a folder with several schedules: the one by this metric.")
@@ -138,7 +138,7 @@ def observe(
     torch.set_num_threads(threads)
     seen = run(policy.port, chosen, episodes, count, first_seed)
     if before is not None:
-        seen = seen.behind(*before)
+        seen = seen.appended_to(*before)
     seen.save(output)
     more = "" if before is None else f", {count} of them new, "
     click.echo(f"{output}: {len(seen)} observations{more or ' '}of {episodes} episodes")

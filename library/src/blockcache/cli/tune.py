@@ -25,7 +25,7 @@ def _milliseconds(text: str) -> float:
     return float(found[1]) * (1e3 if found[2] == "s" else 1)
 
 
-TIME = arg.Checked("time", _milliseconds)
+TIME = arg.CheckedText("time", _milliseconds)
 
 
 @click.command()
@@ -39,7 +39,13 @@ TIME = arg.Checked("time", _milliseconds)
 @click.option(
     "--minutes", type=click.FloatRange(0.1, 10_000), default=10.0, help="For all but rollouts. More go on from here."
 )
-@click.option("--rate", "rate_hz", type=click.FloatRange(0.1, 1000), default=10.0, help="In Hz: the control rate.")
+@click.option(
+    "--rate",
+    "rate_hz",
+    type=click.FloatRange(0.1, 1000),
+    default=10.0,
+    help="In Hz: how often a control loop asks for a chunk.",
+)
 @click.option("--keep-sampler", is_flag=True, help="Only schedules, under the policy's own sampler.")
 @click.option("--keep-spread", is_flag=True, help="Only what keeps the spread of the policy's own actions.")
 @click.option("--seed", type=arg.SEED, default=0, help="Of the noise and the split of the observations.")

@@ -10,9 +10,10 @@ from blockcache.cli.lazy import LazyGroup
 policy = LazyGroup(
     "policy",
     open_to_others=True,
-    help="On the way to a policy: demonstrations, training, checkpoints of other code, observations, samplers of few steps.",
+    help="On the way to a policy: checkpoints of other code, observations, samplers of few steps; where blockcache-lab is "
+    "installed, demonstrations and training too.",
     verbs={
-        "convert": (".policies:convert", "Make a policy of a checkpoint of the public Diffusion Policy code."),
+        "convert": (".policies:convert", "Make a policy of a checkpoint of the public Diffusion Policy or RDT code."),
         "observe": (".policies:observe", "Let a policy do its task and keep what it saw, to calibrate on."),
         "place": (".policies:place", "Find where the few steps of a sampler lie best for a policy."),
         "fit": (".policies:fit", "Fit the constants of a sampler of few steps to a policy."),

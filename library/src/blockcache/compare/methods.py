@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 
-from blockcache.compare.parts import SAMPLER_PARTS, Facts, Lender, MethodError, Part, Resolved
+from blockcache.compare.parts import SAMPLER_PARTS, Facts, Lender, Look, MethodError, Part, Resolved
 from blockcache.compare.reuse_parts import REUSE_PARTS, Executed, PartWithSettings, UnknownPart
 from blockcache.palette import Colour, Marker
 from blockcache.samplers import sampler_names
@@ -35,24 +35,8 @@ NAMES = """\
   fitted-4+replan=4             last of all, how chunks are executed: replan=4 actions of each before the next is asked for,
   tuned:DIR+temperature=0.5     noise times temperature=0.5, the medoid of candidates=8 drawn at once; with commas between"""
 
-# kind -> colour and shape, in the order of legends; no two that stand beside one another differ by colour alone
-_LOOKS: dict[str, tuple[Colour, Marker]] = {
-    "full precision": ("ink", "star"),
-    "BAC": ("orange", "circle"),
-    "Action costs": ("green", "diamond"),
-    "TeaCache": ("green", "cross"),
-    "Uniform": ("grey", "square"),
-    "DDPM-N": ("blue", "down"),
-    "DDIM-N": ("sky", "up"),
-    "DPM-Solver++-N": ("blue", "up"),
-    "SDE-DPM-Solver++-N": ("grey", "cross"),
-    "placed DDPM-N": ("pink", "cross"),
-    "fitted-N": ("amber", "x"),
-    "reuse on few steps": ("ink", "diamond"),
-    "tuned": ("orange", "star"),
-    "other execution": ("sky", "star"),
-}
-_OTHERS: tuple[Colour, Marker] = ("grey", "circle")
+_FULL = Facts("full precision", Look("ink", "star", 0))
+_COMBINED = Facts("reuse on few steps", Look("ink", "diamond", 11))
 
 
 @dataclass(frozen=True)
@@ -86,27 +70,36 @@ class Method:
     @property
     def kind(self) -> str:
         """What legends tell apart: the family, or that two families are combined."""
-        return "reuse on few steps" if self.executed is None and len(self._parts) > 1 else self.family
+        return self._shown.kind
 
     @property
     def look(self) -> tuple[Colour, Marker]:
         """The colour and the shape of its kind in every picture."""
-        return _LOOKS.get(self.kind, _OTHERS)
+        return self._shown.look.colour, self._shown.look.marker
 
     @property
     def rank(self) -> int:
         """Its kind's place in legends."""
-        return [*_LOOKS, self.kind].index(self.kind)
+        return self._shown.look.rank
 
     @property
     def facts(self) -> Facts:
         """Of its last part: what sets it apart from others of its family."""
-        return self._parts[-1].facts if self._parts else Facts("full precision")
+        return self._parts[-1].facts if self._parts else _FULL
+
+    @property
+    def _shown(self) -> Facts:
+        return _COMBINED if self.executed is None and len(self._parts) > 1 else self.facts
 
     @property
     def off_the_shelf(self) -> bool:
         """Whether it needs neither a calibration nor a file: fewer steps, where the sampler puts them."""
         return bool(self._parts) and all(part.facts.off_the_shelf for part in self._parts)
+
+    @property
+    def by_another_metric(self) -> bool:
+        """Whether its schedule is solved by another metric than the cosine."""
+        return self.reuse is not None and bool(self.reuse.facts.metric)
 
     @property
     def tuned_in(self) -> str | None:

@@ -29,8 +29,8 @@ class Decisions:
     def __len__(self) -> int:
         return batch_size(self.obs)
 
-    def behind(self, obs: Any, moments: NDArray[np.int64] | None) -> Decisions:
-        """These behind others, which keep their places; the moments are known if they are of both."""
+    def appended_to(self, obs: Any, moments: NDArray[np.int64] | None) -> Decisions:
+        """These after others, which keep their places; the moments are known if they are of both."""
         known = None if moments is None or self.moments is None else np.concatenate([moments, self.moments])
         return Decisions(joined([obs, self.obs]), known)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from blockcache.errors import BlockcacheError
+from blockcache.palette import Colour, Marker
 from blockcache.samplers import ChosenSampler, SamplerConfig, sampler_names
 from blockcache.schedule import Strategy
 from blockcache.solvers import Recording
@@ -46,14 +47,35 @@ class Lender(Protocol):
     def block_costs(self) -> Mapping[str, float] | None: ...
 
 
+class Look(NamedTuple):
+    """How pictures show a kind; no two that stand beside one another differ by colour alone.
+
+    Args:
+        colour: Of its lines and points.
+        marker: The shape of its points.
+        rank: Its place in legends.
+    """
+
+    colour: Colour
+    marker: Marker
+    rank: int
+
+
+OTHERS = Look("grey", "circle", 14)
+"""What pictures do not tell apart, last in legends."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a part is to people.
 
     Args:
         kind: What it is, such as "BAC".
+        look: Of its kind.
+        word: What its name begins with, such as "bac" or "ddim".
         setting: What sets it apart from others of its kind, such as "S=10".
         variant: The rest of what it says, such as "n=5 MSE".
+        metric: What a schedule is solved by, such as "MSE", unless by the cosine.
         label: All of it; those three unless given.
         solver: What a sampler is called in "BAC on DDIM".
         updates: S: how often each block is computed, where it says so.
@@ -63,8 +85,11 @@ class Facts:
     """
 
     kind: str
+    look: Look
+    word: str = ""
     setting: str = ""
     variant: str = ""
+    metric: str = ""
     label: str = ""
     solver: str = ""
     updates: int | None = None
@@ -106,6 +131,13 @@ class FewerSteps(Part):
     sampler: str
     steps: int
     placed: bool = False
+    looks: ClassVar[Mapping[tuple[str, bool], Look]] = {
+        ("ddpm", False): Look("blue", "down", 5),
+        ("ddim", False): Look("sky", "up", 6),
+        ("dpmsolver++", False): Look("blue", "up", 7),
+        ("sde-dpmsolver++", False): Look("grey", "cross", 8),
+        ("ddpm", True): Look("pink", "cross", 9),
+    }
     pattern = rf"(?P<sampler>{'|'.join(map(re.escape, sampler_names()))})-(?P<steps>{_STEPS})(?P<placed>:placed)?"
 
     @classmethod
@@ -120,7 +152,15 @@ class FewerSteps(Part):
         printed = self.sampler.upper().replace("DPMSOLVER", "DPM-Solver")  # as papers write it
         solver = f"placed {printed}" if self.placed else printed
         label = f"{printed}-{self.steps}{' placed' if self.placed else ''}"
-        return Facts(f"{solver}-N", f"N={self.steps}", "", label, solver, off_the_shelf=not self.placed)
+        return Facts(
+            f"{solver}-N",
+            self.looks.get((self.sampler, self.placed), OTHERS),  # samplers of other packages too
+            self.sampler,
+            setting=f"N={self.steps}",
+            label=label,
+            solver=solver,
+            off_the_shelf=not self.placed,
+        )
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         if self.placed:
@@ -151,7 +191,8 @@ class FittedSteps(Part):
 
     @property
     def facts(self) -> Facts:
-        return Facts("fitted-N", label=str(self).replace(":", " "), solver="fitted", by_fit=True)
+        look, label = Look("amber", "x", 10), str(self).replace(":", " ")
+        return Facts("fitted-N", look, "fitted", label=label, solver="fitted", by_fit=True)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         return before._replace(sampler=lender.fitted(self.steps, self.spread).sampler)
@@ -175,7 +216,7 @@ class SamplerFile(NamedPart):
 
     @property
     def facts(self) -> Facts:
-        return Facts("sampler file", label=self.name, solver="a sampler file")
+        return Facts("sampler file", OTHERS, label=self.name, solver="a sampler file")
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         return before._replace(sampler=lender.sampler_from(self.name))
@@ -191,7 +232,7 @@ class TunedFiles(NamedPart):
 
     @property
     def facts(self) -> Facts:
-        return Facts("tuned", solver="tuned", tuned_in=self.name)
+        return Facts("tuned", Look("orange", "star", 12), solver="tuned", tuned_in=self.name)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         return lender.tuned(self.name)

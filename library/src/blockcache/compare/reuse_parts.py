@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from blockcache.compare.parts import Facts, Lender, MethodError, NamedPart, Part, Resolved
+from blockcache.compare.parts import OTHERS, Facts, Lender, Look, MethodError, NamedPart, Part, Resolved
 from blockcache.schedule import Schedule
 from blockcache.solvers import OBJECTIVES, fit_teacache, solve
 from blockcache.solvers.recording import METRICS
@@ -92,6 +92,7 @@ class Solved(PartWithSettings):
     objective: str = "anchor"
     last: bool = False
     kind: ClassVar[str] = ""
+    look: ClassVar[Look]
     takes: ClassVar[tuple[str, ...]] = ("S", "metric", "objective", "last")
 
     def __str__(self) -> str:
@@ -101,11 +102,13 @@ class Solved(PartWithSettings):
 
     @property
     def facts(self) -> Facts:
+        metric = _METRICS.get(self.metric, "")
         words = [f"n={self.union}"] if "n" in self.takes else []
-        words += [_METRICS[self.metric]] if self.metric != "cosine" else []
+        words += [metric] if metric else []
         words += [self.objective] if self.objective != "anchor" else []
         words += ["and the last step"] if self.last else []
-        return Facts(self.kind, f"S={self.updates}", " ".join(words), updates=self.updates)
+        setting, variant = f"S={self.updates}", " ".join(words)
+        return Facts(self.kind, self.look, self.word, setting, variant, metric, updates=self.updates)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         recording = lender.recording(before.sampler)
@@ -115,18 +118,20 @@ class Solved(PartWithSettings):
 
 class Uniform(Solved):
     word, kind, takes = "uniform", "Uniform", ("S", "last")
+    look = Look("grey", "square", 4)
 
 
 class Unified(Solved):
-    word, kind = "unified", "Unified ACS"
+    word, kind, look = "unified", "Unified ACS", OTHERS
 
 
 class BlockWise(Solved):
-    word, kind = "blockwise", "Block-wise ACS"
+    word, kind, look = "blockwise", "Block-wise ACS", OTHERS
 
 
 class BAC(Solved):
     word, kind, takes = "bac", "BAC", ("S", "n", "metric", "objective", "last")
+    look = Look("orange", "circle", 1)
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,7 @@ class ActionBudget(PartWithSettings):
     @property
     def facts(self) -> Facts:
         setting = f"S={self.updates}" if self.budget is None else f"{self.budget:g}"
-        return Facts("Action costs", setting, updates=self.updates)
+        return Facts("Action costs", Look("green", "diamond", 2), self.word, setting, updates=self.updates)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         recording = lender.recording(before.sampler, action_costs=True)
@@ -170,7 +175,7 @@ class TeaCache(PartWithSettings):
 
     @property
     def facts(self) -> Facts:
-        return Facts("TeaCache", f"{self.threshold:g}")
+        return Facts("TeaCache", Look("green", "cross", 3), self.word, f"{self.threshold:g}")
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         return before._replace(strategy=fit_teacache(lender.recording(before.sampler), self.threshold))
@@ -183,7 +188,7 @@ class ScheduleFile(NamedPart):
 
     @property
     def facts(self) -> Facts:
-        return Facts("schedule file", label=self.name)
+        return Facts("schedule file", OTHERS, label=self.name)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         return before._replace(strategy=Schedule.load(self.name))
@@ -197,7 +202,7 @@ class UnknownPart(NamedPart):
 
     @property
     def facts(self) -> Facts:
-        return Facts("another method", label=self.name)
+        return Facts("another method", OTHERS, label=self.name)
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         raise MethodError(f"{self.name!r} is no method that this version knows")
@@ -223,7 +228,7 @@ class Executed(PartWithSettings):
 
     @property
     def facts(self) -> Facts:
-        return Facts("other execution", label=str(self).replace(",", " "))
+        return Facts("other execution", Look("sky", "star", 13), label=str(self).replace(",", " "))
 
     def resolve(self, lender: Lender, before: Resolved) -> Resolved:
         return before._replace(execution=replace(self.execution, replan=self.replan or before.execution.replan))

@@ -23,7 +23,7 @@ from blockcache.compare.block_times import CALLS, block_milliseconds
 from blockcache.compare.candidates import Calibrations, Candidate, Running, running
 from blockcache.compare.checker import predicted_from
 from blockcache.compare.dealing import CALIBRATION, DISTANCES, FITTING
-from blockcache.compare.methods import Method, method_named
+from blockcache.compare.methods import Method
 from blockcache.compare.parts import FewerSteps, SamplerFile
 from blockcache.compare.reuse_parts import ScheduleFile
 from blockcache.compare.store import Outcome, Store
@@ -86,7 +86,7 @@ class Trials:
         self.port, self.state, self.box, self.engine, self.period = port, state, box, engine, 1 / rate_hz
         self.seed, self.bounded, self.progress = seed, bounded, progress and not box.tells
         self.candidates: dict[str, Candidate] = {}
-        self.notes: list[str] = []
+        self.refused: dict[Method, str] = {}  # what cannot be made, and the sentence that says why
         self.predicted = Prediction(0.0, 0.0)  # of some method: where the policy lies, and why nothing may be promised
         self.late: list[str] = []  # methods that there was no time for
         self._everywhere, self._opening = dealt[DISTANCES], 0.0
@@ -145,7 +145,7 @@ class Trials:
         return math.ceil(2 * (1.2 * chunks * self.pace / REFERENCE + 4 * self._opening + calls) / 60) / 2
 
     def measure(self, methods: Sequence[Method], samples: int, share: float = FIRST) -> list[Point]:
-        """A point for each method; what cannot be made is noted with the reason, and what there is no time for is late.
+        """A point for each method; what cannot be made is refused with the reason, and what there is no time for is late.
 
         Args:
             methods: Which.
@@ -162,7 +162,7 @@ class Trials:
                 except TimeUpError:
                     self.late.append(method.name)
                 except BlockcacheError as error:
-                    self.notes.append(f"{method} was left out: {in_one_line(error)}")
+                    self.refused[method] = f"{method} was left out: {in_one_line(error)}"
         return points
 
     def begin(self, deadline_ms: float | None) -> None:
@@ -213,30 +213,30 @@ class Trials:
             found[method] = replace(found[method], engine=engine, threads=threads, p50_ms=p50, p95_ms=p95)
         return plain_ms, [*found.values()]  # the fastest way of each came last
 
-    def sampler_of(self, method: str) -> ChosenSampler | None:
+    def sampler_of(self, method: Method) -> ChosenSampler | None:
         """The sampler of a method that was tried, with its evidence; None is the policy's own."""
         sampler = self._candidate(method).sampler
         return None if sampler is None else self._calibrations.with_evidence(sampler)
 
-    def schedule_of(self, method: str) -> Schedule | None:
+    def schedule_of(self, method: Method) -> Schedule | None:
         """The schedule of a method that was tried; None computes every block at every step."""
         strategy = self._candidate(method).strategy
         return strategy if isinstance(strategy, Schedule) else None
 
-    def as_files(self, method: str) -> Method:
+    def as_files(self, method: Method) -> Method:
         """A method that was tried by the files of what was made for it: nothing is made anew from other observations."""
-        stem, sampler, schedule = self.state / digest({"method": method})[:8], None, None
+        stem, sampler, schedule = self.state / digest({"method": method.name})[:8], None, None
         if (chosen := self.sampler_of(method)) is not None:
             sampler = SamplerFile(f"{stem}-sampler.json")
             chosen.save(sampler.name)
         if (made := self.schedule_of(method)) is not None:
             schedule = ScheduleFile(f"{stem}-schedule.json")
             made.save(schedule.name)
-        return Method(sampler, schedule, method_named(method).executed)
+        return Method(sampler, schedule, method.executed)
 
-    def _candidate(self, method: str) -> Candidate:
+    def _candidate(self, method: Method) -> Candidate:
         """What was tried of a method; how its chunks are executed plays no part there."""
-        return self.candidates[replace(method_named(method), executed=None).name]
+        return self.candidates[replace(method, executed=None).name]
 
     def _point(self, method: Method, samples: int, share: float) -> Point:
         candidate = self._calibrations.candidate(method, self.engine)

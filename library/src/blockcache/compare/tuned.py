@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from blockcache.compare.methods import method_named
+from blockcache.compare.methods import parse_method
 from blockcache.errors import PolicyError
 from blockcache.files import PathLike, exists, make_directory
 from blockcache.models.checkpoint import check_replaceable
@@ -43,7 +43,7 @@ class Tuned:
     @property
     def replan(self) -> int | None:
         """Actions to execute of each chunk before the next is asked for; None for as many as the policy says."""
-        executed = method_named(self.tuning.chosen.method).executed
+        executed = parse_method(self.tuning.chosen.method).executed
         return None if executed is None else executed.replan
 
 

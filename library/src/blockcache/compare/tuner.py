@@ -17,7 +17,7 @@ from typing import Any
 from blockcache.compare.dealing import DISTANCES, deal, sizes_for_tuning
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import Backend, one_by_one
-from blockcache.compare.methods import FULL, Method, method_named
+from blockcache.compare.methods import FULL, Method, parse_method
 from blockcache.compare.parts import FewerSteps, FittedSteps
 from blockcache.compare.replanning import replan
 from blockcache.compare.reuse_parts import ActionBudget
@@ -109,17 +109,17 @@ def tune(
         tried = _try_methods(trials, goal, keep_sampler)
         _check_tried(trials, tried, minutes)
         plain_ms, points = trials.timed(sorted(tried, key=goal.order))
-        fresh = None
+        fresh, notes = None, [*trials.refused.values()]
         if task is None:
             chosen = choose(_measured_most(points), goal)
             if unlike := trials.predicted.unlike:
-                trials.notes.append(f"nothing is promised of any method's loss: {unlike}; roll out with --task")
+                notes.append(f"nothing is promised of any method's loss: {unlike}; roll out with --task")
             elif where := trials.predicted.where:
-                trials.notes.append(f"the policy beside those that losses were learnt on: {where}")
+                notes.append(f"the policy beside those that losses were learnt on: {where}")
         else:
 
-            def differences(methods: list[str], first_seed: int) -> dict[str, Estimate]:
-                names = {trials.as_files(method): method for method in methods}
+            def differences(points: Sequence[Point], first_seed: int) -> dict[str, Estimate]:
+                names = {trials.as_files(parse_method(point.method)): point.method for point in points}
                 evaluation = prepare(
                     port,
                     task,
@@ -136,16 +136,16 @@ def tune(
                 found = {row.method.name: row.difference for row in rows if row.difference is not None}
                 return {names[method]: found[method.name] for method in names if method.name in found}
 
-            points = roll_out(points, goal, lambda methods: differences(methods, TUNING_SEEDS))
+            points = roll_out(points, goal, lambda points: differences(points, TUNING_SEEDS))
             chosen = choose([point for point in points if point.rollouts or point.method == BASELINE], goal)
             points, chosen = replan(
-                points, chosen, goal, port.n_action_steps, rate_hz, lambda methods: differences(methods, TUNING_SEEDS)
+                points, chosen, goal, port.n_action_steps, rate_hz, lambda points: differences(points, TUNING_SEEDS)
             )
             if chosen.method != BASELINE:
-                fresh = differences([chosen.method], FRESH_SEEDS)[chosen.method]
+                fresh = differences([chosen], FRESH_SEEDS)[chosen.method]
     if late := [name for name in dict.fromkeys(trials.late) if name not in trials.candidates]:
         more = "the same command with more minutes goes on from here"
-        trials.notes.append(f"not tried, as the time was up: {', '.join(late)}; {more}")
+        notes.append(f"not tried, as the time was up: {', '.join(late)}; {more}")
     tuning = Tuning(
         policy={"source": source, "fingerprint": port.fingerprint.to_dict()},
         goal=goal,
@@ -166,18 +166,20 @@ def tune(
         points=tuple(sorted(points, key=lambda point: point.cost_ms)),
         chosen=chosen,
         fresh=fresh,
-        notes=tuple(trials.notes),
+        notes=tuple(notes),
     )
-    return Tuned(tuning, trials.sampler_of(chosen.method), trials.schedule_of(chosen.method))
+    method = parse_method(chosen.method)
+    return Tuned(tuning, trials.sampler_of(method), trials.schedule_of(method))
 
 
 def _check_tried(trials: Trials, points: Sequence[Point], minutes: float) -> None:
     """Refuse to choose where there is nothing to choose from, and say what would help."""
     if any(point.method != BASELINE for point in points):
         return
-    refused = [note for note in trials.notes if note.startswith(f"{FULL} was left out")]
-    if refused or not trials.late:  # without the policy as it is there is nothing to compare with
-        raise TuningError(f"no method could be tried: {'; '.join(refused or trials.notes)}")
+    refused = trials.refused
+    if FULL in refused or not trials.late:  # without the policy as it is there is nothing to compare with
+        why = [refused[FULL]] if FULL in refused else refused.values()
+        raise TuningError(f"no method could be tried: {'; '.join(why)}")
     raise TuningError(
         f"nothing was tried: {minutes:g} minutes were over before a method could be compared with the policy as it is; give "
         f"it {max(trials.minutes_needed, 2 * minutes):g} minutes (--minutes), which go on from what is kept in the state"
@@ -216,7 +218,7 @@ def try_finalists(trials: Trials, points: list[Point], goal: Goal) -> dict[str, 
     waiting, samples = points, trials.final_samples(FINALISTS)
     while waiting:
         finalists = promising(waiting, goal, FINALISTS)
-        found = trials.measure([method_named(point.method) for point in finalists], samples, FINAL)
+        found = trials.measure([parse_method(point.method) for point in finalists], samples, FINAL)
         tried |= {point.method: point for point in found}
         waiting = [point for point in waiting if point not in finalists]
         if not found or any(goal.miss(point) == 0 for point in tried.values()):
@@ -227,7 +229,7 @@ def try_finalists(trials: Trials, points: list[Point], goal: Goal) -> dict[str, 
 
 
 def roll_out(
-    points: list[Point], goal: Goal, differences: Callable[[list[str]], Mapping[str, Estimate]]
+    points: list[Point], goal: Goal, differences: Callable[[Sequence[Point]], Mapping[str, Estimate]]
 ) -> list[Point]:
     """All points, the best few of them rolled out. Predictions are optimistic too: where none of these rules the loss out
     that was asked for, the next ones are rolled out. The full policy is what the others are compared with.
@@ -235,13 +237,13 @@ def roll_out(
     Args:
         points: That were tried.
         goal: What is asked for.
-        differences: Gives paired differences of the score to the full policy, by the names of methods.
+        differences: Gives points' paired differences of the score to the full policy, by the names of their methods.
     """
     waiting = [point for point in points if point.method != BASELINE and goal.miss(point) < math.inf]
     rolled: dict[str, Estimate] = {}
     while waiting:
         best = promising(_measured_most(waiting), goal, ROLLED_OUT)
-        rolled |= differences([point.method for point in best])
+        rolled |= differences(best)
         points = [replace(point, rollouts=rolled.get(point.method)) for point in points]
         waiting = [point for point in waiting if point not in best]  # also what could not be rolled out
         if goal.loss is None or any(point.rollouts and goal.miss(point) == 0 for point in points):
@@ -297,10 +299,11 @@ def cached_methods(points: list[Point], goal: Goal) -> list[Method]:
         points: That were tried.
         goal: What is asked for.
     """
-    bare = [point for point in points if (method := method_named(point.method)).sampler and not method.reuse]
+    methods = {point: parse_method(point.method) for point in points}
+    bare = [point for point, method in methods.items() if method.sampler and not method.reuse]
     by_loss = sorted(bare, key=lambda point: (point.loss, point.p50_ms))[:2]
     wanted = sorted(bare, key=goal.order)[:2]
-    samplers = dict.fromkeys(method_named(point.method).sampler for point in (*wanted, *by_loss))
+    samplers = dict.fromkeys(methods[point].sampler for point in (*wanted, *by_loss))
     return [Method(sampler, ActionBudget(budget)) for sampler in samplers for budget in BUDGETS]
 
 

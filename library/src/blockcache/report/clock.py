@@ -54,7 +54,7 @@ def _line(name: str, points: dict[float, Estimate]) -> Series:
     method, places = method_named(name), sorted(points)
     said = tuple(f"{method.label}: {points[ms].text('{:.3f}')}, n = {points[ms].n}" for ms in places)
     means = tuple(points[ms].mean for ms in places)
-    hollow = name.startswith("bac:S=5")  # two of a kind have one look
+    hollow = (method.kind, method.facts.updates) == ("BAC", 5)  # two of a kind have one look
     return Series(method.label, tuple(places), means, *method.look, line=True, notes=said, hollow=hollow)
 
 

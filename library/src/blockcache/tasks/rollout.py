@@ -120,7 +120,7 @@ class Episode:
         spec = self.task.spec
         self.history = [_blank(spec)] * self.n_obs_steps  # what stays if the simulator does not even start
         with self._caught():
-            self.history = [checked(self.task.reset(self.seed), spec)] * self.n_obs_steps
+            self.history = [checked_observation(self.task.reset(self.seed), spec)] * self.n_obs_steps
 
     @property
     def over(self) -> bool:
@@ -138,7 +138,7 @@ class Episode:
         with self._caught():
             self.task.step(action)
             self.actions.append(np.array(action, dtype=np.float64))
-            self.history = [*self.history[1:], checked(self.task.observe(), self.task.spec)]
+            self.history = [*self.history[1:], checked_observation(self.task.observe(), self.task.spec)]
 
     @contextmanager
     def _caught(self) -> Iterator[None]:
@@ -167,7 +167,7 @@ def _blank(spec: TaskSpec) -> Tree:
     return blank["obs"] if spec.inputs is None else blank
 
 
-def checked(observation: Any, spec: TaskSpec) -> Tree:
+def checked_observation(observation: Any, spec: TaskSpec) -> Tree:
     """A copy of the observation in float32, or in bytes where it is a camera's. One that is not finite, or not as the spec
     says, fails its own episode here, before it reaches the policy, which would fail all episodes of the batch.
 

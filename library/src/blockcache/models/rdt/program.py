@@ -33,7 +33,7 @@ class Conditions:
 
     start: Value  # (B * (3 + T), d) positions, frequency and state; the time is missing
     masked: Value  # (B, 1, d) the action mask's share of the sample's adaptor, with its bias
-    acting: Value  # (B, 1, A) the action mask
+    action_mask: Value  # (B, 1, A)
     hidden: Value  # (B, 1, 1, L) added to the scores of language tokens: 0, or far below all others
     keys: list[Value]  # by layer, (B, H, d / H, S)
     values: list[Value]  # by layer, (B, H, S, d / H)
@@ -80,8 +80,8 @@ class RDTProgram(Program):
         rows = [front, ops.add([blank, ops.slice(places, 1, FRONT, FRONT + horizon)])]
         seen = ops.reshape(obs["lang_attn_mask"], (-1, 1, 1, self.shape.conditions[LANGUAGE]))
         hidden = ops.add([ops.mul(seen, ops.weight("hide")), ops.weight("hide_all")])
-        acting = ops.reshape(mask, (-1, 1, self.action_dim))
-        return Conditions(ops.reshape(ops.concat(rows, axis=1), (-1, width)), masked, acting, hidden, keys, values)
+        action_mask = ops.reshape(mask, (-1, 1, self.action_dim))
+        return Conditions(ops.reshape(ops.concat(rows, axis=1), (-1, width)), masked, action_mask, hidden, keys, values)
 
     def adapted(self, ops: Ops, obs: Mapping[str, Value]) -> tuple[Value, Value]:
         """Language and image tokens as they are attended to, (B * S, d) each."""
@@ -152,7 +152,7 @@ class RDTProgram(Program):
         return ops.reshape(sample, (-1, self.shape.horizon, self.action_dim))
 
     def select(self, ops: Ops, actions: Value, conditions: Any) -> Value:
-        return ops.mul(actions, conditions.acting)
+        return ops.mul(actions, conditions.action_mask)
 
     def _deeper(self, ops: Ops, name: str, place: int, x: Value) -> Value:
         """An adaptor behind its first matrix."""

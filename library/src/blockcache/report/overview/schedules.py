@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockcache.block import FEED_FORWARD, kind_from_name
 from blockcache.compare.methods import method_named
@@ -20,8 +19,7 @@ from blockcache.report.chart import Axis, HeatMap, Marks, Panel
 from blockcache.report.document import Block, Chart, Paragraph, Section, code, missing, plain, table
 from blockcache.report.overview.sources import Shown, Sources
 from blockcache.schedule.schedule import Schedule
-from blockcache.solvers import solve
-from blockcache.solvers.recording import Recording
+from blockcache.solvers.explain import own_steps, reuse_error
 
 MOST = 3
 """Schedules that are drawn, at most: those of a suite are many and look alike."""
@@ -61,14 +59,13 @@ def _given(sources: Sources) -> Iterator[Shown]:
 
 def _from_results(sources: Sources) -> Iterator[Shown]:
     """The schedules that methods ran by, the cheapest first of each kind, under the policy's own sampler first."""
-    methods = [row.method for row in sources.rows.values()]
-    for method in sorted(methods, key=lambda method: (not method.shares_all_noise, "metric" in method.name)):
-        updates = (method.reuse or {}).get("updates")
-        steps = method.sampler.get("num_inference_steps")
-        if isinstance(updates, Mapping) and isinstance(steps, int) and not method_named(method.name).tuned_in:
+    methods = [(row.method, method_named(row.method.name)) for row in sources.rows.values()]
+    for run, method in sorted(methods, key=lambda pair: (not pair[0].shares_all_noise, pair[1].by_another_metric)):
+        updates = (run.reuse or {}).get("updates")
+        steps = run.sampler.get("num_inference_steps")
+        if isinstance(updates, Mapping) and isinstance(steps, int) and not method.tuned_in:
             with contextlib.suppress(BlockcacheError):  # of a method that has no static schedule
-                made = Schedule(steps, updates, origin={"method": method.name.partition(":")[0]})
-                yield Shown(method_named(method.name).label, "results", made)
+                yield Shown(method.label, "results", Schedule(steps, updates))
 
 
 def _with_error(one: Shown, analysed: Sequence[Shown], sources: Sources) -> Shown:
@@ -79,36 +76,13 @@ def _with_error(one: Shown, analysed: Sequence[Shown], sources: Sources) -> Show
     for recording in (source.value for source in sources.recordings):
         shape = tuple(block.name for block in recording.blocks), recording.steps
         if shape == (one.schedule.blocks, one.schedule.steps) and "cosine" in recording.matrices:
-            what, own = "1 - similarity to what is reused", _own_steps(one.schedule, recording)
-            return replace(one, errors=_reuse_error(recording, one.schedule), what=what, own=own)
+            what, own = "1 - similarity to what is reused", own_steps(recording, one.schedule)
+            return replace(one, errors=reuse_error(recording, one.schedule), what=what, own=own)
     return one
-
-
-def _reuse_error(recording: Recording, schedule: Schedule) -> NDArray[np.float64]:
-    """(blocks, K): how unlike what would be computed is what was computed last."""
-    found = np.zeros((len(schedule.blocks), schedule.steps))
-    steps = np.arange(schedule.steps)
-    for row, updates in enumerate(schedule.updates.values()):
-        last = np.asarray(updates)[np.searchsorted(updates, steps, side="right") - 1]
-        found[row] = 1 - recording.matrices["cosine"][row][last, steps]
-    return found
 
 
 def _same(one: Schedule, other: Schedule) -> bool:
     return one.steps == other.steps and dict(one.updates) == dict(other.updates)
-
-
-def _own_steps(schedule: Schedule, recording: Recording) -> Mapping[str, Sequence[int]] | None:
-    """What each block's own adaptive steps are by the recording, for a schedule that a union repaired."""
-    origin = schedule.origin
-    if "union_blocks" not in origin:
-        return None
-    metric, objective = str(origin.get("metric")), str(origin.get("objective"))
-    try:
-        last = bool(origin.get("last"))
-        return solve(recording, origin.get("updates"), 0, metric, "blockwise", objective, last).updates
-    except BlockcacheError:  # the recording lacks the metric, or the origin was written by other code
-        return None
 
 
 def added_by_union(one: Shown) -> tuple[dict[str, set[int]], bool]:

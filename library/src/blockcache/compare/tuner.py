@@ -80,7 +80,7 @@ def tune(
         state: A directory that keeps what is finished, so that the same call goes on from there; None keeps nothing.
         deadline_ms: For one chunk: the least loss within it, where there is a task also by replanning; or
         loss: Of the score that may be lost: the fastest within it.
-        task: By name: the best few are rolled out, and the winner again on seeds that nothing was chosen by.
+        task: By name: the best few are rolled out, and the winner again on seeds that played no part in the choice.
         rollouts: Pairs on tuning seeds, and as many on fresh ones.
         minutes: In which all but the rollouts is done, which come on top. In more of them the policy's own actions are known
             better, and more is tried; with the same `state` a call goes on from where the last one was.

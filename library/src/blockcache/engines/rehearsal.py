@@ -1,6 +1,6 @@
 """Compares a policy's own actions with those of an engine's program at full precision, with the same noise.
 
-A foreign policy is known by its shape alone, so the two are compared before a whole-loop engine takes its place, and again
+A foreign policy is known by its parts alone, so the two are compared before a whole-loop engine takes its place, and again
 by `verify()`. A `predict_action` that does more than the public code's, such as turning differences into positions,
 remembering its last chunk or dropping a batch of one, is found out here and not on the robot. Nothing is remembered:
 whatever decides a policy's actions (its code, files, the environment) may be another thing at the next start.

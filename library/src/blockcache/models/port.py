@@ -201,7 +201,7 @@ class Port(ABC):
         """
 
     def check_observation(self, obs: Any) -> None:
-        """Refuse what `entry` would answer wrongly without a word, such as bytes where it takes fractions.
+        """Refuse what `entry` would silently answer wrongly, such as bytes where it takes fractions.
 
         Args:
             obs: What `entry` was given.

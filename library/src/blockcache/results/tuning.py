@@ -173,7 +173,7 @@ class Tuning(OfPolicy):
         plain_ms: One chunk of the plain policy, timed in turn with the points.
         points: Those of a long trial, and the rest of the front by its first, short one (`chunks` tells which).
         chosen: The name of the method that was chosen, and its threads.
-        fresh: Its paired difference on seeds that nothing was chosen on, where there were rollouts.
+        fresh: Its paired difference on seeds that played no part in the choice, where there were rollouts.
         notes: What a reader should know, such as what there was no time for.
     """
 

@@ -1,6 +1,6 @@
 """Which policies are adaLN DiTs, and their ports: this package's own, and live ones of LeRobot's `multi_task_dit`.
 
-A live policy is known by its shape; nothing of LeRobot is imported. Its `observation_encoder` makes one conditioning vector,
+A live policy is known by its parts; nothing of LeRobot is imported. Its `observation_encoder` makes one conditioning vector,
 at which the program begins; its `objective` holds a scheduler of diffusers', or integrates a flow. Actions are normalised,
 as that policy gives them: its processors are outside.
 """

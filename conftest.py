@@ -14,6 +14,7 @@ import blockcache as bc
 from blockcache import cli
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.loading import save_policy
+from blockcache.models.registry import port_of
 from blockcache.results.rollouts import Results
 from blockcache.samplers import DDIM, DDPM, DPMSolver, Euler, Fitted, SDEDPMSolver
 from cli_inputs import STEPS, run_benchmark
@@ -94,6 +95,11 @@ def policy():
     return tiny_policy()
 
 
+@pytest.fixture
+def port(policy):
+    return port_of(policy)
+
+
 @pytest.fixture(scope="session")
 def samplers():
     return SAMPLERS
@@ -147,10 +153,40 @@ def random_updates():
     return make
 
 
+@pytest.fixture(scope="session")
+def schedule(random_updates):
+    """One that the tiny policy can follow."""
+    return bc.Schedule(6, random_updates(BLOCKS, 6), origin={"method": "random"})
+
+
+@pytest.fixture
+def exported(policy, schedule, exports_stay_here, tmp_path):
+    """The file of an export of the tiny policy under the schedule."""
+    path = tmp_path / "policy.onnx"
+    bc.export_policy(policy, schedule, path)
+    return path
+
+
+@pytest.fixture
+def export(policy, tmp_path):
+    """The file of an export of the tiny policy in full precision."""
+    path = tmp_path / "policy.onnx"
+    bc.export_policy(policy, None, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def observed(observe):
+    """Makes what a loop takes, for the tiny policy."""
+    return lambda batch=1: {"obs": observe(batch)}
+
+
 @pytest.fixture
 def exports_stay_here(monkeypatch, tmp_path):
-    """Nothing is written to the home directory."""
-    monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
+    """Where exports are kept during a test; nothing is written to the home directory."""
+    directory = tmp_path / "cache"
+    monkeypatch.setenv("BLOCKCACHE_CACHE", str(directory))
+    return directory
 
 
 @pytest.fixture(params=["loop", "onnx"])

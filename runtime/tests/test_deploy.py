@@ -15,13 +15,8 @@ from hypothesis import strategies as st
 import blockcache as bc
 from blockcache.errors import EngineError, FileError, ObservationError
 from blockcache_runtime import History, open_export
-from engine_comparison import BLOCKS, SAMPLERS
+from engine_comparison import SAMPLERS
 from onnx_files import hashed, two_inputs
-
-
-@pytest.fixture(scope="module")
-def schedule(random_updates):
-    return bc.Schedule(6, random_updates(BLOCKS, 6))
 
 
 @pytest.fixture(scope="module")

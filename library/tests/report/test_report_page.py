@@ -28,6 +28,7 @@ from blockcache.results.rollouts import MethodRun, Record, Results
 from blockcache.results.tuning import Goal, Tuning
 from blockcache.schedule import Schedule
 from blockcache.solvers import solve
+from disk import full_disk
 from file_formats import EXAMPLES
 from made_up_policy import NASTY, blocks, fingerprint, named_schedule, recording, schedule
 from read_pages import Reader, chart_data, check_page, sources_of
@@ -207,11 +208,8 @@ def test_an_old_page_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch,
     path, out = WRITE["schedule"](tmp_path), tmp_path / "out.html"
     out.write_text("the old page")
 
-    def full(*given):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr("os.replace", full)
+        patch.setattr("os.replace", full_disk)
         assert "No space left on device; nothing was changed" in refused("report", path, "-o", out)
     assert out.read_text() == "the old page"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["out.html", "schedule.json"]

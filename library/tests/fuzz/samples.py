@@ -264,6 +264,7 @@ SAMPLES = {
             "LeRobot statistics",
             "tuning",
             "tuning state",
+            "timings",
             "reference",
             "parity",
             "loss model",

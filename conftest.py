@@ -1,11 +1,9 @@
 """Small random policies, so that a whole generation takes milliseconds; verbs and the toy task within this process."""
 
-import json
 import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +14,10 @@ import blockcache as bc
 from blockcache import cli
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy, DPTConfig
 from blockcache.models.loading import save_policy
+from blockcache.models.registry import port_of
 from blockcache.results.rollouts import Results
 from blockcache.samplers import DDIM, DDPM, DPMSolver, Euler, Fitted, SDEDPMSolver
-from cli_inputs import SMALL, STEPS
+from cli_inputs import STEPS, run_benchmark
 from engine_comparison import BLOCKS
 from toy_evaluation import ready
 
@@ -96,6 +95,11 @@ def policy():
     return tiny_policy()
 
 
+@pytest.fixture
+def port(policy):
+    return port_of(policy)
+
+
 @pytest.fixture(scope="session")
 def samplers():
     return SAMPLERS
@@ -149,10 +153,40 @@ def random_updates():
     return make
 
 
+@pytest.fixture(scope="session")
+def schedule(random_updates):
+    """One that the tiny policy can follow."""
+    return bc.Schedule(6, random_updates(BLOCKS, 6), origin={"method": "random"})
+
+
+@pytest.fixture
+def exported(policy, schedule, exports_stay_here, tmp_path):
+    """The file of an export of the tiny policy under the schedule."""
+    path = tmp_path / "policy.onnx"
+    bc.export_policy(policy, schedule, path)
+    return path
+
+
+@pytest.fixture
+def export(policy, tmp_path):
+    """The file of an export of the tiny policy in full precision."""
+    path = tmp_path / "policy.onnx"
+    bc.export_policy(policy, None, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def observed(observe):
+    """Makes what a loop takes, for the tiny policy."""
+    return lambda batch=1: {"obs": observe(batch)}
+
+
 @pytest.fixture
 def exports_stay_here(monkeypatch, tmp_path):
-    """Nothing is written to the home directory."""
-    monkeypatch.setenv("BLOCKCACHE_CACHE", str(tmp_path / "cache"))
+    """Where exports are kept during a test; nothing is written to the home directory."""
+    directory = tmp_path / "cache"
+    monkeypatch.setenv("BLOCKCACHE_CACHE", str(directory))
+    return directory
 
 
 @pytest.fixture(params=["loop", "onnx"])
@@ -227,23 +261,14 @@ def is_progress(line):
 
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory):
-    """One small run of the whole benchmark; torch.compile is not available."""
-    directory = tmp_path_factory.mktemp("bench")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BLOCKCACHE_CACHE", str(directory / "cache"))
+    """One small run of the whole benchmark; torch.compile is not available, and no other package brings rows."""
+    return run_benchmark(tmp_path_factory.mktemp("bench"))
 
-        def compile_nothing(model):
-            raise RuntimeError("no compiler here\nand more lines")
 
-        from blockcache_lab.studies.savings import add_savings
-
-        savings = SimpleNamespace(name="savings", load=lambda: add_savings)
-        patch.setattr("blockcache.compare.bench.entry_points", lambda group: [savings])
-        patch.setattr("torch.compile", compile_nothing)
-        patch.setattr("blockcache.measure.machine.peak_gflops.__defaults__", (64, 0.05))
-        patch.setattr("blockcache.measure.latency.REST", 0.0)
-        cli.main(["bench", *SMALL, "--repeats", "2", "--json", str(directory / "bench.json")])
-    return json.loads((directory / "bench.json").read_text())
+@pytest.fixture
+def no_library(monkeypatch):
+    """The library's own script is large and not ours; a page without it is as good for these tests."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* the library */")
 
 
 @pytest.fixture

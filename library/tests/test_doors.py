@@ -1,7 +1,8 @@
-"""The doors: another package brings verbs, tasks, policies and sections of the page, and a broken one disturbs nothing.
+"""The doors: another package brings verbs, tasks, policies, sections, files and rows, and a broken one disturbs nothing.
 
 Every command runs in a process of its own, in which the package lies on the path as pip would have put it there. The
-package is the one that CONTRIBUTING.md shows.
+package is the one that CONTRIBUTING.md shows. Needs both houses: what is said without the laboratory is tried for all that
+it has.
 """
 
 import os
@@ -14,8 +15,11 @@ import numpy as np
 import pytest
 
 import blockcache as bc
+from blockcache.results.bench import FORMAT
 from blockcache_lab.cli import VERBS
-from file_formats import EXAMPLES
+from cli_inputs import SMALL
+from file_formats import write_schedule
+from laboratory_formats import write_analysis
 from repository import ROOT
 
 WITHOUT_THE_LABORATORY = """
@@ -27,6 +31,14 @@ metadata.entry_points = lambda **group: [
     point for point in found(**group) if not point.value.startswith("blockcache_lab")
 ]
 sys.modules["blockcache_lab"] = None
+"""
+SHORT = """
+import torch
+from blockcache.measure import latency, machine
+
+torch.nn.Module.compile = None  # which is said to be unavailable
+machine.peak_gflops.__defaults__ = (64, 0.05)
+latency.REST = 0.0
 """
 RUN = "import sys; from blockcache.cli import main; main(sys.argv[1:])"
 
@@ -102,11 +114,37 @@ def test_a_package_brings_a_task(robot):
 
 
 def test_a_package_brings_a_section_of_the_page(robot):
-    path = next(example.write for example in EXAMPLES if example.name == "schedule")(robot)
+    path = write_schedule(robot)
     assert run(robot, "report", path, "-o", "out.html")[0] == 0
     page = (robot / "out.html").read_text()
     assert '<h2 id="my-robot">My robot</h2>' in page
     assert "It runs " in page
+
+
+def test_a_package_brings_a_kind_of_file_for_its_section(robot):
+    (robot / "battery.json").write_text('{"format": "my-robot-battery", "minutes": 40}')
+    assert run(robot, "report", "battery.json", write_schedule(robot), "-o", "battery.html")[0] == 0
+    page = (robot / "battery.html").read_text()
+    assert "Its battery lasts 40 minutes." in page
+    assert "my-robot measure" in page  # among the commands that made what it shows
+    run(robot, "report", write_schedule(robot), "-o", "none.html")
+    assert "battery" not in (robot / "none.html").read_text()
+
+
+def bench(place):
+    """A small benchmark without what takes its time: the rows by name, and what is unavailable."""
+    assert run(place, "bench", *SMALL, "--repeats", 2, "--json", "bench.json", before=SHORT)[0] == 0
+    found = FORMAT.load(place / "bench.json")
+    return {row["name"]: row for row in found["rows"]}, found["unavailable"]
+
+
+def test_a_package_brings_a_row_of_the_benchmark(robot):
+    rows, unavailable = bench(robot)
+    row = rows["my-robot, its network"]
+    assert (row["engine"], row["gflop"], row["max_difference"]) == ("none", 0, None)
+    assert row["p50_ms"] >= 2
+    assert "eager, 1 thread" in rows
+    assert not any(name.startswith("blockcache.bench") for name in unavailable)
 
 
 # ---- what is broken
@@ -126,6 +164,7 @@ def broken(tmp_path_factory):
             "blockcache.policies": {"rusty-robot": "rusty"},
             "blockcache.sections": {"rust": "rusty:raise_later"},
             "blockcache.files": {"rusty.file": "rusty:raise_later"},
+            "blockcache.bench": {"rust": "rusty:NOTHING"},
         },
     )
     install(
@@ -170,7 +209,7 @@ def test_a_broken_task_is_named(broken):
 
 
 def test_a_broken_section_is_named_on_the_page(broken):
-    path = next(example.write for example in EXAMPLES if example.name == "schedule")(broken)
+    path = write_schedule(broken)
     assert run(broken, "report", path, "-o", "out.html")[0] == 0
     page = (broken / "out.html").read_text()
     assert "the section &#39;rust&#39; of rusty-robot cannot be loaded: ZeroDivisionError: division by zero." in page
@@ -179,7 +218,7 @@ def test_a_broken_section_is_named_on_the_page(broken):
 
 
 def test_a_broken_reader_is_named_and_other_files_are_read(broken):
-    path = next(example.write for example in EXAMPLES if example.name == "schedule")(broken)
+    path = write_schedule(broken)
     (broken / "rust.json").write_text('{"format": "rusty.file", "version": 1}')
     code, _, err = run(broken, "report", "rust.json", "-o", "rust.html")
     assert code == 2
@@ -187,11 +226,17 @@ def test_a_broken_reader_is_named_and_other_files_are_read(broken):
     assert run(broken, "report", path, "-o", "out.html")[0] == 0
 
 
+def test_broken_rows_are_named_and_the_others_measured(broken):
+    rows, unavailable = bench(broken)
+    assert "eager, 1 thread" in rows
+    assert unavailable["blockcache.bench rust"] == "AttributeError: module 'rusty' has no attribute 'NOTHING'"
+
+
 # ---- without the laboratory
 
 
 def test_without_the_laboratory_an_analysis_says_who_reads_it(tmp_path):
-    path = next(example.write for example in EXAMPLES if example.name == "analysis")(tmp_path)
+    path = write_analysis(tmp_path)
     code, _, err = run(tmp_path, "report", path, "-o", "out.html", before=WITHOUT_THE_LABORATORY)
     assert code == 2
     assert "its format is 'blockcache.analysis', expected" in err

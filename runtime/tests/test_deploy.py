@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 
 import blockcache as bc
 from blockcache.errors import EngineError, FileError, ObservationError
-from blockcache.models.dpt.policy import Shape
-from blockcache_lab.studies.scaling import calibration, footprint
 from blockcache_runtime import History, open_export
-from engine_comparison import BLOCKS, SAMPLERS
+from engine_comparison import SAMPLERS
 from onnx_files import hashed, two_inputs
-
-
-@pytest.fixture(scope="module")
-def schedule(random_updates):
-    return bc.Schedule(6, random_updates(BLOCKS, 6))
 
 
 @pytest.fixture(scope="module")
@@ -79,20 +72,6 @@ def test_torch_really_cannot_be_imported_there(path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_the_footprint_is_measured_without_torch():
-    found = footprint(Shape(width=16, layers=2, steps=10), calls=3, generations=2)
-    assert found["p99_ms"] >= found["p50_ms"] > 0
-    assert found["load_s"] > 0
-    assert found["file_mb"] > found["weights_mb"]
-
-
-def test_what_calibration_takes_is_measured_in_processes_of_their_own():
-    found = calibration(Shape(width=16, layers=2, steps=10), observations=2)
-    assert (found["observations"], found["blocks"], found["steps"]) == (2, 6, 10)
-    assert min(found["plain_s"], found["costs_s"], found["solve_s"]) > 0
-    assert 100 < found["plain_mb"] < found["costs_mb"] + 50 < 2000  # torch alone takes more than 100
-
-
 # -- what it says of itself
 
 

@@ -14,7 +14,8 @@ import foreign_policy
 import toy_family
 from blockcache.errors import EngineError, NonFiniteError, ObservationError
 from blockcache.schedule import Schedule
-from struck_program import names, plainly
+from engine_comparison import block_names
+from struck_program import plainly
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 ENGINES = ("patched", "loop", "onnx")
@@ -101,7 +102,7 @@ def test_what_overflows_on_the_way_is_refused_in_every_engine(form, tmp_path, ra
     policy, obs = overflowing()
     strategy = {
         "full": None,
-        "schedule": Schedule(6, random_updates(names(policy), 6)),
+        "schedule": Schedule(6, random_updates(block_names(policy), 6)),
         "teacache": bc.TeaCacheRule((1.0, 0.0), 0.1, 6),
     }[form]
     for engine in ENGINES if form != "teacache" else ["patched"]:

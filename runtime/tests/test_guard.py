@@ -47,20 +47,6 @@ def test_frames_are_looked_at():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (moments(8), "needs 32 observations"),
-        ({}, "are missing"),
-        ({"obs": np.zeros((64, 2, 4), np.float32)}, "expected"),
-        ({"obs": np.full((64, 2, 3), np.nan, np.float32)}, "NaN or infinity"),
-    ],
-)
-def test_observations_that_are_refused(given, words):
-    with pytest.raises(ObservationError, match=words):
-        fit(given, SHAPES, ())
-
-
-@pytest.mark.parametrize(
     ("key", "value"), [("action", "stop"), ("inputs", {"obs": [2, 4]}), ("motion", None), ("newest", {"mean": []})]
 )
 def test_a_damaged_guard_is_refused(key, value):

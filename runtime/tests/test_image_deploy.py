@@ -165,9 +165,16 @@ def test_every_warm_up_encodes_a_new_frame_and_the_first_of_a_player_makes_the_e
         assert player.counters["failed"] == 0
 
 
-def test_a_policy_without_cameras_has_nothing_to_look_at(make_policy, tmp_path):
+def test_a_policy_without_cameras_has_nothing_to_look_at(make_policy, tmp_path, monkeypatch):
     bc.export_policy(make_policy(), None, tmp_path / "policy.onnx")
-    open_export(tmp_path / "policy.onnx", threads=1).encode_frames(np.zeros((1, 2, 5)))
+    policy, seen = open_export(tmp_path / "policy.onnx", threads=1), np.zeros((1, 2, 5))
+    expected = policy.predict_action(seen, seed=0)["action"]
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "run_session", lambda *given: pytest.fail("something was run"))
+        policy.encode_frames(seen)
+    np.testing.assert_array_equal(policy.predict_action(seen, seed=0)["action"], expected)
+    with pytest.raises(ObservationError):  # it is checked all the same
+        policy.encode_frames(np.zeros((1, 2, 4)))
 
 
 def test_who_writes_into_a_frame_afterwards_does_no_harm(files, one_camera):

@@ -17,12 +17,6 @@ from image_policies import image_policy
 IDLE = "AzureExecutionProvider"  # in every build of ONNX Runtime for this machine; runs none of our operators
 
 
-@pytest.fixture
-def export(policy, tmp_path):
-    bc.export_policy(policy, None, tmp_path / "policy.onnx")
-    return tmp_path / "policy.onnx"
-
-
 def test_the_cpu_is_a_provider_like_any_other(export, observe):
     plain, asked = open_export(export, threads=1), open_export(export, threads=1, providers=[CPU])
     assert (plain.nodes, plain.parity) == ({}, None)

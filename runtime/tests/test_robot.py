@@ -12,7 +12,6 @@ import torch
 
 import blockcache as bc
 import blockcache_runtime
-from engine_comparison import BLOCKS
 from image_policies import image_policy
 from repository import ROOT
 
@@ -58,11 +57,6 @@ def on_a_robot(program, place, refused=REFUSED):
     code = GUARD.format(refused=refused, source=source) + program
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=place)
-
-
-@pytest.fixture
-def schedule(random_updates):
-    return bc.Schedule(6, random_updates(BLOCKS, 6))
 
 
 @pytest.fixture

@@ -23,12 +23,6 @@ CLIENTS = os.environ.get("BLOCKCACHE_CLIENTS", sys.executable)
 """A Python that has openpi-client and vla-eval: `pip install --no-deps openpi-client vla-eval`, with what they import."""
 
 
-@pytest.fixture
-def export(policy, tmp_path):
-    bc.export_policy(policy, None, tmp_path / "policy.onnx")
-    return tmp_path / "policy.onnx"
-
-
 class Process:
     def __init__(self, *words, port=0):
         command = [

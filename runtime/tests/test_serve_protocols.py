@@ -7,7 +7,7 @@ import pytest
 from blockcache_runtime.errors import BlockcacheError, EngineError
 from blockcache_runtime.serve.protocols import PROTOCOLS, Question, Served
 from blockcache_runtime.serve.wire import pack, unpack
-from served_toy import ACTIONS, ToyPolicy
+from served_toy import ACTIONS, ToyPolicy, state
 
 
 def connection(name, policy=None, renamed=None, replan=ACTIONS):
@@ -16,10 +16,6 @@ def connection(name, policy=None, renamed=None, replan=ACTIONS):
 
 def openpi(protocol, **given):
     return protocol.receive(pack(given, bytes_keys=True))
-
-
-def state(value):
-    return np.array([value, 0], dtype=np.float32)
 
 
 def states(question):

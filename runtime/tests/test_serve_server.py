@@ -21,7 +21,7 @@ from blockcache_runtime.serve import worker
 from blockcache_runtime.serve.server import MOST_REFUSALS
 from blockcache_runtime.serve.settings import KEY_VARIABLE, Settings
 from blockcache_runtime.serve.wire import pack, unpack
-from served_toy import ACTIONS, ToyPolicy, served
+from served_toy import ACTIONS, ToyPolicy, served, state
 
 client = pytest.importorskip("websockets.sync.client", reason="websockets is not installed")
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
@@ -47,10 +47,6 @@ def get(server, path, **headers):
 def infer(connection, **given):
     connection.send(pack(given, bytes_keys=True))
     return connection.recv(timeout=20)
-
-
-def state(value):
-    return np.array([value, 0], dtype=np.float32)
 
 
 def counted(server, name):

@@ -27,11 +27,6 @@ from toy_stack import SIZES, STEPS, TOKENS, WIDTH, nothing_seen, stack
 UPSTREAM, DOWNSTREAM = "layers.0.FFN", "layers.1.FFN"
 
 
-@pytest.fixture
-def port(policy):
-    return port_of(policy)
-
-
 def every(**changes):
     """All blocks at all steps, but for those that are named."""
     full = every_step(stack())

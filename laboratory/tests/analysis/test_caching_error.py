@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 
 import blockcache as bc
 from blockcache.errors import ObservationError
 from blockcache.models.registry import port_of
 from blockcache_lab.analysis.caching import caching_error, caching_errors
 from blockcache_lab.analysis.residuals import residuals
+from foreign_policy import BLOCKS, OBS, SEEN, STEPS, Policy
 
 
 @pytest.fixture
@@ -59,3 +61,12 @@ def test_no_gradients_are_kept_and_the_policy_comes_back(policy, blocks, observe
     assert "predict_action" not in vars(policy)
     with pytest.raises(ObservationError, match="at least one batch"):
         caching_error(policy, every, [])
+
+
+def test_caching_errors_of_a_foreign_policy():
+    observations = torch.randn(2, SEEN, OBS, generator=torch.Generator().manual_seed(0))
+    schedule = bc.Schedule(STEPS, {name: [0, 2] for name in BLOCKS})
+    full = caching_error(Policy(), bc.Schedule.every_step(STEPS, BLOCKS), [observations])
+    reduced = caching_error(Policy(), schedule, [observations])
+    assert full.max() == 0.0
+    assert (reduced[:, 0].max(), reduced[:, 1].min() > 0) == (0.0, True)

@@ -16,6 +16,7 @@ from blockcache_lab.pages.pictures import points
 from blockcache_lab.pages.rdt import as_printed, page
 from blockcache_lab.pages.rdt_findings import RdtSuite, summary
 from blockcache_lab.studies.suites import RDT, TIMINGS, suite_by_name, with_tuned
+from made_suites import rows
 from repository import ROOT
 
 PUBLISHED = ROOT / "docs/generated/rdt.md"
@@ -185,10 +186,6 @@ def test_nothing_lossless_and_nothing_known_of_the_engine(tmp_path):
     assert said[6] == "**The cheapest lossless method**: on peg none."
     assert not any("engine" in line or "Exact" in line for line in said)
     assert "The engine alone" not in render(page([found]))
-
-
-def rows(text, first):
-    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith(f"| {first}")]
 
 
 def test_the_tables_have_the_figures_of_the_records(two):

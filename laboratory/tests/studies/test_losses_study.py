@@ -10,7 +10,6 @@ from blockcache.errors import ObservationError
 from blockcache.fitting.clouds import draw_chunks
 from blockcache.measure.action_error import ActionError
 from blockcache.measure.features import action_features
-from blockcache.models.registry import port_of
 from blockcache.report.markdown import render
 from blockcache.results.rollouts import MethodRun, Record, Results
 from blockcache.samplers import DDPM
@@ -21,11 +20,6 @@ from blockcache_lab.studies.loss_data import LossData
 from blockcache_lab.studies.losses import measure_losses
 
 OBS = np.random.default_rng(0).standard_normal((12, 2, 5), dtype=np.float32)
-
-
-@pytest.fixture
-def port(policy):
-    return port_of(policy)
 
 
 @pytest.fixture(autouse=True)

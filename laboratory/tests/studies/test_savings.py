@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
 from blockcache.compare.bench import run_bench
@@ -14,7 +13,7 @@ from blockcache.engines.build import build
 from blockcache.engines.loop import Loop
 from blockcache.models.registry import port_of
 from blockcache.models.sampling import draw_all
-from blockcache.samplers import DDIM, DDPM, DPMSolver, table
+from blockcache.samplers import table
 from blockcache.schedule import Schedule, compile_plan, generation_flops
 from blockcache_lab.studies.savings import DiffusersLoop, add_savings
 from blockcache_lab.studies.savings_programs import PlainRDTProgram, without_savings
@@ -23,35 +22,16 @@ from dit_policies import SAMPLERS as DIT_SAMPLERS
 from dit_policies import STEPS as DIT_STEPS
 from foreign_policy import BLOCKS, OBS, Policy
 from foreign_policy import STEPS as FOREIGN_STEPS
+from loops import SAMPLERS, SHAPES, STEPS, built, counted, error, formula, loop_of, policies
 from rdt_policies import rdt_observation, rdt_policy
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
-STEPS = 6
-SAMPLERS = {
-    "ddpm": DDPM(num_inference_steps=STEPS),
-    "ddim with eta": DDIM(num_inference_steps=STEPS, eta=0.7),
-    "dpmsolver++": DPMSolver(num_inference_steps=STEPS, beta_schedule="linear"),
-}
-SHAPES = {
-    "tiny": {},
-    "one layer": {"n_layer": 1},
-    "three observations, long chunk": {"n_obs_steps": 3, "horizon": 12, "n_layer": 3},
-    "four heads": {"n_head": 4, "obs_dim": 9},
-}
 SAVINGS = (
     "conditions encoded at every step",
     "+ conditions encoded once",
     "+ keys, values and queries folded once",
 )
-
-
-def built(policy, updates=None):
-    """What a loop is made from, every step an update or as `updates` says."""
-    port = port_of(policy)
-    names, steps = [block.name for block in port.adapter.blocks], len(port.timesteps)
-    schedule = Schedule.every_step(steps, names) if updates is None else Schedule(steps, updates(names, steps))
-    return build(port, schedule, "loop")
 
 
 def variant(policy, made, saving):
@@ -64,43 +44,11 @@ def runners(policy, made, saving):
     return loop, DiffusersLoop(loop, policy.sampler)
 
 
-def counted(call):
-    with FlopCounterMode(display=False) as counter:
-        call()
-    return counter.get_total_flops()
-
-
-def loop(made):
-    return Loop(made.program, made.plan, made.sampler)
-
-
-def formula(made, schedule=None):
-    """What the program says of itself."""
-    program = made.program
-    return program.once + generation_flops(program.blocks, program.every_step, STEPS, schedule)
-
-
 def seen(policy):
     return {"obs": torch.randn(1, policy.n_obs_steps, policy.obs_dim)}
 
 
-@pytest.fixture(params=SAMPLERS)
-def policy(request, make_policy):
-    return make_policy(sampler=SAMPLERS[request.param])
-
-
-@pytest.fixture(params=SHAPES.values(), ids=SHAPES)
-def shaped(request, make_policy):
-    return make_policy(**request.param)
-
-
-@pytest.fixture(scope="module")
-def observed(observe):
-    return lambda batch=1: {"obs": observe(batch)}
-
-
-def error(policy, found, expected):
-    return float(((found - expected) * policy.normalizer.action.scale).abs().max())
+policy, shaped = policies(SAMPLERS), policies(SHAPES)
 
 
 # -- DP-T
@@ -138,7 +86,7 @@ def test_executed_actions_only_with_each_saving(policy, observed, saving, order)
     assert made.program.tokens == policy.config.executed.stop < policy.horizon
     noise = policy.draw_noise(2)
     expected = policy.predict_action(observed(2), noise=noise)["action"]
-    cut = loop(made) if order != "cut first" else Loop(variant(policy, made, saving), made.plan, made.sampler)
+    cut = loop_of(made) if order != "cut first" else Loop(variant(policy, made, saving), made.plan, made.sampler)
     for runner in (cut, DiffusersLoop(cut, policy.sampler)):
         found = runner(observed(2), noise)
         assert list(found) == ["action"]
@@ -173,9 +121,9 @@ def test_each_saving_saves(shaped):
     plain = generation_flops(port.adapter.blocks, port.adapter.every_step, STEPS)
     rungs = [replace(made, program=program) for program in without_savings(port, made.program).values()]
     runners = [
-        *(DiffusersLoop(loop(rung), shaped.sampler) for rung in rungs),
-        loop(made),
-        loop(made.actions_only()),
+        *(DiffusersLoop(loop_of(rung), shaped.sampler) for rung in rungs),
+        loop_of(made),
+        loop_of(made.actions_only()),
     ]
     costs = [counted(lambda runner=runner: runner(obs, noise)) for runner in runners]
     assert costs == [formula(rung) for rung in (*rungs, made, made.actions_only())]
@@ -189,7 +137,7 @@ def test_executed_actions_only_saves_with_every_saving(shaped, random_updates):
     noise, made = shaped.draw_noise(1), built(shaped, random_updates)
     for program in without_savings(port_of(shaped), made.program).values():
         cut = replace(made, program=program).actions_only()
-        real = counted(lambda cut=cut: loop(cut)(seen(shaped), noise))
+        real = counted(lambda cut=cut: loop_of(cut)(seen(shaped), noise))
         assert real == formula(cut, made.schedule) < formula(replace(made, program=program), made.schedule)
 
 

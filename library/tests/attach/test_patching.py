@@ -10,7 +10,6 @@ import time
 
 import pytest
 import torch
-from torch import nn
 
 import blockcache as bc
 import foreign_policy
@@ -20,7 +19,7 @@ from blockcache.engines.loop import Loop
 from blockcache.engines.onnx import OnnxRunner
 from blockcache.engines.patched import ScheduledGeneration
 from blockcache.errors import PolicyError
-from image_policies import PublicImagePolicy, image_policy, observed
+from image_policies import observed, strange
 from repository import HELPERS
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
@@ -134,23 +133,6 @@ def test_a_fork_while_another_thread_generates_can_be_disabled(engine):
     assert ran.returncode == 0
 
 
-class Strange(nn.Module):
-    """An encoder that no program holds."""
-
-    def __init__(self, own):
-        super().__init__()
-        self.own = own
-
-    def forward(self, obs):
-        return self.own(obs)
-
-
-def behind_an_encoder():
-    policy = PublicImagePolicy(image_policy())
-    policy.obs_encoder = Strange(policy.obs_encoder).eval()
-    return policy
-
-
 KINDS = {"loop": Loop, "onnx": OnnxRunner, "patched": ScheduledGeneration}
 
 
@@ -160,7 +142,7 @@ def test_disabling_frees_the_engine_without_the_collector_of_cycles(make, engine
     policy, obs = {
         "own": (make_policy(), observe()),
         "foreign": (foreign_policy.Policy(), {"obs": torch.zeros(1, foreign_policy.SEEN, foreign_policy.OBS)}),
-        "behind an encoder": (behind_an_encoder(), observed(dtype=torch.float32)),
+        "behind an encoder": (strange(), observed(dtype=torch.float32)),
     }[make]
 
     def living():

@@ -16,6 +16,7 @@ from blockcache.errors import ObservationError, PolicyError, RecordingError
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM
 from blockcache.solvers.recording import METRICS
+from engine_comparison import snapshot
 
 
 def calibrate(policy, observations, *args, **options):
@@ -215,15 +216,11 @@ def test_wrong_observations(policy, observe, run, batch, sentence):
     assert torch.equal(run(policy, observe()), plain)
 
 
-def attributes(policy):
-    return [(module, dict(vars(module))) for module in policy.modules()]
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_policy_comes_back_unchanged(make_policy, observe, run, form, fails):
     policy = make_policy(**form)
     plain, state = run(policy, observe(2)), {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    before = attributes(policy)
+    before = snapshot(policy)
 
     def observations():
         yield observe(2)
@@ -235,7 +232,7 @@ def test_the_policy_comes_back_unchanged(make_policy, observe, run, form, fails)
             calibrate(policy, observations())
     else:
         calibrate(policy, observations())
-    for (module, were), (_, are) in zip(before, attributes(policy), strict=True):
+    for (module, were), (_, are) in zip(before, snapshot(policy), strict=True):
         assert were.keys() == are.keys(), module
     assert all(torch.equal(tensor, state[name]) for name, tensor in policy.state_dict().items())
     assert torch.equal(run(policy, observe(2)), plain)

@@ -1,16 +1,17 @@
-"""Headless Chromium, once for all tests, and pages that are made once."""
+"""Headless Chromium, once for all tests, and pages that are made once. Needs both houses: an analysis has every picture."""
 
 import shutil
 
 import pytest
 from playwright.sync_api import sync_playwright
 
+import file_formats
+import laboratory_formats
 from blockcache.report.html import render
 from blockcache.report.overview.page import page as document
 from blockcache.report.overview.sources import Source, Sources, load_sources
 from blockcache.solvers import solve
 from blockcache_lab.pages.analysis import brought
-from file_formats import EXAMPLES
 from made_up_policy import NASTY, named_schedule, recording
 from toy_analysis import toy_analysis
 
@@ -34,7 +35,7 @@ def chromium():
 def pages(tmp_path_factory):
     """By name: one with every kind of figure, a large family's, and one whose names are hostile."""
     place = tmp_path_factory.mktemp("pages")
-    write = {example.name: example.write for example in EXAMPLES}
+    write = {example.name: example.write for example in (*file_formats.EXAMPLES, *laboratory_formats.EXAMPLES)}
     kinds = ("results", "timings", "distances", "tuning", "benchmark")
     every = load_sources({kind: write[kind](place) for kind in kinds})
     whole = Sources(brought=(Source("analysis.safetensors", brought(toy_analysis())),))

@@ -12,19 +12,13 @@ from blockcache.cli import verbs
 from blockcache.cli.arguments import POLICY
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM
-from blockcache_lab.cli import paper
-from cli_inputs import STEPS
+from cli_inputs import STEPS, check_help, check_list, loads_no_verb, loads_nothing_heavy, parameters
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
-GROUPS = {"": verbs.cli, "policy": verbs.policy, "paper": paper}
+GROUPS = {"": verbs.cli, "policy": verbs.policy}
 TOP = click.Context(verbs.cli)
-CONTEXTS = {"": TOP, **{name: click.Context(GROUPS[name], TOP) for name in ("policy", "paper")}}
-VERBS = [
-    f"{name} {verb}".strip()
-    for name, group in GROUPS.items()
-    for verb in group.list_commands(CONTEXTS[name])
-    if verb not in GROUPS
-]
+CONTEXTS = {"": TOP, "policy": click.Context(verbs.policy, TOP)}
+VERBS = {f"{group} {verb}".strip(): (group, verb) for group, found in GROUPS.items() for verb in found.verbs}
 
 
 # -- help
@@ -33,26 +27,19 @@ VERBS = [
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("option", ["--help", "-h"])
 def test_help_has_an_example(blockcache, verb, option):
-    text = blockcache(*verb.split(), option)
-    assert text.startswith(f"Usage: blockcache {verb}")
-    assert "Example" in text
-    assert f"  blockcache {verb} " in text or f"  blockcache {verb}\n" in text
+    check_help(blockcache(*verb.split(), option), verb)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], [], ["--debug"]], ids=str)
 def test_without_a_verb_there_is_help(blockcache, words):
     text = blockcache(*words)
     assert "blockcache demo" in text
-    assert all(f"\n  {name} " in text for name in (*verbs.cli.verbs, "analyse", "policy", "paper"))
+    assert all(f"\n  {name} " in text for name in (*verbs.cli.verbs, "policy"))
 
 
-@pytest.mark.parametrize("group", ["policy", "paper"])
 @pytest.mark.parametrize("words", [["--help"], ["-h"], []], ids=str)
-def test_a_group_lists_its_verbs_with_a_line_each(blockcache, group, words):
-    text = blockcache(group, *words)
-    assert all(
-        f"\n  {verb} " in text and line.split(":")[0][:40] in text for verb, (_, line) in GROUPS[group].verbs.items()
-    )
+def test_a_group_lists_its_verbs_with_a_line_each(blockcache, words):
+    check_list(blockcache("policy", *words), verbs.policy.verbs)
 
 
 def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
@@ -69,59 +56,18 @@ def test_the_verbs_a_user_needs_stand_at_the_top_and_the_others_in_groups():
         "report",
         "serve",
     ]
-    assert verbs.cli.list_commands(TOP) == [*verbs.cli.verbs, "policy", "analyse", "paper"]
+    assert verbs.cli.list_commands(TOP)[: len(verbs.cli.verbs) + 1] == [*verbs.cli.verbs, "policy"]
     assert list(verbs.policy.verbs) == ["convert", "observe", "place", "fit"]
-    assert verbs.policy.list_commands(CONTEXTS["policy"]) == [
-        *verbs.policy.verbs,
-        "demonstrate",
-        "pretrain",
-        "replay",
-        "train",
-    ]
-    assert list(paper.verbs) == [
-        "suite",
-        "timing",
-        "results",
-        "distances",
-        "losses",
-        "frontier",
-        "rdt",
-        "checkpoints",
-        "realtime",
-        "tables",
-        "figures",
-        "performance",
-        "guard",
-        "flops",
-    ]
+    assert verbs.policy.list_commands(CONTEXTS["policy"])[:4] == list(verbs.policy.verbs)
 
 
 def test_one_word_means_one_thing_in_every_verb():
-    """POLICY is one kind of argument and never an option beside it; --seed is of noise and training."""
-    seen = {}
-    for verb in VERBS:
-        *group, name = verb.split()
-        for parameter in GROUPS["".join(group)].get_command(CONTEXTS["".join(group)], name).params:
-            seen.setdefault(parameter.name, {})[verb] = parameter
+    """POLICY is one kind of argument and never an option beside it; --seed is of noise."""
+    seen = parameters({name: GROUPS[at].get_command(CONTEXTS[at], verb) for name, (at, verb) in VERBS.items()})
     assert {type(parameter.type) for parameter in seen["policy"].values()} == {type(POLICY)}
-    assert {verb for verb, found in seen["policy"].items() if isinstance(found, click.Option)} == {"paper flops"}
-    assert set(seen["seed"]) == {
-        "calibrate",
-        "check",
-        "analyse",
-        "tune",
-        "policy pretrain",
-        "policy train",
-        "policy place",
-        "policy fit",
-    }
-    assert set(seen["first_seed"]) == {
-        "eval",
-        "paper checkpoints",
-        "policy demonstrate",
-        "policy observe",
-        "policy replay",
-    }
+    assert not any(isinstance(found, click.Option) for found in seen["policy"].values())
+    assert set(seen["seed"]) == {"calibrate", "check", "tune", "policy place", "policy fit"}
+    assert set(seen["first_seed"]) == {"eval", "policy observe"}
     assert not any("docs" in str(found.default) for found in seen["output"].values())
 
 
@@ -129,35 +75,15 @@ def test_version(blockcache):
     assert blockcache("--version").strip() == f"blockcache, version {bc.__version__}"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--help"], ["show", "square_ph"], ["paper", "flops", "square_ph"], ["eval", "--help"], ["check", "--help"]],
-    ids=str,
-)
+@pytest.mark.parametrize("words", [["--help"], ["show", "square_ph"], ["eval", "--help"], ["check", "--help"]], ids=str)
 def test_what_needs_no_torch_does_not_load_it(words):
-    """Torch takes seconds. Even `import blockcache` does without it until something of it is used."""
-    code = (
-        "import sys, blockcache, blockcache.cli\n"
-        "blockcache.cli.main(sys.argv[1:])\n"
-        "heavy = {'torch', 'diffusers', 'onnx', 'onnxruntime', 'matplotlib', 'scipy'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    """Torch takes seconds."""
+    loads_nothing_heavy(*words)
 
 
-@pytest.mark.parametrize("words", [[], ["policy"], ["paper", "--help"], ["train"], ["nonsense"]], ids=str)
+@pytest.mark.parametrize("words", [[], ["policy"], ["train"], ["nonsense"]], ids=str)
 def test_a_list_of_verbs_loads_none_of_them(words):
-    code = (
-        "import sys, blockcache.cli\n"
-        "try: blockcache.cli.main(sys.argv[1:])\n"
-        "except SystemExit: pass\n"
-        "loaded = {name for name in sys.modules if name.startswith('blockcache.')} | {'numpy', 'tqdm'} & set(sys.modules)\n"
-        "known = ('_version', 'cli', 'cli.lazy', 'cli.verbs', 'errors')\n"
-        "assert loaded | {'blockcache.errors'} == {'blockcache.' + name for name in known}, loaded\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    loads_no_verb(*words)
 
 
 def test_all_that_is_exported_is_there():
@@ -198,10 +124,6 @@ def test_from_a_policy_to_a_file_for_the_robot(blockcache, policy_directory):
     assert plan[0].startswith("step   0: layers.0.SA layers.0.CA layers.0.FFN layers.1.SA")
     assert len(plan) == STEPS
 
-    table = blockcache("paper", "flops", "schedule.json", "--policy", policy_directory)
-    assert "full precision" in table
-    assert f"{schedule.reused_share:.1%}" in table
-
     for options in (["schedule.json"], ["schedule.json", "--actions-only"], []):
         assert blockcache("export", policy_directory, *options).startswith("policy.onnx: ")
         runner = bc.open_export("policy.onnx", bc.load_policy(policy_directory), threads=1)
@@ -239,12 +161,6 @@ def test_show_a_printed_schedule(blockcache, name):
 
 def test_twelve_schedules_are_printed():
     assert len(bc.published_names()) == 12
-
-
-def test_flops_of_the_paper_s_shape(blockcache):
-    text = blockcache("paper", "flops", "square_ph", "kitchen")
-    assert "15.739" in text
-    assert blockcache("paper", "flops", "--width", 16) != blockcache("paper", "flops")
 
 
 def test_demo_on_a_policy_of_one_s_own(blockcache, policy_directory):

@@ -1,4 +1,4 @@
-"""The verbs bench and performance: what is measured, and the page made from it."""
+"""The verb bench: what is measured."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,9 @@ import pytest
 
 import blockcache as bc
 from blockcache.results.bench import FORMAT
-from cli_inputs import SMALL, STEPS, synthetic
+from cli_inputs import COLUMNS, SMALL, STEPS
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
-COLUMNS = {
-    "name", "engine", "threads", "p50_ms", "p95_ms", "p99_ms", "chunk_hz", "action_hz", "speedup", "over_full", "gflop",
-    "gflops", "of_peak", "max_difference", "saving", "limit", "samples_ms",
-}  # fmt: skip
 
 
 def test_bench_measures_every_candidate(measured):
@@ -33,11 +29,6 @@ def test_bench_measures_every_candidate(measured):
         "BAC, onnx, 1 thread",
         "Uniform at equal FLOPs, onnx, 1 thread",
         "BAC, onnx, 1 thread, executed actions only",
-        "savings: conditions encoded at every step",
-        "savings: + conditions encoded once",
-        "savings: + keys, values and queries folded once",
-        "savings: + constant sampler",
-        "savings: + executed actions only",
     ]
     for name, row in rows.items():
         assert len(row["samples_ms"]) == 2
@@ -87,39 +78,10 @@ def test_bench_without_causal_attention_computes_the_whole_chunk(blockcache, mak
     blockcache("bench", "policy", "--threads", 1, "--repeats", 5, "--json", "b.json")
     names = [row["name"] for row in json.loads(Path("b.json").read_text())["rows"]]
     assert "BAC, onnx, 1 thread" in names
-    assert "savings: + constant sampler" in names
     assert not any("executed actions only" in name for name in names)
-
-
-def test_the_performance_page_is_made_from_its_figures(blockcache, measured):
-    Path("docs").mkdir()
-    Path("docs/performance.json").write_text(json.dumps(synthetic(measured)))
-    assert blockcache("paper", "performance", "-o", "docs", "--render-only").strip() == "docs/performance.md"
-    page = Path("docs/performance.md").read_text()
-    for row in measured["rows"]:
-        assert f"| {row['name'].removeprefix('savings: ')} | {row['p50_ms']:.1f} |" in page
-    assert "Not available: eager + torch.compile (RuntimeError: no compiler here)." in page
-    assert "| T = 16 | 5.0 | 5.0 | 5.0 | 5.0 | 2e-06 |" in page
-    assert "| 8 x 256, T = 10 | 36.0 | 39.0 |" in page
-    assert "| with action costs | 40.0 | 900 |" in page
-    older = {key: value for key, value in synthetic(measured).items() if key != "calibration"}
-    Path("docs/performance.json").write_text(json.dumps(older))
-    blockcache("paper", "performance", "-o", "docs", "--render-only")
-    assert "with action costs" not in Path("docs/performance.md").read_text()
-    assert "(performance-bench.png)" in page
-    assert Path("docs", "performance-bench.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_performance_page_from_wrong_figures(refused, measured):
-    assert refused("paper", "performance", "-o", "docs", "--render-only").startswith("no performance file at")
-    Path("docs").mkdir()
-    for changes, sentence in (({"format": "other"}, "is not a performance file"), ({"version": 2}, "format version 2")):
-        Path("docs/performance.json").write_text(json.dumps({**synthetic(measured), **changes}))
-        assert sentence in refused("paper", "performance", "-o", "docs", "--render-only")
 
 
 def test_pictures_without_matplotlib_are_refused_before_anything_is_measured(refused, monkeypatch):
     monkeypatch.setattr("blockcache.extras.find_spec", lambda name: None)
     monkeypatch.setattr("blockcache.compare.bench.run_bench", lambda *args, **settings: pytest.fail("measured"))
-    for words in (["bench", *SMALL, "--plot", "b.png"], ["paper", "performance", "-o", "docs"]):
-        assert '"blockcache[plots]"' in refused(*words)
+    assert '"blockcache[plots]"' in refused("bench", *SMALL, "--plot", "b.png")

@@ -1,6 +1,5 @@
 """The command line when something is wrong: one line on standard error, nothing written, the right exit code."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,15 +12,9 @@ import numpy as np
 import pytest
 
 from blockcache import cli
-from cli_inputs import SMALL, synthetic
+from cli_inputs import SMALL, answers, shell
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
-
-
-def shell(*words, **settings):
-    """Runs a verb in a process of its own."""
-    command = [sys.executable, "-c", "import sys; from blockcache.cli import main; main(sys.argv[1:])"]
-    return subprocess.run([*command, *map(str, words)], capture_output=True, text=True, timeout=120, **settings)
 
 
 @contextmanager
@@ -47,12 +40,9 @@ def cut_short(path):
         ("calibrate policy --seed x", "Invalid value for '--seed'"),
         ("calibrate no_such_module:make", "no policy 'no_such_module:make': there is no module 'no_such_module'"),
         ("export cli_inputs:make", "no policy 'cli_inputs:make' (AttributeError: module 'cli_inputs' has no att"),
-        ("export cli_inputs:synthetic", "cli_inputs:synthetic failed (TypeError: "),
+        ("export cli_inputs:check_help", "cli_inputs:check_help failed (TypeError: "),
         ("calibrate foreign_policy:Policy", "the policy foreign_policy:Policy brings no observations"),
         ("solve nowhere.safetensors", "no recording at nowhere.safetensors"),
-        ("paper flops --steps 50 square_ph", "the schedule is for 100 steps, the generation has 50"),
-        ("paper flops --layers 0", "Invalid value for '--layers'"),
-        ("paper flops square_ph --policy policy", "the schedule is for 100 steps, the generation has 20"),
         ("export policy square_ph", "does not fit the policy"),
         ("export nowhere", "no policy 'nowhere'"),
         ("bench --width 10", "n_emb must be even"),
@@ -73,9 +63,8 @@ def test_errors_are_one_line(refused, policy_directory, words, sentence):
     assert set(Path().rglob("*")) <= before | {Path("cache")}
 
 
-@pytest.mark.parametrize("words", [["paper", "flops", "--policy"], ["bench"]], ids=str)
-def test_sizes_beside_a_policy_are_refused(refused, policy_directory, words):
-    line = refused(*words, policy_directory, "--width", 32, "--steps", 5)
+def test_sizes_beside_a_policy_are_refused(refused, policy_directory):
+    line = refused("bench", policy_directory, "--width", 32, "--steps", 5)
     assert line == "--steps, --width and a policy exclude one another: a policy has its own shape"
 
 
@@ -129,18 +118,14 @@ def test_damaged_files_are_one_line(blockcache, refused, policy_directory):
         "export policy -o file/x",
         "bench --quick --json file/x",
         "bench --quick --plot file/x",
-        "paper performance --render-only -o docs",
     ],
 )
-def test_an_unwritable_place_is_one_line(blockcache, refused, policy_directory, measured, monkeypatch, words):
+def test_an_unwritable_place_is_one_line(blockcache, refused, policy_directory, monkeypatch, words):
     monkeypatch.setattr("blockcache.measure.machine.peak_gflops.__defaults__", (64, 0.05))
     monkeypatch.setattr("blockcache.measure.latency.REST", 0.0)
     Path("file").write_text("not a directory")
     if words.startswith("solve"):
         blockcache("calibrate", policy_directory, "--generations", 1)
-    if words.startswith("paper performance"):
-        Path("docs/performance-bench.png").mkdir(parents=True)  # a directory in the picture's place
-        Path("docs/performance.json").write_text(json.dumps(synthetic(measured)))
     more = SMALL if words.startswith("bench") else []
     line = refused(*words.split(), *more)
     assert line.startswith("cannot write")
@@ -158,36 +143,7 @@ OUTPUTS = [
     "eval pusht --video",
     "eval pusht --rerun",
     "policy observe pusht -o",
-    "policy demonstrate metaworld-assembly -o",
-    "paper results suites --stored",
-    "paper frontier suites --stored",
 ]
-DIRECTORIES = [
-    "paper suite main pusht -o",
-    "paper timing pusht -o",
-    "paper performance -o",
-    "paper results suites -o",
-]
-
-
-def answers(*lines):
-    """What each of the lines is answered with, all in one process of its own, in which nothing heavy was imported."""
-    code = """
-import sys
-from blockcache.cli import main
-for line in sys.stdin.read().splitlines():
-    try:
-        main(line.split())
-    except SystemExit as ended:
-        assert ended.code == 2, line
-    heavy = {"torch", "diffusers", "scipy", "onnx", "onnxruntime", "matplotlib"} & set(sys.modules)
-    assert not heavy, (line, heavy)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], input="\n".join(lines), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return [line.removeprefix("error: ") for line in done.stderr.splitlines()]
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_any_work_and_before_torch_is_loaded():
@@ -197,18 +153,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work_and_before_to
     cases = [(f"{verb} none/x.gif", f"none/x.gif: {none}") for verb in OUTPUTS]
     cases += [(f"{verb} file/x.gif", f"file/x.gif: {file}") for verb in OUTPUTS]
     cases += [(f"{verb} place", "place: it is not a regular file; nothing was changed") for verb in OUTPUTS]
-    cases += [(f"{verb} file", f"file: {file}") for verb in DIRECTORIES]
-    cases += [(f"{verb} none/deep/er", f"none/deep/er: {none}") for verb in DIRECTORIES]
-    train = "policy train pusht --data file -o"
-    cases += [(f"{train} file/policy", f"file: {file}"), (f"{train} none/deep/er/policy", f"none/deep/er: {none}")]
     assert answers(*(words for words, _ in cases)) == [f"cannot write {sentence}" for _, sentence in cases]
     assert sorted(os.listdir()) == ["file", "place"]
 
 
-POLICIES = [
-    *("demo", "calibrate", "export", "bench", "eval", "policy observe"),
-    *("paper suite main", "paper timing", "paper flops --policy"),
-]
+POLICIES = ["demo", "calibrate", "export", "bench", "eval", "policy observe"]
 WRONG = {
     **{f"{verb} nowhere": "no policy 'nowhere': it is neither a directory nor one" for verb in POLICIES},
     **{f"{verb} no_such:thing": "no policy 'no_such:thing': there is no module 'no_such'" for verb in POLICIES},
@@ -218,7 +167,6 @@ WRONG = {
     "bench --schedule nowhere.json": "no schedule 'nowhere.json'",
     "bench --sampler eular": "'eular' is not one of",
     "bench pusht --width 3": "--width and a policy exclude one another",
-    "paper flops nowhere --policy pusht": "no schedule 'nowhere'",
     "show nowhere": "no schedule 'nowhere'",
     "solve nowhere": "no recording at nowhere",
     "solve nowhere --method bca": "'bca' is not one of",
@@ -236,14 +184,6 @@ WRONG = {
     "eval mute": "the policy mute does not say which task it was trained for; name it with --task",
     "policy observe mute": "the policy mute does not say which task",
     "policy observe pusht --task psuht": "unknown task 'psuht'",
-    "policy demonstrate psuht -o x.npz": "unknown task 'psuht'",
-    "policy demonstrate pusht -o x.npz": "task 'pusht' has no expert of its own",
-    "policy train psuht --data broken.json -o x": "unknown task 'psuht'",
-    "policy train pusht --data nowhere.npz -o x": "no demonstrations at nowhere.npz: the file does not exist",
-    "paper suite mian pusht": "'mian' is not one of",
-    "paper suite main mute": "the policy mute does not say which task",
-    "paper suite main pusht --quick --rollouts 3": "--rollouts and --quick exclude one another",
-    "paper timing mute": "the policy mute does not say which task",
 }
 
 

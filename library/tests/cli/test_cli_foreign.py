@@ -68,7 +68,6 @@ def test_from_a_policy_object_to_a_file_for_the_robot(blockcache):
     assert runner.header["schedule"] == {
         name: list(steps) for name, steps in bc.Schedule.load("schedule.json").updates.items()
     }
-    assert "full precision" in blockcache("paper", "flops", "schedule.json", "--policy", MADE)
 
 
 def test_an_export_says_what_its_schedule_was_not_made_for(blockcache):

@@ -16,7 +16,6 @@ from blockcache.errors import TaskError
 from blockcache.models.registry import port_of
 from blockcache.results.rollouts import Results
 from blockcache.tasks import TaskSpec
-from blockcache_lab.analysis.caching import caching_error
 from foreign_policy import BLOCKS, EXECUTED, OBS, SEEN, STEPS, Policy
 from toy_family import FlowPolicy, claim
 from toy_task import SPEC, Toy
@@ -180,11 +179,3 @@ def test_a_bench_times_it(monkeypatch):
             assert row["max_difference"] < 1e-5, name
         elif "BAC" in name:
             assert 1e-3 < row["max_difference"] < 10, name
-
-
-def test_caching_errors_of_it():
-    schedule = bc.Schedule(STEPS, {name: [0, 2] for name in BLOCKS})
-    full = caching_error(Policy(), bc.Schedule.every_step(STEPS, BLOCKS), [observations(2)])
-    reduced = caching_error(Policy(), schedule, [observations(2)])
-    assert full.max() == 0.0
-    assert (reduced[:, 0].max(), reduced[:, 1].min() > 0) == (0.0, True)

@@ -12,30 +12,18 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper, shape_inference
-from torch.utils.flop_counter import FlopCounterMode
 
 import blockcache as bc
 from blockcache.engines.build import build
-from blockcache.engines.loop import Loop
 from blockcache.models.flops import DPTShape, attention, folded_blocks, folded_every_step, folded_once, linear
 from blockcache.models.registry import port_of
 from blockcache.samplers import SAMPLERS
 from blockcache.schedule import generation_flops
+from loops import SHAPES, STEPS, counted, formula, loop_of, policies
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
-STEPS = 6
-SHAPES = {
-    "tiny": {},
-    "one layer": {"n_layer": 1},
-    "three observations, long chunk": {"n_obs_steps": 3, "horizon": 12, "n_layer": 3},
-    "four heads": {"n_head": 4, "obs_dim": 9},
-}
-
-
-@pytest.fixture(params=SHAPES.values(), ids=SHAPES)
-def policy(request, make_policy):
-    return make_policy(**request.param)
+policy = policies(SHAPES)
 
 
 def shape_of(policy):
@@ -59,24 +47,8 @@ def observe(policy, batch=1):
     return {"obs": torch.randn(batch, policy.n_obs_steps, policy.obs_dim)}
 
 
-def counted(call):
-    with FlopCounterMode(display=False) as counter:
-        call()
-    return counter.get_total_flops()
-
-
 def built(policy, schedule=None):
     return build(port_of(policy), schedule or bc.Schedule.every_step(STEPS, names(policy)), "loop")
-
-
-def loop(made):
-    return Loop(made.program, made.plan, made.sampler)
-
-
-def formula(made, schedule=None):
-    """What the program says of itself."""
-    program = made.program
-    return program.once + generation_flops(program.blocks, program.every_step, STEPS, schedule)
 
 
 def by_sizes(shape, heads, steps, tokens=None):
@@ -90,7 +62,7 @@ def by_sizes(shape, heads, steps, tokens=None):
 
 def test_the_loop_at_full_precision_is_what_torch_counts(policy):
     made, noise, shape = built(policy), policy.draw_noise(1), shape_of(policy)
-    real = counted(lambda: loop(made)(observe(policy), noise))
+    real = counted(lambda: loop_of(made)(observe(policy), noise))
     assert real == formula(made) == by_sizes(shape, policy.config.n_head, STEPS)
     assert real < generation_flops(shape.blocks, shape.every_step, STEPS)
 
@@ -98,20 +70,20 @@ def test_the_loop_at_full_precision_is_what_torch_counts(policy):
 def test_the_loop_under_a_schedule_is_what_torch_counts(policy, random_updates):
     schedule = bc.Schedule(STEPS, random_updates(names(policy), STEPS))
     made, noise = built(policy, schedule), policy.draw_noise(1)
-    assert counted(lambda: loop(made)(observe(policy), noise)) == formula(made, schedule) < formula(made)
+    assert counted(lambda: loop_of(made)(observe(policy), noise)) == formula(made, schedule) < formula(made)
 
 
 def test_the_loop_without_what_is_not_executed_is_what_torch_counts(policy, random_updates):
     for schedule in (None, bc.Schedule(STEPS, random_updates(names(policy), STEPS))):
         whole, noise = built(policy, schedule), policy.draw_noise(1)
         made = whole.actions_only()
-        real = counted(lambda made=made, noise=noise: loop(made)(observe(policy), noise))
+        real = counted(lambda made=made, noise=noise: loop_of(made)(observe(policy), noise))
         assert real == formula(made, schedule) < formula(whole, schedule)
 
 
 def test_a_batch_costs_as_many_times_more(policy):
     made, noise = built(policy), policy.draw_noise(3)
-    assert counted(lambda: loop(made)(observe(policy, 3), noise)) == 3 * formula(made)
+    assert counted(lambda: loop_of(made)(observe(policy, 3), noise)) == 3 * formula(made)
 
 
 def test_through_accelerate_it_is_the_same(policy, random_updates):
@@ -192,5 +164,5 @@ def test_other_samplers_cost_the_same_per_step(make_policy):
     for kind in ("ddpm", "ddim", "dpmsolver++"):
         policy = make_policy(sampler=SAMPLERS[kind](num_inference_steps=STEPS))
         made, noise = built(policy), policy.draw_noise(1)
-        costs.add(counted(lambda made=made, policy=policy, noise=noise: loop(made)(observe(policy), noise)))
+        costs.add(counted(lambda made=made, policy=policy, noise=noise: loop_of(made)(observe(policy), noise)))
     assert costs == {formula(made)}

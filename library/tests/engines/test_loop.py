@@ -5,47 +5,15 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import blockcache as bc
-from blockcache.engines.build import build
-from blockcache.engines.loop import Loop, TorchBackend
+from blockcache.engines.loop import TorchBackend
 from blockcache.engines.walk import denoiser_output
 from blockcache.errors import EngineError
-from blockcache.models.registry import port_of
-from blockcache.samplers import DDIM, DDPM, DPMSolver
 from blockcache.schedule import Reuse
+from loops import SAMPLERS, built, error, loop_of, policies
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
-SAMPLERS = {
-    "ddpm": DDPM(num_inference_steps=6),
-    "ddim with eta": DDIM(num_inference_steps=6, eta=0.7),
-    "dpmsolver++": DPMSolver(num_inference_steps=6, beta_schedule="linear"),
-}
-
-
-def built(policy, updates=None):
-    """What a loop is made from, every step an update or as `updates` says."""
-    port = port_of(policy)
-    names, steps = [block.name for block in port.adapter.blocks], len(port.timesteps)
-    schedule = bc.Schedule.every_step(steps, names) if updates is None else bc.Schedule(steps, updates(names, steps))
-    return build(port, schedule, "loop")
-
-
-def loop_of(made):
-    return Loop(made.program, made.plan, made.sampler)
-
-
-@pytest.fixture(params=SAMPLERS)
-def policy(request, make_policy):
-    return make_policy(sampler=SAMPLERS[request.param])
-
-
-@pytest.fixture(scope="module")
-def observed(observe):
-    return lambda batch=1: {"obs": observe(batch)}
-
-
-def error(policy, found, expected):
-    return float(((found - expected) * policy.normalizer.action.scale).abs().max())
+policy = policies(SAMPLERS)
 
 
 # -- dtypes, devices

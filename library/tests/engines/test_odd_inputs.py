@@ -8,7 +8,6 @@ import torch
 
 import blockcache as bc
 from blockcache.errors import ObservationError
-from blockcache.observations.tensors import as_tensor, check_finite
 from blockcache_runtime import open_export
 from foreign_policy import Policy
 
@@ -129,17 +128,3 @@ def test_a_foreign_policy_says_the_same_of_odd_tensors():
                 with pytest.raises(ObservationError, match=r"sparse|meta|nested") as caught:
                     fast.predict_action({"obs": value})
                 one_sentence(caught)
-
-
-def test_reading_does_not_copy_what_need_not_be_copied():
-    array = np.zeros((3, 4), dtype=np.float32)
-    assert as_tensor(array).data_ptr() == torch.from_numpy(array).data_ptr()
-    assert as_tensor(GOOD) is GOOD
-    assert as_tensor(np.array(3.0, dtype=">f8")).shape == ()
-
-
-def test_looking_for_nan_in_what_lies_oddly():
-    for odd in (np.ones(4)[::-1], np.ones(4, dtype=">f8")):
-        check_finite({"a": [odd]})
-        with pytest.raises(ObservationError, match="NaN"):
-            check_finite({"a": [np.append(odd, np.nan)[::-1]]})

@@ -16,25 +16,7 @@ from blockcache.samplers import DDIM, SAMPLERS
 from blockcache.solvers.presets import stretched_schedule
 from onnx_files import BLOCKS, header, nodes, with_header
 
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch, tmp_path):
-    """Where exports are kept during a test; nothing is written to the home directory."""
-    directory = tmp_path / "cache"
-    monkeypatch.setenv("BLOCKCACHE_CACHE", str(directory))
-    return directory
-
-
-@pytest.fixture
-def schedule(random_updates):
-    return bc.Schedule(6, random_updates(BLOCKS, 6), origin={"method": "random"})
-
-
-@pytest.fixture
-def exported(policy, schedule, tmp_path):
-    path = tmp_path / "policy.onnx"
-    bc.export_policy(policy, schedule, path)
-    return path
+pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
 
 # -- the file

@@ -30,24 +30,7 @@ from repository import ROOT
 CACHE, ENGINE, SESSION = "blockcache.cache", "blockcache.engines.onnx", "blockcache_runtime.session"
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch, tmp_path):
-    """Where exports are kept during a test; nothing is written to the home directory."""
-    directory = tmp_path / "cache"
-    monkeypatch.setenv("BLOCKCACHE_CACHE", str(directory))
-    return directory
-
-
-@pytest.fixture
-def schedule(random_updates):
-    return bc.Schedule(6, random_updates(BLOCKS, 6), origin={"method": "random"})
-
-
-@pytest.fixture
-def exported(policy, schedule, tmp_path):
-    path = tmp_path / "policy.onnx"
-    bc.export_policy(policy, schedule, path)
-    return path
+pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
 
 # -- the cache
@@ -66,16 +49,16 @@ def forbid(*args):
     raise AssertionError("this should have come from the cache")
 
 
-def test_an_export_is_made_once(policy, make_policy, schedule, observe, cache, monkeypatch):
+def test_an_export_is_made_once(policy, make_policy, schedule, observe, exports_stay_here, monkeypatch):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         expected = act(policy, observe)
-    (kept,) = kept_in(cache)
+    (kept,) = kept_in(exports_stay_here)
     monkeypatch.setattr(f"{ENGINE}._file", forbid)
     same = bc.Schedule(6, schedule.updates, origin={"method": "the same, by another way"})
     for again in (policy, make_policy()):
         with bc.accelerate(again, same, engine="onnx", threads=1):
             assert torch.equal(act(again, observe), expected)
-    assert kept_in(cache) == [kept]
+    assert kept_in(exports_stay_here) == [kept]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +66,7 @@ def test_an_export_is_made_once(policy, make_policy, schedule, observe, cache, m
     [{"seed": 1}, {"n_action_steps": 3}, {"sampler": DDPM(num_inference_steps=6, clip_sample=False)}],
     ids=str,
 )
-def test_another_policy_has_another_export(policy, make_policy, schedule, observe, cache, changes):
+def test_another_policy_has_another_export(policy, make_policy, schedule, observe, exports_stay_here, changes):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         act(policy, observe)
     other = make_policy(**changes)
@@ -91,10 +74,10 @@ def test_another_policy_has_another_export(policy, make_policy, schedule, observ
         expected = act(other, observe)
     with bc.accelerate(other, schedule, engine="onnx", threads=1):
         torch.testing.assert_close(act(other, observe), expected, atol=1e-5, rtol=0)
-    assert len(kept_in(cache)) == 2
+    assert len(kept_in(exports_stay_here)) == 2
 
 
-def test_numbers_that_no_fingerprint_holds_count_too(make_policy, observe, cache):
+def test_numbers_that_no_fingerprint_holds_count_too(make_policy, observe, exports_stay_here):
     for eps in (1e-5, 0.1):
         policy = make_policy()
         for module in policy.modules():
@@ -103,7 +86,7 @@ def test_numbers_that_no_fingerprint_holds_count_too(make_policy, observe, cache
         expected = act(policy, observe)
         with bc.accelerate(policy, engine="onnx", threads=1):
             torch.testing.assert_close(act(policy, observe), expected, atol=1e-5, rtol=0)
-    assert len(kept_in(cache)) == 2
+    assert len(kept_in(exports_stay_here)) == 2
 
 
 def test_masks_and_code_count_too(policy, make_policy, schedule, monkeypatch):
@@ -127,28 +110,30 @@ def test_the_code_that_counts_is_ours_and_the_family_s(tmp_path):
     assert exports.source_hash(str(tmp_path / "family.py")) != ours
 
 
-def test_another_schedule_or_output_has_another_export(policy, schedule, cache):
+def test_another_schedule_or_output_has_another_export(policy, schedule, exports_stay_here):
     for followed in (schedule, None):
         for output in ("chunk", "action"):
             bc.accelerate(policy, followed, engine="onnx", output=output, threads=1).disable()
-    assert len(kept_in(cache)) == 4
+    assert len(kept_in(exports_stay_here)) == 4
 
 
-def test_exports_of_no_use_for_longest_are_deleted_when_the_cache_is_full(policy, cache, monkeypatch):
+def test_exports_of_no_use_for_longest_are_deleted_when_the_cache_is_full(policy, exports_stay_here, monkeypatch):
     def use(*updates):
         """The cache's files, with one for a schedule of these updates among them."""
         schedule = bc.Schedule(6, dict.fromkeys(BLOCKS, updates))
         bc.accelerate(policy, schedule, engine="onnx", threads=1).disable()
-        return {path.name for path in kept_in(cache) if path.is_file()}
+        return {path.name for path in kept_in(exports_stay_here) if path.is_file()}
 
     first = use(0, 2)
     second = use(0, 3) - first
-    (cache / "mine.onnx").write_bytes(b"not to be touched")
-    (cache / ("0" * 32 + ".onnx")).mkdir()  # in the way of nothing
+    (exports_stay_here / "mine.onnx").write_bytes(b"not to be touched")
+    (exports_stay_here / ("0" * 32 + ".onnx")).mkdir()  # in the way of nothing
     for age, name in enumerate(("mine.onnx", *first, *second)):
-        os.utime(cache / name, (age, age))
+        os.utime(exports_stay_here / name, (age, age))
     use(0, 2)  # made first, but of use since
-    monkeypatch.setattr(f"{CACHE}.CACHE_BYTES", 1.2 * sum((cache / name).stat().st_size for name in first | second))
+    monkeypatch.setattr(
+        f"{CACHE}.CACHE_BYTES", 1.2 * sum((exports_stay_here / name).stat().st_size for name in first | second)
+    )
     kept = use(0, 4)
     assert {"mine.onnx"} | first < kept
     assert not second & kept
@@ -193,24 +178,24 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_in_the_cache_is_made_again(policy, schedule, observe, cache, damage):
+def test_a_damaged_file_in_the_cache_is_made_again(policy, schedule, observe, exports_stay_here, damage):
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         expected = act(policy, observe)
-    (kept,) = kept_in(cache)
+    (kept,) = kept_in(exports_stay_here)
     whole = kept.read_bytes()
     DAMAGE[damage](kept)
     assert kept.read_bytes() != whole
     with bc.accelerate(policy, schedule, engine="onnx", threads=1):
         assert torch.equal(act(policy, observe), expected)
-    assert kept_in(cache) == [kept]
+    assert kept_in(exports_stay_here) == [kept]
     assert kept.read_bytes() == whole
 
 
-def test_another_policys_export_under_the_name_is_not_used(policy, make_policy, schedule, observe, cache):
+def test_another_policys_export_under_the_name_is_not_used(policy, make_policy, schedule, observe, exports_stay_here):
     other = make_policy(seed=1)
     for one in (policy, other):
         bc.accelerate(one, schedule, engine="onnx", threads=1).disable()
-    mine, theirs = sorted(kept_in(cache), key=lambda path: path.stat().st_mtime_ns)
+    mine, theirs = sorted(kept_in(exports_stay_here), key=lambda path: path.stat().st_mtime_ns)
     expected = act_with(policy, schedule, observe)
     whole = mine.read_bytes()
     mine.write_bytes(theirs.read_bytes())
@@ -224,10 +209,10 @@ def act_with(policy, schedule, observe):
 
 
 def test_what_cannot_be_read_or_replaced_costs_the_cache_and_nothing_else(
-    policy, schedule, observe, cache, monkeypatch, caplog
+    policy, schedule, observe, exports_stay_here, monkeypatch, caplog
 ):
     expected = act_with(policy, schedule, observe)
-    (kept,) = kept_in(cache)
+    (kept,) = kept_in(exports_stay_here)
 
     def unreadable(path, what):
         raise FileError(f"cannot read the {what} {path}: Permission denied")
@@ -334,8 +319,10 @@ def test_a_missing_or_old_library_is_named(policy, observe, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("found", ["1.23", "1.23.0rc1", "1.24.dev20250901", "2.0.0", "1.100"])
 def test_new_enough_libraries(monkeypatch, found):
-    monkeypatch.setattr("blockcache.extras.installed_version", lambda name: found)
+    asked = []
+    monkeypatch.setattr("blockcache.extras.installed_version", lambda name: asked.append(name) or found)
     engine.require_onnxruntime(also_onnx=True)
+    assert list(dict.fromkeys(asked)) == ["onnxruntime", "onnx"]
 
 
 @pytest.mark.parametrize("package", ["onnxruntime", "onnx"])
@@ -427,12 +414,12 @@ def test_the_trial_is_remembered(policy, monkeypatch, exports_stay_here):
 
 
 @pytest.mark.parametrize("harm", [None, b"", b"3", b"1\n", b"\xff" * 9, b"9" * 10_000])
-def test_an_export_remembers_its_trial_and_nothing_that_was_damaged(exported, cache, monkeypatch, harm):
+def test_an_export_remembers_its_trial_and_nothing_that_was_damaged(exported, exports_stay_here, monkeypatch, harm):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2), raising=False)
     asked = []
     monkeypatch.setattr(f"{SESSION}.prefers_second", lambda *args: asked.append(args[-1]) or True)
     assert open_export(exported).threads == 2
-    (kept,) = cache.glob("*.threads")
+    (kept,) = exports_stay_here.glob("*.threads")
     if harm is not None:
         kept.write_bytes(harm)
     assert open_export(exported).threads == open_export(exported).threads == 2

@@ -10,22 +10,13 @@ from torch import nn
 
 import blockcache as bc
 from blockcache.errors import ObservationError, PolicyError, StaleError
-from blockcache.models.registry import port_of
-
-
-def names(policy):
-    return [block.name for block in port_of(policy).adapter.blocks]
+from engine_comparison import block_names, snapshot
 
 
 def accelerate(policy, updates=None, **options):
     """The patched engine with update steps by block; None is every step."""
     schedule = None if updates is None else bc.Schedule(policy.num_inference_steps, updates)
     return bc.accelerate(policy, schedule, engine="patched", **options)
-
-
-def snapshot(policy):
-    """Every attribute of the policy and of all its modules, by identity."""
-    return [(module, dict(vars(module))) for module in policy.modules()]
 
 
 def same(before, after):
@@ -91,7 +82,7 @@ def test_toy_arithmetic_tells_a_skip_from_a_compute(make_policy, observe):
 @pytest.mark.parametrize("seed", range(4))
 def test_just_the_schedule_is_computed(make_policy, observe, run, random_updates, form, seed):
     policy = make_policy(**form)
-    updates = random_updates(names(policy), 6, seed)
+    updates = random_updates(block_names(policy), 6, seed)
     with accelerate(policy, updates) as fast:
         spy = Spy(policy)
         run(policy, observe(2))
@@ -134,7 +125,7 @@ def test_with_the_last_step_in_every_block_it_is_what_the_released_code_does(mak
 def test_the_cached_residual_is_reused_exactly(make_policy, observe, run, random_updates, form):
     """The stack's output at each step, added up by hand from the residuals that the spy saw computed."""
     policy = make_policy(**form)
-    updates = random_updates(names(policy), 6, seed=1)
+    updates = random_updates(block_names(policy), 6, seed=1)
     stack = policy.model.decoder or policy.model.encoder
     streams = []
     stack.layers[0].register_forward_pre_hook(lambda module, args: streams.append([args[0].clone()]))
@@ -157,7 +148,7 @@ def test_every_step_an_update_is_bit_identical(make_policy, observe, run, sample
     policy = make_policy(sampler=sampler, n_cond_layers=cond_layers)
     obs = observe(batch)
     plain = run(policy, obs)
-    with accelerate(policy, {name: range(6) for name in names(policy)}) as fast:
+    with accelerate(policy, {name: range(6) for name in block_names(policy)}) as fast:
         assert torch.equal(run(fast, obs), plain)
         assert torch.equal(run(policy, obs), plain)
     with accelerate(policy) as fast:
@@ -190,8 +181,8 @@ def test_in_painting_with_cross_attention(make_policy, observe, run):
 def test_skipping_changes_the_action(policy, observe, run):
     """Else none of the identities above would mean anything."""
     plain = run(policy, observe())
-    for name in names(policy):
-        with accelerate(policy, {other: [0] if other == name else range(6) for other in names(policy)}):
+    for name in block_names(policy):
+        with accelerate(policy, {other: [0] if other == name else range(6) for other in block_names(policy)}):
             assert not torch.equal(run(policy, observe()), plain), name
 
 
@@ -201,7 +192,7 @@ def test_skipping_changes_the_action(policy, observe, run):
 def test_disable_leaves_nothing_behind(make_policy, observe, run, random_updates, form):
     policy = make_policy(**form)
     plain, before = run(policy, observe(2)), snapshot(policy)
-    fast = accelerate(policy, random_updates(names(policy), 6))
+    fast = accelerate(policy, random_updates(block_names(policy), 6))
     run(policy, observe(2))
     assert not same(before, snapshot(policy))
     fast.disable()
@@ -221,7 +212,7 @@ def test_leaving_the_with_block_by_an_error_disables(policy):
 
 
 def test_enabling_twice_is_refused_and_again_after_disabling_works(policy, observe, run, random_updates):
-    updates = random_updates(names(policy), 6)
+    updates = random_updates(block_names(policy), 6)
     with accelerate(policy, updates):
         first, before = run(policy, observe()), snapshot(policy)
         with pytest.raises(PolicyError, match=r"accelerated already; call disable\(\) first"):
@@ -267,7 +258,7 @@ def test_a_copy_made_afterwards_is_independent(policy, observe, run, random_upda
     with accelerate(policy):
         pass
     twin, plain = copy.deepcopy(policy), run(policy, observe())
-    with accelerate(policy, random_updates(names(policy), 6)):
+    with accelerate(policy, random_updates(block_names(policy), 6)):
         assert torch.equal(run(twin, observe()), plain)
         assert not torch.equal(run(policy, observe()), plain)
 
@@ -307,7 +298,7 @@ def test_a_failed_enabling_leaves_nothing_behind(policy, observe, monkeypatch):
 
 
 def test_weights_edited_after_enabling_are_used(policy, observe, run, random_updates):
-    updates = random_updates(names(policy), 6)
+    updates = random_updates(block_names(policy), 6)
     with accelerate(policy, updates):
         before = run(policy, observe())
         with torch.no_grad():
@@ -320,7 +311,7 @@ def test_weights_edited_after_enabling_are_used(policy, observe, run, random_upd
 
 
 def test_weights_loaded_after_enabling_are_used(policy, make_policy, observe, run, random_updates):
-    updates, other = random_updates(names(policy), 6), make_policy(seed=3)
+    updates, other = random_updates(block_names(policy), 6), make_policy(seed=3)
     with accelerate(other, updates):
         expected = run(other, observe())
     with accelerate(policy, updates):
@@ -332,7 +323,7 @@ def test_weights_loaded_after_enabling_are_used(policy, make_policy, observe, ru
 
 
 def test_stats_add_up_over_generations(policy, observe, run):
-    updates = {name: [0, 3] for name in names(policy)}
+    updates = {name: [0, 3] for name in block_names(policy)}
     with accelerate(policy, updates) as fast:
         assert fast.engine == "patched"
         assert (fast.stats().generations, fast.stats().reused_share) == (0, 0.0)
@@ -340,7 +331,7 @@ def test_stats_add_up_over_generations(policy, observe, run):
             run(fast, observe(batch))
         stats = fast.stats()
     assert stats.generations == 3
-    assert list(stats.computed) == list(stats.reused) == names(policy)
+    assert list(stats.computed) == list(stats.reused) == block_names(policy)
     assert set(stats.computed.values()) == {6}
     assert set(stats.reused.values()) == {12}
     assert stats.reused_share == pytest.approx(2 / 3)

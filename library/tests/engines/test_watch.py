@@ -20,8 +20,9 @@ from blockcache.fingerprint import Fingerprint
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM, table
 from blockcache.schedule import Schedule
+from engine_comparison import block_names
 from onnx_files import nodes
-from struck_program import STEPS, TOKENS, WIDTH, names, plainly, struck
+from struck_program import STEPS, TOKENS, WIDTH, plainly, struck
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
 
@@ -98,7 +99,7 @@ def test_few_nodes_watch(make_policy, steps):
     that full precision repeats has three of its own."""
     policy = make_policy(sampler=DDPM(num_inference_steps=steps))
     for full in (False, True):
-        updates = {name: range(steps) if full else [0] for name in names(policy)}
+        updates = {name: range(steps) if full else [0] for name in block_names(policy)}
         build = Build(port_of(policy).program(), Schedule(steps, updates), table(policy.sampler))
         graph = build_graph(build.program, build.plan, build.sampler, {}).graph
         measured = [node.op_type for node in nodes(graph)].count("ReduceL2")

@@ -1,7 +1,6 @@
 """Whole files, all or nothing, in places that are checked first. The tests may run as root, so failures are made by hand
 rather than by permissions."""
 
-import errno
 import os
 import re
 import stat
@@ -11,6 +10,7 @@ import pytest
 
 from blockcache import files
 from blockcache.errors import FileError
+from disk import full_disk
 
 
 @pytest.fixture
@@ -20,13 +20,9 @@ def old(tmp_path):
     return path
 
 
-def fail(*args, **kwargs):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 @pytest.mark.parametrize("function", ["fsync", "replace"])
 def test_full_disk_leaves_the_old_file_whole(old, monkeypatch, function):
-    monkeypatch.setattr(os, function, fail)
+    monkeypatch.setattr(os, function, full_disk)
     with pytest.raises(FileError, match=r"cannot write .*thing\.json: No space left on device; nothing was changed"):
         files.write_bytes(old, b"new")
     assert old.read_bytes() == b"old content"
@@ -49,7 +45,7 @@ def test_full_disk_in_the_middle_of_the_data(old, monkeypatch):
         def write(self, data):
             self.file.write(data[: len(data) // 2])
             self.file.flush()
-            fail()
+            full_disk()
 
     monkeypatch.setattr(os, "fdopen", lambda *args: HalfFull(real(*args)))
     with pytest.raises(FileError, match="No space left"):
@@ -143,7 +139,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(old, monkeypa
 
 @pytest.mark.parametrize("directory", [False, True])
 def test_a_read_only_or_full_place_is_refused_before_the_work(old, monkeypatch, directory):
-    monkeypatch.setattr(os, "open", fail)
+    monkeypatch.setattr(os, "open", full_disk)
     with pytest.raises(FileError, match=r"cannot write .*: No space left on device; nothing was changed"):
         files.check_writable(old.parent if directory else old, directory=directory)
 

@@ -21,9 +21,9 @@ from typing import Any
 from tqdm import tqdm
 
 from . import caches, code, edits, interrupts
+from .all_samples import SAMPLES
 from .engines import compare
 from .running import Outcome, Plan, Runner, damaged, prepare
-from .samples import SAMPLES
 
 ENGINES, CORES = "engines", len(os.sched_getaffinity(0))
 CHECKS = {"caches": caches.check, "code": code.check, "edits": edits.check, "interrupts": interrupts.check}
@@ -92,10 +92,11 @@ def all_files(names: list[str], seed: int, cases: int) -> dict[str, Any]:
     }
     plans = [Plan(name, seed, first, min(PART, cases - first)) for name in names for first in range(0, cases, PART)]
     own = threading.local()
+    runner = partial(Runner, f"{__package__}.all_samples")
     with (
         tqdm(desc="damaged files", total=cases * len(names), unit="file", disable=None) as bar,
         contextlib.ExitStack() as runners,
-        ThreadPoolExecutor(CORES, initializer=lambda: setattr(own, "runner", runners.enter_context(Runner()))) as pool,
+        ThreadPoolExecutor(CORES, initializer=lambda: setattr(own, "runner", runners.enter_context(runner()))) as pool,
     ):
 
         def run(plan: Plan) -> tuple[Plan, Outcome, float]:

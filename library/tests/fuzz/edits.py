@@ -48,7 +48,7 @@ def _module(policy: Any, chance: random.Random) -> None:
     policy.model.head = nn.Linear(old.in_features, old.out_features)
 
 
-def _epsilon(policy: Any, chance: random.Random) -> None:
+def _eps(policy: Any, chance: random.Random) -> None:
     policy.model.ln_f.eps = 0.5
 
 
@@ -94,7 +94,7 @@ def _steps(policy: Any, chance: random.Random) -> None:
 
 
 EDITS: list[Callable[[Any, random.Random], None]] = [
-    _weights, _action_unit, _hook, _forward, _module, _epsilon, _entry, _method, _note, _steps,
+    _weights, _action_unit, _hook, _forward, _module, _eps, _entry, _method, _note, _steps,
 ]  # fmt: skip
 
 

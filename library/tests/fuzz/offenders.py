@@ -199,6 +199,7 @@ OFFENDERS = (
     Offender("results", ".json", "a score that is a list", put([0.5], "records", 0, "score")),
     Offender("results", ".json", "a method without a name", put(None, "methods", 0, "name")),
     Offender("results", ".json", "an engine of two lines: ValueError in the table", put("a\nb", "methods", 1, "engine")),
+    Offender("timings", ".json", "as suites: seconds that are texts", put(["x"], "methods", "full", "seconds")),
     Offender("suites", "timings.json", "seconds that are texts", put(["x"], "methods", "full", "seconds")),
     Offender("suites", "timings.json", "no seconds at all", put([], "methods", "full", "seconds")),
     Offender("suites", "metrics.json", "a cell that is a number", put(3, "setting", "suite", "cells", 0)),

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,12 @@ class Sample:
 
     make: Callable[[Path], list[Path]]
     use: Callable[[Path], Any]
+
+
+def sample_of(examples: Iterable[Any], name: str) -> Sample:
+    """One of the examples of all tests that try files, where reading it is all that is done with it."""
+    example = next(item for item in examples if item.name == name)
+    return Sample(lambda place: [example.write(place)], example.load)
 
 
 @dataclass(frozen=True)

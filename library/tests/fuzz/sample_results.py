@@ -7,22 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blockcache.compare.methods import parse_method
 from blockcache.fingerprint import Fingerprint
 from blockcache.measure.action_error import ActionError
 from blockcache.report.evaluation import evaluation_blocks
 from blockcache.results.rollouts import Clocked, MethodRun, Record, Results, check_alike
 from blockcache.results.summary import summarise
-from blockcache.results.timings import Timings
-from blockcache_lab.pages.suite_parts import suite_tables
-from blockcache_lab.studies.suite_results import Collection
-from blockcache_lab.studies.suites import Cell, Suite
 from toy_evaluation import ready
 
 from .sample_policy import again, policy
 
 
-def _results() -> Results:
+def results_of(**setting: Any) -> Results:
+    """`setting` is what stands in the file beside what every evaluation has."""
     bound = Fingerprint("dp-t", ("layers.0.SA",), {"width": 8}, 4, {"type": "ddpm"}, "w" * 64)
     methods = [
         MethodRun(name, "loop", {"type": "ddpm"}, reuse, True, 10**6, 0.0, ActionError(0.1, 0.2))
@@ -31,13 +27,12 @@ def _results() -> Results:
     records = [
         Record(method.name, seed, 0.5 + seed / 8, seed > 0, 9, None, 0.1, None) for method in methods for seed in (0, 1)
     ]
-    suite = Suite("metrics", "About.", "full", tuple(Cell("Table", method.name) for method in methods))
     return Results(
         task={"name": "toy", "success": "none", "max_steps": 9},
         policy={"source": "tiny", "fingerprint": bound.to_dict()},
         setting={
             "first_seed": 0, "rollouts": 2, "group": 2, "noise": "keyed", "open_loop_observations": 2,
-            "calibration": {"generations": 2, "seed": 0, "observations": "x"}, "suite": suite.describe(),
+            "calibration": {"generations": 2, "seed": 0, "observations": "x"}, **setting,
         },
         noise_floor=ActionError(0.1, 0.2),
         methods=tuple(methods),
@@ -46,7 +41,7 @@ def _results() -> Results:
 
 
 def _clocked() -> Results:
-    plain = _results()
+    plain = results_of()
     latency = {"full": {}, "bac:S=2,n=1": {"chunks": 3, "median_ms": 40.0}}
     clock = {"rate": 10, "replan": 4, "mode": "asynchronous", "latency": latency, "rtc": True, "overlap": 2}
     clocked = tuple(Clocked(item.method, item.seed, 0.25, 3, 1, 0.1, 9.5) for item in plain.records)
@@ -54,7 +49,7 @@ def _clocked() -> Results:
 
 
 def make_results(place: Path) -> list[Path]:
-    _results().save(place / "results.json")
+    results_of().save(place / "results.json")
     _clocked().save(place / "clocked.json")
     return [place / "results.json", place / "clocked.json"]
 
@@ -63,35 +58,11 @@ def use_results(path: Path) -> None:
     found = Results.load(path)
     found.save(again(path))
     assert Results.load(again(path)) == found
-    bound = Fingerprint.from_dict(_results().policy["fingerprint"])
+    bound = Fingerprint.from_dict(results_of().policy["fingerprint"])
     clock = found.setting.get("clock")
     check_alike(path, "toy", bound, [("full", {"engine": "loop", "sampler": {"type": "ddpm"}, "reuse": None})], clock)
     summarise(found)
     evaluation_blocks(found)
-
-
-def make_suites(place: Path) -> list[Path]:
-    _results().save(place / "metrics.json")
-    seconds = {"p50": 0.1, "p95": 0.2, "p99": 0.2, "seconds": [0.1, 0.2]}
-    content = {
-        "policy": _results().policy["fingerprint"],
-        "machine": {"processor": "abacus", "cores": 2},
-        "setting": "seconds per chunk",
-        "methods": {method.name: seconds for method in _results().methods},
-    }  # fmt: skip
-    Timings.FORMAT.save(place / "timings.json", content)
-    return [place / "metrics.json", place / "timings.json"]
-
-
-def use_suites(path: Path) -> None:
-    found = Collection.load(path.parent)
-    for item in found.suites.values():
-        item.command("out")
-        for method in item.results.methods:
-            parse_method(method.name)
-            if found.timings is not None:
-                found.timings.over(method.name, "full")
-        suite_tables(item, ("method", "n", "GFLOP", "success"))
 
 
 def make_jobs(place: Path) -> list[Path]:

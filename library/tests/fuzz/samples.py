@@ -1,4 +1,4 @@
-"""Sound files of every kind that blockcache reads, as small as they can be, and how each is read and used.
+"""Sound files of every kind that the library reads, as small as they can be, and how each is read and used.
 
 What is read is used and written back where that is cheap: a wrong type that fails only then is as bad.
 """
@@ -11,7 +11,6 @@ import functools
 import os
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,6 @@ from blockcache.observations.tensors import check_observation
 from blockcache.samplers import DDPM, ChosenSampler, DPMSolver, Fitted, SamplerConfig, table
 from blockcache.schedule import compile_plan
 from blockcache.solvers.recording import Recording
-from blockcache.tasks import TaskSpec
-from blockcache_lab.training.data import read_demonstrations, split, window_indices
-from blockcache_lab.training.state import Progress, read_state, write_state
 from blockcache_runtime import open_export
 from blockcache_runtime.session import with_hash
 from file_formats import EXAMPLES
@@ -41,7 +37,7 @@ from public_policy import DDIM, config, write_checkpoint
 
 from . import sample_results as made
 from .frames import FRAMES
-from .running import Sample
+from .running import Sample, sample_of
 from .sample_policy import (
     ACTION,
     OBS,
@@ -103,7 +99,7 @@ def use_recording(path: Path) -> None:
     solved.save(again(path))
 
 
-# -- policies and what they are trained on
+# -- policies
 
 
 def make_policy(place: Path) -> list[Path]:
@@ -169,25 +165,6 @@ def use_checkpoint(path: Path) -> None:
         assert bool(torch.isfinite(action).all()), "actions that are not finite"
 
 
-SPEC = TaskSpec("fuzz", obs_dim=OBS, action_dim=ACTION, max_steps=9, success="none", extra="none")
-
-
-def make_demonstrations(place: Path) -> list[Path]:
-    rng = np.random.default_rng(0)
-    arrays = {"obs": rng.random((8, OBS)), "action": rng.random((8, ACTION)), "episode_ends": np.array([3, 8])}
-    np.savez(place / "plain.npz", **arrays)
-    keypoints = {"keypoint": rng.random((8, 9, 2)), "state": rng.random((8, 5))}
-    np.savez(place / "pusht.npz", **keypoints, action=arrays["action"], episode_ends=arrays["episode_ends"])
-    return [place / "plain.npz", place / "pusht.npz"]
-
-
-def use_demonstrations(path: Path) -> None:
-    pusht = replace(SPEC, name="pusht", obs_dim=20)
-    found = read_demonstrations(pusht if path.name == "pusht.npz" else SPEC, path)
-    kept, _ = split(found)
-    assert np.isfinite(found.obs[window_indices(kept, 4, SEEN, 2)]).all(), "observations that are not finite"
-
-
 def make_observations(place: Path) -> list[Path]:
     make_policy(place)
     np.savez(place / "observations.npz", obs=observations())
@@ -203,21 +180,6 @@ def use_observations(path: Path) -> None:
     found = _source(path.parent).observations(str(path))
     assert np.isfinite(found).all(), "observations that are not finite"
     check_observation(found, SEEN, OBS, policy().model.pos_emb)
-
-
-def _tensors() -> dict[str, torch.Tensor]:
-    return {"weight": torch.zeros(2, 3), "average": torch.ones(2), "count": torch.zeros(1, dtype=torch.int64)}
-
-
-def make_training_state(place: Path) -> list[Path]:
-    write_state(place / "state.safetensors", {"seed": 0, "width": 4}, _tensors(), Progress(3, 1.5, 0.25, None))
-    return [place / "state.safetensors"]
-
-
-def use_training_state(path: Path) -> None:
-    found = read_state(path, {"seed": 0, "width": 4}, _tensors())
-    f"{found.step + 1} {found.seconds + 1.0:.1f} {found.loss or 0.0:.3f} {found.validation_loss or 0.0:.3f}"
-    write_state(again(path), {"seed": 0, "width": 4}, _tensors(), found)
 
 
 # -- exports
@@ -277,32 +239,22 @@ def use_forged(path: Path) -> None:
     assert np.isfinite(_actions(again(path), seed=0)).all(), "actions that are not finite"
 
 
-def _example(name: str) -> Sample:
-    """One of the examples of all tests that try files, where reading it is all that is done with it."""
-    example = next(item for item in EXAMPLES if item.name == name)
-    return Sample(lambda place: [example.write(place)], example.load)
-
-
 SAMPLES = {
     "schedule": Sample(make_schedule, use_schedule),
     "sampler": Sample(make_sampler, use_sampler),
     "recording": Sample(make_recording, use_recording),
     "policy": Sample(make_policy, use_policy),
     "checkpoint": Sample(make_checkpoint, use_checkpoint),
-    "demonstrations": Sample(make_demonstrations, use_demonstrations),
     "observations": Sample(make_observations, use_observations),
-    "training-state": Sample(make_training_state, use_training_state),
     "results": Sample(made.make_results, made.use_results),
-    "suites": Sample(made.make_suites, made.use_suites),
     "jobs": Sample(made.make_jobs, made.use_jobs),
     "export": Sample(make_export, use_export),
     "forged-export": Sample(make_forged, use_forged),
     "camera-export": Sample(make_camera_export, use_camera_export),
     **FRAMES,
     **{
-        name: _example(name)
+        name: sample_of(EXAMPLES, name)
         for name in (
-            "analysis",
             "check",
             "DiT config",
             "DiT weights",
@@ -312,15 +264,12 @@ SAMPLES = {
             "LeRobot statistics",
             "tuning",
             "tuning state",
+            "timings",
             "reference",
             "parity",
-            "losses",
             "loss model",
-            "distances",
             "stored result",
             "benchmark",
-            "performance",
-            "guard",
             "rdt state dict",
         )
     },

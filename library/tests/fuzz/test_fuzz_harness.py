@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
@@ -14,6 +13,7 @@ from repository import ROOT
 from . import __main__ as command_line
 from . import broken_samples
 from .mutations import MUTATIONS
+from .quick import undamaged
 from .running import Plan, Runner, damaged
 from .samples import SAMPLES
 
@@ -53,21 +53,8 @@ def test_a_file_that_is_taken_or_refused_is_no_finding(runner, name, loaded):
     assert (outcome.cases, outcome.loaded, outcome.findings) == (250, loaded, ())
 
 
-def unpacked(path):
-    """What a file holds; arrays are compressed."""
-    if path.suffix != ".npz":
-        return path.read_bytes()
-    with zipfile.ZipFile(path) as archive:
-        return b"".join(map(archive.read, archive.namelist()))
-
-
 def test_every_format_of_the_package_is_damaged(tmp_path, exports_stay_here):
-    written = b""
-    for name, sample in SAMPLES.items():
-        (tmp_path / name).mkdir()
-        written += b"".join(map(unpacked, sample.make(tmp_path / name)))
-    ours = [name for example in EXAMPLES for name in example.formats if name.startswith("blockcache")]
-    assert [name for name in ours if name.encode() not in written] == []
+    assert undamaged(SAMPLES, EXAMPLES, tmp_path) == []
 
 
 def test_a_case_is_the_same_file_every_time_and_another_one_with_another_seed(tmp_path):

@@ -3,6 +3,7 @@
 import torch
 
 import blockcache as bc
+from blockcache.models.registry import port_of
 from blockcache.samplers.base import sampler_class
 
 CLOSE = 1e-5  # normalised units; the promise is 1e-4
@@ -82,3 +83,13 @@ def names(policy):
 def schedule_for(policy, random_updates, seed=0):
     steps = policy.num_inference_steps
     return bc.Schedule(steps, random_updates(names(policy), steps, seed))
+
+
+def block_names(policy):
+    """Of its blocks."""
+    return [block.name for block in port_of(policy).adapter.blocks]
+
+
+def snapshot(policy):
+    """Every attribute of the policy and of all its modules, by identity."""
+    return [(module, dict(vars(module))) for module in policy.modules()]

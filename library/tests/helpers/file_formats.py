@@ -1,7 +1,8 @@
-"""Every kind of file that blockcache reads: how to write a small one, and how it is read all the way to its use.
+"""Every kind of file that the runtime and the library read: how a small one is written, and how it is read up to its use.
 
-One list for all tests that try files: `EXAMPLES`. `write(directory)` gives the path of the file that a test may change;
-`load(path)` reads it as far as anybody does, so that nothing is left to fail later.
+One list for all tests that try files: `EXAMPLES`; the laboratory's tests have their own in `laboratory_formats`.
+`write(directory)` gives the path of the file that a test may change; `load(path)` reads it as far as anybody does, so
+that nothing is left to fail later.
 """
 
 from __future__ import annotations
@@ -47,19 +48,9 @@ from blockcache.results.tuning import Goal, Point, Tuning
 from blockcache.samplers import DDPM, SamplerConfig
 from blockcache.samplers import table as sampler_table
 from blockcache.solvers.recording import METRICS
-from blockcache.tasks import task_spec
-from blockcache_lab.analysis.claims import claims
-from blockcache_lab.analysis.file import Analysis
-from blockcache_lab.pages import guard, performance
-from blockcache_lab.studies.distances import FrontierDistances, MethodDistances, Modes
-from blockcache_lab.studies.loss_data import LossData, LossDataError, LossRow, judge
-from blockcache_lab.studies.suites import Cell, Suite, suite_of
-from blockcache_lab.training.data import read_demonstrations
-from blockcache_lab.training.state import Progress, read_state, write_state
 from blockcache_runtime import open_export
 from blockcache_runtime.parity import Parity, Reference
 from public_policy import config, write_checkpoint
-from toy_analysis import toy_analysis
 
 NAMES = ("layers.0.SA", "layers.0.FFN")
 FINGERPRINT = Fingerprint("dp-t", NAMES, {"width": 16}, 5, {"type": "ddpm"}, "ab" * 32)
@@ -140,25 +131,16 @@ def write_recording(directory: Path) -> Path:
     return path
 
 
-def write_analysis(directory: Path) -> Path:
-    toy_analysis().save(directory / "analysis.safetensors")
-    return directory / "analysis.safetensors"
-
-
-def load_analysis(path: Path) -> Any:
-    found = Analysis.load(path)
-    found.save(path.with_name("again.safetensors"))
-    return claims(found)
-
-
 def write_sampler(directory: Path) -> Path:
     DDPM(timesteps=[80, 60.5, 2]).save(directory / "sampler.json")
     return directory / "sampler.json"
 
 
-def write_results(directory: Path) -> Path:
-    names = ("full", "uniform:S=3")
-    suite = Suite("main", "All.", None, tuple(Cell("One", name) for name in names))
+METHODS = ("full", "uniform:S=3")
+
+
+def write_results(directory: Path, **setting: Any) -> Path:
+    """`setting` is what stands in the file beside what every evaluation has."""
     reuse = {"updates": {name: [0, 2] for name in NAMES}}
     Results(
         task={"name": "toy", "success": "near", "max_steps": 9},
@@ -170,18 +152,17 @@ def write_results(directory: Path) -> Path:
             "noise": "keyed",
             "open_loop_observations": 4,
             "calibration": {"generations": 4, "seed": 0, "observations": "ff"},
-            "suite": suite.describe(),
+            **setting,
         },
         noise_floor=ERROR,
-        methods=tuple(MethodRun(name, "loop", {"type": "ddpm"}, reuse, True, 10, 0.0, ERROR) for name in names),
-        records=tuple(Record(name, seed, 0.5, seed == 1, 9, None, 0.1, None) for name in names for seed in (0, 1)),
+        methods=tuple(MethodRun(name, "loop", {"type": "ddpm"}, reuse, True, 10, 0.0, ERROR) for name in METHODS),
+        records=tuple(Record(name, seed, 0.5, seed == 1, 9, None, 0.1, None) for name in METHODS for seed in (0, 1)),
     ).save(directory / "results.json")
     return directory / "results.json"
 
 
 def load_results(path: Path) -> Any:
-    results = Results.load(path)
-    return summarise(results), suite_of(results, path)
+    return summarise(Results.load(path))
 
 
 def write_timings(directory: Path) -> Path:
@@ -241,34 +222,6 @@ def load_tuning(path: Path) -> Any:
     return tuning.met, tuning.front, read_tuned(path.parent, SimpleNamespace(horizon=16, executed=(1, 9)))
 
 
-def write_losses(directory: Path) -> Path:
-    rows = [
-        LossRow(
-            task=f"task {task}",
-            family="dp-t",
-            policy="toy",
-            method=f"method {lost}",
-            ran="0123456789abcdef",
-            cost=0.5,
-            actions=8,
-            features=FEATURES,
-            difference=Estimate(-lost, -lost - 0.02, 0.02 - lost, 50),
-        )
-        for task in range(3)
-        for lost in (0.0, 0.1)
-    ]
-    LossData(9, 4, tuple(rows)).save(directory / "losses.json")
-    return directory / "losses.json"
-
-
-def load_losses(path: Path) -> Any:
-    found = LossData.load(path)
-    try:
-        return found.model.predict(FEATURES, "dp-t", 8), judge(found)
-    except LossDataError:  # too few tasks
-        return found
-
-
 def write_loss_model(directory: Path) -> Path:
     ranges = {
         "executed actions of a chunk": (8, 8),
@@ -282,17 +235,6 @@ def write_loss_model(directory: Path) -> Path:
 
 def load_loss_model(path: Path) -> Any:
     return LossModel.load(path).predict(FEATURES, "dp-t", 8)
-
-
-def write_frontier_distances(directory: Path) -> Path:
-    distances = Distances(**{item.name: Estimate(0.5, 0.4, 0.6, 9) for item in fields(Distances)})
-    methods = {
-        "ddpm-3": MethodDistances(distances, None),
-        "fitted-3": MethodDistances(distances, Modes(2, 0.2, 0.1, 0.1, 1)),
-    }
-    found = FrontierDistances(FINGERPRINT, {"samples": 4}, 16, distances, methods)
-    found.save(directory / "distances.json")
-    return directory / "distances.json"
 
 
 def write_tuning_state(directory: Path) -> Path:
@@ -328,79 +270,10 @@ def load_job(job: Group | OpenLoop, path: Path) -> Any:
     return Store(path.parent).get("ab" * 16, functools.partial(job.check, setting()))
 
 
-STATE = {"weights": torch.ones(3, 2), "step": torch.tensor(3)}
-RUN_OF_STATE = {"task": "toy", "lr": 1e-3, "seed": 0}
-
-
-def write_training_state(directory: Path) -> Path:
-    write_state(directory / "s.safetensors", RUN_OF_STATE, STATE, Progress(3, 1.5, 0.25, None))
-    return directory / "s.safetensors"
-
-
-def load_training_state(path: Path) -> Any:
-    return read_state(path, RUN_OF_STATE, {name: tensor.clone() for name, tensor in STATE.items()})
-
-
 def write_bench(directory: Path) -> Path:
     rows = [{**row, "samples_ms": [1.0, 2.0]} for row in RUN["rows"]]
     bench.FORMAT.save(directory / "bench.json", {**RUN, "rows": rows})
     return directory / "bench.json"
-
-
-def write_performance(directory: Path) -> Path:
-    times = {"patched": 4.0, "loop": 3.0, "onnx_1": 2.0, "onnx_n": 1.0}
-    foot = dict.fromkeys(
-        (
-            "weights_mb",
-            "file_mb",
-            "export_s",
-            "load_s",
-            "peak_over_weights",
-            "peak_mb",
-            "growth_mb",
-            "p50_ms",
-            "p99_ms",
-        ),
-        1.5,
-    )
-    content = {
-        "bench": RUN,
-        "shapes": [{"name": "wide", "ms": times, "difference": times}],
-        "footprint": {"8 x 256": {**foot, "calls": 3, "generations": 4}},
-        "calibration": {
-            **dict.fromkeys(("observations", "blocks", "steps"), 4),
-            **dict.fromkeys(("plain_s", "costs_s", "plain_mb", "costs_mb", "solve_s"), 1.5),
-        },
-    }
-    performance.FORMAT.save(directory / "performance.json", content)
-    return directory / "performance.json"
-
-
-def load_page(kind: Any, path: Path) -> Any:
-    with kind.FORMAT.reading(path):
-        return kind.page(kind.FORMAT.load(path))
-
-
-def write_guard(directory: Path) -> Path:
-    scores = {way: [0.5, 1.0] for way in (guard.FULL, guard.ALONE, guard.FALLING_BACK)}
-    shares = dict.fromkeys(("outside", "repeated", "episodes", "changes"), 0.5)
-    content = {
-        "command": "blockcache paper guard pusht",
-        "shift": "none",
-        "words": "nothing is changed",
-        "rollouts": 2,
-        "first_seed": 170_000,
-        "observations": 64,
-        "rows": [{"method": "tuned", "chunks": 4, "scores": scores, **shares}],
-        "others": [{"guard": "pusht", "outside": {"pusht": 0.0}}],
-    }
-    guard.FORMAT.save(directory / "guard.json", content)
-    return directory / "guard.json"
-
-
-def load_guard(path: Path) -> Any:
-    with guard.FORMAT.reading(path):
-        return guard.page([guard.FORMAT.load(path)])
 
 
 def rdt() -> RDTPolicy:
@@ -456,12 +329,6 @@ def load_lerobot(path: Path) -> Any:
     return read_directory(path.parent)
 
 
-def write_demonstrations(directory: Path) -> Path:
-    arrays = {"keypoint": np.ones((8, 9, 2), np.float32), "state": np.ones((8, 5)), "action": np.ones((8, 2))}
-    write_arrays(directory / "demos.npz", **arrays, episode_ends=np.array([4, 8]))
-    return directory / "demos.npz"
-
-
 def write_observations(directory: Path) -> Path:
     write_policy("", directory)
     write_arrays(directory / "obs.npz", obs=np.ones((4, 2, 5), np.float32))
@@ -491,23 +358,17 @@ def write_parity(directory: Path) -> Path:
 EXAMPLES = [
     Example("schedule", write_schedule, Schedule.load, ("blockcache.schedule",)),
     Example("recording", write_recording, Recording.load, ("blockcache.recording",)),
-    Example("analysis", write_analysis, load_analysis, ("blockcache.analysis",)),
     Example("sampler", write_sampler, lambda path: sampler_table(SamplerConfig.load(path)), ("blockcache.sampler",)),
     Example("results", write_results, load_results, ("blockcache.results",)),
     Example("timings", write_timings, load_timings, ("blockcache.timings",)),
     Example("stored result", write_stored, Stored.load, ("blockcache.stored",)),
     Example("check", write_check, load_check, ("blockcache.check",)),
     Example("tuning", write_tuning, load_tuning, ("blockcache.tuning",)),
-    Example("losses", write_losses, load_losses, ("blockcache.losses",)),
     Example("loss model", write_loss_model, load_loss_model, ("blockcache.loss-model",)),
-    Example("distances", write_frontier_distances, FrontierDistances.load, ("blockcache.frontier-distances",)),
     Example("tuning state", write_tuning_state, TUNING_STATE.load, ("blockcache.tuning-state",)),
     Example("job of rollouts", write_rollouts_job, functools.partial(load_job, GROUP), (JOB.name,)),
     Example("job of actions", write_actions_job, functools.partial(load_job, OPEN_LOOP), (JOB.name,)),
-    Example("training state", write_training_state, load_training_state, ("blockcache-training-state",)),
     Example("benchmark", write_bench, bench.FORMAT.load, ("blockcache.bench",)),
-    Example("performance", write_performance, functools.partial(load_page, performance), ("blockcache.performance",)),
-    Example("guard", write_guard, load_guard, ("blockcache.guard",)),
     Example("policy config", functools.partial(write_policy, "config.json"), load_named_policy, ("blockcache.policy",)),
     Example("policy weights", functools.partial(write_policy, "model.safetensors"), load_named_policy),
     Example("rdt config", functools.partial(write_rdt, "config.json"), load_beside, ("blockcache.policy",)),
@@ -529,7 +390,6 @@ EXAMPLES = [
         functools.partial(write_lerobot, "policy_postprocessor_step_4_unnormalizer_processor.safetensors"),
         load_lerobot,
     ),
-    Example("demonstrations", write_demonstrations, lambda path: read_demonstrations(task_spec("pusht"), path)),
     Example("observations", write_observations, load_observations),
     Example("reference", write_reference, Reference.load, ("blockcache.reference",)),
     Example("parity", write_parity, Parity.load, ("blockcache.parity",)),

@@ -96,3 +96,9 @@ class Policy(nn.Module):
         chunk = (x - offset) / scale
         start = self.n_obs_steps - 1
         return {"action": chunk[:, start : start + self.n_action_steps], "action_pred": chunk}
+
+
+def act(policy, obs):
+    """With the same noise each time."""
+    torch.manual_seed(0)
+    return policy.predict_action(obs)["action"]

@@ -69,3 +69,8 @@ def served(policy=None, **settings):
             server.loop.call_soon_threadsafe(stop.set)
         thread.join(30)
         assert not thread.is_alive(), "the server does not stop"
+
+
+def state(value):
+    """What a client observes."""
+    return np.array([value, 0], dtype=np.float32)

@@ -8,7 +8,6 @@ import torch
 from blockcache.block import Block
 from blockcache.engines.build import Build
 from blockcache.models.program import Program, StepTable
-from blockcache.models.registry import port_of
 from blockcache.samplers import DDPM, table
 from blockcache.schedule import Schedule
 
@@ -61,7 +60,3 @@ def struck(place, step, value):
 def plainly(opened, feed):
     """All that the graph gives back, unchecked."""
     return dict(zip(opened._outputs, opened._loaded.session.run([*opened._outputs], feed), strict=True))
-
-
-def names(policy):
-    return [block.name for block in port_of(policy).adapter.blocks]

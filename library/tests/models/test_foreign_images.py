@@ -11,7 +11,7 @@ from blockcache.errors import EngineError, ObservationError, PolicyError
 from blockcache.fingerprint import fingerprint_differences
 from blockcache.models.registry import port_of
 from blockcache.testing import PolicyContract
-from foreign_policy import ACTION, BLOCKS, EXECUTED, OBS, SEEN, STEPS, TOKENS, Denoiser
+from foreign_policy import ACTION, BLOCKS, EXECUTED, OBS, SEEN, STEPS, TOKENS, Denoiser, act
 from toy_task import Toy
 
 pytestmark = pytest.mark.usefixtures("exports_stay_here")
@@ -70,11 +70,6 @@ def observed(batch=2, steps=SEEN):
         "image": torch.rand(batch, steps, 3, PIXELS, PIXELS, generator=generator),
         "agent_pos": torch.randn(batch, steps, 2, generator=generator),
     }
-
-
-def act(policy, obs):
-    torch.manual_seed(0)
-    return policy.predict_action(obs)["action"]
 
 
 class TestCamera(PolicyContract):

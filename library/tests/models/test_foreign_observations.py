@@ -6,7 +6,7 @@ import torch
 
 import blockcache as bc
 from blockcache.errors import ObservationError
-from foreign_policy import OBS, SEEN, Policy
+from foreign_policy import OBS, SEEN, Policy, act
 
 pytestmark = [
     pytest.mark.usefixtures("exports_stay_here"),
@@ -31,11 +31,6 @@ class Public(Policy):
 
 def observed(batch=2, steps=SEEN):
     return torch.randn(batch, steps, OBS, generator=torch.Generator().manual_seed(0))
-
-
-def act(policy, obs):
-    torch.manual_seed(0)
-    return policy.predict_action(obs)["action"]
 
 
 def test_of_a_longer_history_the_first_moments_count(engine):

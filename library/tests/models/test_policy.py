@@ -1,6 +1,5 @@
 """The DP-T policy: names, files, noise and what it refuses."""
 
-import errno
 import json
 import os
 from dataclasses import replace
@@ -18,7 +17,7 @@ from blockcache.models.policy_files import shipped_policies
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM, ChosenSampler
 from blockcache.schedule import Schedule
-from blockcache.tasks import task_names, task_spec
+from disk import full_disk
 
 
 def public_names(layers):
@@ -353,10 +352,6 @@ def test_an_incomplete_config_is_refused(saved, key):
         bc.load_policy(saved)
 
 
-def full(*args, **kwargs):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def contents(directory):
     return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
@@ -371,7 +366,7 @@ def test_saving_again_replaces_the_policy(saved, make_policy, observe, run):
 @pytest.mark.parametrize("function", ["fsync", "replace", "open"])
 def test_a_full_disk_leaves_the_old_policy_whole(saved, make_policy, monkeypatch, function):
     before = contents(saved.parent)
-    monkeypatch.setattr(os, function, full)
+    monkeypatch.setattr(os, function, full_disk)
     with pytest.raises(FileError, match=r"cannot write .*/p: No space left on device; nothing was changed"):
         bc.save_policy(make_policy(seed=5), saved)
     monkeypatch.undo()
@@ -416,21 +411,6 @@ def test_config_round_trip(policy):
     assert DPTConfig.from_dict(settings) == policy.config
     assert DPTConfig.from_dict(replace(policy.config, task="x").to_dict()).task == "x"
     assert isinstance(DiffusionTransformerPolicy(DPTConfig.from_dict(settings)), torch.nn.Module)
-
-
-def test_every_task_has_a_shipped_policy_that_acts_on_what_it_shows():
-    shipped = [name for name in shipped_policies() if "/" not in name]
-    scenes = ("lift-mh", "can-mh", "square-mh", "tool-hang-ph", "transport-ph")
-    arms = {f"robosuite-{name}" for name in scenes}
-    # whoever wants one of these trains it: docs/shipped-policies.md
-    assert set(task_names()) - set(shipped) == {"kitchen", *arms}
-    for name in shipped:
-        policy = bc.load_policy(name)
-        spec = task_spec(policy.config.task)
-        assert name.startswith(spec.name)
-        shown = {key: np.ones((1, policy.n_obs_steps, *shape), np.float32) for key, shape in spec.shapes.items()}
-        action = policy.predict_action(shown if spec.inputs else shown["obs"])["action"]
-        assert action.shape == (1, policy.n_action_steps, spec.action_dim)
 
 
 def test_what_was_tuned_has_its_weights_from_the_policy_around_it(policy, tmp_path, run, observe):

@@ -322,7 +322,11 @@ def test_a_module_whose_mode_does_something_is_named(module):
     ids=lambda module: type(module).__name__,
 )
 def test_a_module_whose_mode_does_nothing_is_ignored(module):
-    ModeCheck(nn.Sequential(module)).check()
+    policy = nn.Sequential(module)
+    ModeCheck(policy).check()
+    assert module.training  # so there was something to ignore
+    with pytest.raises(PolicyError, match=r"as 1 \(Dropout\) shows"):  # what stands beside it is not
+        ModeCheck(policy.append(nn.Dropout(0.5))).check()
 
 
 def test_a_normaliser_left_in_train_mode_harms_nobody(any_policy):

@@ -1,6 +1,5 @@
 """The document model and its two renderers, on documents small enough to be written down."""
 
-import json
 import re
 
 import pytest
@@ -24,8 +23,6 @@ from blockcache.report.document import (
 )
 from blockcache.report.markdown import render
 from blockcache.report.terminal import display
-from blockcache_lab.pages import performance
-from repository import GENERATED
 
 SMALL = Document(
     "Fruit",
@@ -122,12 +119,6 @@ def test_markdown():
         "<details><summary>a &lt; b</summary>\n\nhidden\n\n</details>\n\n"
         "## End\n\nGood.\n"
     )
-
-
-def test_the_published_page_is_what_the_code_makes_of_the_published_figures():
-    """docs/generated/results.md has its own test."""
-    made = render(performance.page(json.loads((GENERATED / "performance.json").read_text())))
-    assert made == (GENERATED / "performance.md").read_text()
 
 
 # ---- terminal

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -22,64 +21,23 @@ from blockcache.report.markdown import render as markdown
 from blockcache.report.overview.answer import find_answer
 from blockcache.report.overview.page import page
 from blockcache.report.overview.schedules import Shown, added_by_union, schedules_section
-from blockcache.report.overview.sources import Source, Sources, load_sources
+from blockcache.report.overview.sources import Source, Sources
 from blockcache.report.terminal import display
 from blockcache.results.check import Check
 from blockcache.results.rollouts import MethodRun, Record, Results
 from blockcache.results.tuning import Goal, Tuning
 from blockcache.schedule import Schedule
 from blockcache.solvers import solve
-from blockcache_lab.analysis.claims import claims
-from blockcache_lab.pages.analysis import brought
+from disk import full_disk
 from file_formats import EXAMPLES
 from made_up_policy import NASTY, blocks, fingerprint, named_schedule, recording, schedule
-from pages import parse
-from repository import ROOT
-from toy_analysis import toy_analysis
+from read_pages import Reader, chart_data, check_page, sources_of
 
-KINDS = (
-    *("schedule", "recording", "results", "timings", "tuning", "distances", "benchmark", "performance", "analysis"),
-    "check",
-)
+KINDS = ("schedule", "recording", "results", "timings", "tuning", "benchmark", "check")
 WRITE = {example.name: example.write for example in EXAMPLES}
 DOT = HeatMap(np.eye(2), "size", 0, 1)
 PANEL = Panel(Axis("x"), Axis("y"), (DOT,))
 CHART = Chart("dots", "Some dots", "Two dots.", (PANEL,), table(["a"], [["1"]]), "They are dots.")
-
-
-class Reader(HTMLParser):
-    """What a browser would make of a page: its elements with their attributes, and its words."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.words, self.within = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        self.within.append(tag)
-
-    def handle_endtag(self, tag):
-        while self.within and self.within.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        if not {"script", "style"} & set(self.within):
-            self.words.append(data)
-
-
-@pytest.fixture
-def no_library(monkeypatch):
-    """The library's own script is large and not ours; a page without it is as good for these tests."""
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* the library */")
-
-
-def chart_data(text):
-    return json.loads(re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)[1])
-
-
-def sources_of(*files):
-    return load_sources({str(file): file for file in files})
 
 
 # ---- values
@@ -168,25 +126,7 @@ def test_a_page_that_grew_too_large_is_refused(no_library, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_file_makes_a_page(kind, tmp_path, no_library):
-    path = WRITE[kind](tmp_path)
-    found = page(sources_of(path))
-    text = html.render(found)
-    assert chart_data(text)["charts"] or kind in ("results", "distances", "check")
-    read = Reader(text)
-    assert str(path) in read.words
-    for chart in charts(found.blocks):
-        assert chart.table.rows, chart.name
-        assert len(chart.alt) > 20, chart.name
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_it_tells_to_type_is_there(kind, tmp_path):
-    """Every command in it is one that the command line knows."""
-    document = page(sources_of(WRITE[kind](tmp_path)))
-    found = re.findall(r"`(blockcache [^`]+)`", markdown(document))
-    assert found
-    for line in found:
-        parse(line.replace(str(tmp_path), "x"), complete=False)
+    check_page(WRITE[kind](tmp_path), charted=kind not in ("results", "check"))
 
 
 def test_sections_without_their_file_say_which_command_fills_them():
@@ -268,11 +208,8 @@ def test_an_old_page_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch,
     path, out = WRITE["schedule"](tmp_path), tmp_path / "out.html"
     out.write_text("the old page")
 
-    def full(*given):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr("os.replace", full)
+        patch.setattr("os.replace", full_disk)
         assert "No space left on device; nothing was changed" in refused("report", path, "-o", out)
     assert out.read_text() == "the old page"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["out.html", "schedule.json"]
@@ -292,17 +229,6 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, refuse
     assert "a picture needs matplotlib" in said
     assert '"blockcache[plots]"' in said
     assert not (tmp_path / "out.html").exists()
-
-
-def test_figures_for_a_paper_are_written_beside_the_page(tmp_path, blockcache, no_library):
-    path = tmp_path / "analysis.safetensors"  # with a heat map, lines and bars
-    toy_analysis(without=("similarity", "caching", "homogeneity", "action-costs", "features", "response")).save(path)
-    blockcache("report", path, "-o", tmp_path / "out.html", "--figures", tmp_path / "figures")
-    drawn = {file.name: file.read_bytes() for file in (tmp_path / "figures").iterdir()}
-    names = {chart["name"] for chart in chart_data((tmp_path / "out.html").read_text())["charts"]}
-    assert set(drawn) == {f"{name}.{kind}" for name in names for kind in ("svg", "pdf")}
-    assert all(data.startswith(b"%PDF") for name, data in drawn.items() if name.endswith("pdf"))
-    assert all(b"<svg" in data for name, data in drawn.items() if name.endswith("svg"))
 
 
 def test_a_figure_is_the_same_file_whenever_it_is_drawn(tmp_path):
@@ -538,34 +464,6 @@ def test_the_deadline_is_drawn_against_what_is_judged_and_no_goal_that_was_not_g
     assert [point.method for point in with_steady.front] == ["ddpm-5", tuning.chosen.method]  # by p95, as it is judged
     allowed = replace(tuning, goal=Goal(loss=0.02))
     assert drawn_goal(allowed) == ((tuning.chosen.p50_ms,), "ms per chunk (p50)", [("y", 0.02)])
-
-
-def test_every_claim_stands_on_the_page_with_its_verdict():
-    text = markdown(page(Sources(brought=(Source("a", brought(toy_analysis())),))))
-    verdicts = {True: "**holds**", False: "**does not hold**", None: "not told"}
-    for claim in claims(toy_analysis()):
-        (row,) = [line for line in text.splitlines() if line.startswith(f"| {claim.claim[:20]}")]
-        assert f"| {verdicts[claim.holds]} |" in row
-
-
-def test_sections_that_were_not_analysed_are_named():
-    text = markdown(page(Sources(brought=(Source("a", brought(toy_analysis(without=("weights", "features")))),))))
-    assert "Not analysed yet: weights, features." in text
-    assert "--only weights --only features" in text
-    alone = markdown(page(Sources(brought=(Source("a", brought(toy_analysis(without=("weaker",)))),))))
-    assert "`blockcache analyse toy --only weaker --weaker POLICY` does it" in alone
-
-
-def test_the_page_of_the_shipped_policy_says_what_the_readme_says(blockcache, tmp_path, monkeypatch, no_library):
-    monkeypatch.chdir(ROOT)
-    said = blockcache("report", "docs/generated/records/frontier-pusht", "pusht", "-o", tmp_path / "out.html")
-    assert "6 figures" in said
-    read = Reader((tmp_path / "out.html").read_text())
-    words = " ".join("".join(read.words).split())
-    assert "85x" in words
-    assert "-0.003" in words
-    assert "95 % interval -0.025 to +0.018, 500 pairs of rollouts" in words
-    assert "blockcache export pusht/tuned -o policy.onnx" in words
 
 
 def test_no_torch_is_needed(tmp_path):

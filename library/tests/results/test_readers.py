@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 
 import blockcache as bc
 from blockcache.errors import BlockcacheError, FileError, PolicyError, RecordingError, ScheduleError
 from blockcache.files import parse_arrays
 from blockcache.models.dpt.policy import DiffusionTransformerPolicy
 from blockcache.samplers import DDPM, SamplerConfig
-from file_formats import EXAMPLES, NAMES, write_demonstrations, write_observations, write_policy, write_recording
+from file_formats import NAMES, load_observations, policy, write_observations, write_policy, write_recording
 
 DEEP: Any = 1
 for _ in range(400):
@@ -105,7 +106,9 @@ def test_odd_headers_of_tensors(tmp_path, change, sentence):
 def test_policy_weights_without_metadata_load(tmp_path):
     path = write_policy("model.safetensors", tmp_path)
     path.write_bytes(with_header(path.read_bytes(), lambda text: metadata_of(text, None)))
-    bc.load_policy(path.parent)
+    expected, found = policy().state_dict(), bc.load_policy(path.parent).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("name", [["layers.0.SA"], 3, None, {}, "x" * 300])
@@ -206,28 +209,6 @@ def test_a_packed_file_that_unfolds_to_far_more_than_it_is(monkeypatch):
     assert {name: array.shape for name, array in parse_arrays(small, "o", "x").items()} == {"obs": (1_000,), "b": ()}
 
 
-LOAD = {example.name: example.load for example in EXAMPLES}
-
-
-@pytest.mark.parametrize(
-    ("arrays", "sentence"),
-    [
-        ({"state": np.ones(8)}, "is garbled|have shape"),
-        ({"keypoint": np.array(1.0)}, "is garbled"),
-        ({"action": np.full((8, 2), 1e200)}, "actions .* hold NaN or infinity"),
-        ({"action": np.array([["x", "y"]] * 8)}, "actions .* of <U1, task 'pusht' needs"),
-        ({"action": np.ones((8, 2), dtype=complex)}, "actions .* of complex128, task 'pusht' needs"),
-        ({"episode_ends": np.array([2**64 - 1, 8], dtype=np.uint64)}, "rise to the number of steps"),
-        ({"episode_ends": np.array(8)}, "rise to the number of steps"),
-    ],
-)
-def test_odd_demonstrations(tmp_path, arrays, sentence):
-    path = write_demonstrations(tmp_path)
-    np.savez(path, **{**np.load(path), **arrays})
-    with pytest.raises(BlockcacheError, match=sentence):
-        LOAD["demonstrations"](path)
-
-
 @pytest.mark.parametrize(
     ("array", "sentence"),
     [
@@ -241,4 +222,4 @@ def test_odd_observations(tmp_path, array, sentence):
     path = write_observations(tmp_path)
     np.savez(path, obs=array)
     with pytest.raises(BlockcacheError, match=sentence):
-        LOAD["observations"](path)
+        load_observations(path)

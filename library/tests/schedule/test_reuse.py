@@ -6,26 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from blockcache.engines.walk import denoiser_output
 from blockcache.schedule import Reuse, Schedule
 from blockcache.schedule.plan import Compute, compile_plan
+from random_schedules import residual, schedules
 
 START = 10**9
-
-
-@st.composite
-def schedules(draw):
-    steps = draw(st.integers(1, 12))
-    blocks = draw(st.integers(1, 8))
-    rows = {f"layers.{index}.FFN": sorted({0, *draw(st.sets(st.integers(0, steps - 1)))}) for index in range(blocks)}
-    return Schedule(steps, rows)
-
-
-def residual(block, step, stream):
-    """Differs with block, step and everything upstream, so that a stale or wrong value shows."""
-    return (block + 2) * 1_000_003 + step * 101 + stream % 997
 
 
 def present_gate(block, step):

@@ -20,7 +20,18 @@ from blockcache_lab.studies.loss_data import (
 )
 
 _TAKEN = [f"taken for {most:g}" for most in ALLOWED]
-_JUDGED = ["task", "methods", "rank correlation", "highest", "promised", "covered", "error", *_TAKEN]
+_JUDGED = [
+    "task",
+    "methods",
+    "rank correlation",
+    "highest",
+    "factor",
+    "promised",
+    "covered",
+    "by the shipped factor",
+    "error",
+    *_TAKEN,
+]
 _POWER = [
     "task",
     "policy",
@@ -45,6 +56,8 @@ def losses_document(data: LossData) -> Document:
     average = f"rank correlation {mean(one.rank for one in judged):.2f}, error {mean(one.error for one in judged):.3f}"
     if covered := [one.covered for one in judged if one.covered is not None]:
         average += f", covered {mean(covered):.2f} over the {len(covered)} tasks of which something is promised"
+    if shipped := [one.shipped for one in judged if one.shipped is not None]:
+        average += f", and {mean(shipped):.2f} by the shipped factor"
     return Document(
         "How losses are predicted",
         (
@@ -55,13 +68,14 @@ def losses_document(data: LossData) -> Document:
             ),
             Paragraph(
                 f"Predicted loss: {model.formula}; bound ({CERTAINTY:.0%}): {model.factor:.2f} x (prediction + {FLOOR}). It is the "
-                f"mean of the {AVERAGED} sums that erred least on tasks that were left out, of {len(sums_of(len(NAMES)))} with up to {MOST_TERMS} of {len(NAMES)} terms."
+                f"mean of the {AVERAGED} sums that erred least on tasks that were left out, of {len(sums_of(len(NAMES)))} with up to {MOST_TERMS} of {len(NAMES)} terms. {plain(model.judged)}"
             ),
             Paragraph(
                 "Each task below is predicted by a model that did not see it, neither to choose sums nor to fit them nor for its "
                 "bound. *Highest*: the rank correlation that a perfect order would have, as many methods lose exactly the same. "
                 f"*Promised*: methods with a bound; above {MOST:g}, and of a policy unlike the others, such as the only one of its family, "
-                "nothing is promised. *Covered*: share of those that lose no more than their bound. *Error*: of predicted losses, its mean. *Taken*: the cheapest method whose bound is at most "
+                "nothing is promised. *Covered*: share of those that lose no more than their bound. Each of these models has a *factor* of its own for its bounds, in place of the "
+                f"{model.factor:.2f} that ships; *by the shipped factor*: the share that it would have covered, among the methods that it would have promised a bound, with the same predictions. *Error*: of predicted losses, its mean. *Taken*: the cheapest method whose bound is at most "
                 "so much, as `tune --loss` takes it among these methods, with its share of the FLOPs and its difference in closed loop, in "
                 "rollouts that nothing was chosen by; full precision where no bound is as low, or nothing is promised of such a policy."
             ),
@@ -79,8 +93,9 @@ def _judged(one: Judgement) -> list[str]:
         str(one.methods),
         f"{one.rank:.2f}",
         f"{one.highest:.2f}",
+        f"{one.factor:.2f}",
         str(one.promised),
-        "" if one.covered is None else f"{one.covered:.2f}",
+        *("" if share is None else f"{share:.2f}" for share in (one.covered, one.shipped)),
         f"{one.error:.3f}",
         *(
             "full precision"
@@ -117,7 +132,12 @@ def _power(data: LossData) -> tuple[Block, ...]:
         f"with fewer than {LEAST_LOST}, or chunks too short for a roughness, nothing is learnt from a task ({', '.join(map(plain, silent)) or 'there is none'}). A name with `@steps=` has a tighter limit "
         "than the task's own, which tells too little: that which 90 % of the full policy's successes keep, where it shows more methods to lose."
     )
-    return Paragraph(note), table(_POWER, rows, left=2)
+    reasons: dict[str, list[str]] = {}
+    for which, reason in data.left_out.items():
+        reasons.setdefault(reason, []).append(plain(which))
+    out = "; ".join(f"{', '.join(sorted(which))} ({plain(reason)})" for reason, which in sorted(reasons.items()))
+    left_out = [Paragraph(f"Rolled out, but not in the data: {out}.")] * bool(out)
+    return Paragraph(note), table(_POWER, rows, left=2), *left_out
 
 
 def _all_rows(data: LossData) -> Block:

@@ -68,7 +68,8 @@ def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
         f"Milliseconds: one chunk, batch 1, {rate}all interleaved in one run with the plain policy, which takes "
         f"{found.plain_ms:.1f} ms.",
         "Predicted loss: from how far the actions are from the policy's own as distributions, and how rough they are (docs/tune-and-check.md); a prediction. "
-        f"*{_BOUND}*: what a loss stays below with 90 % certainty; a loss to allow is judged by it where nothing is rolled out. Learnt on {plain(shipped_model().about)}.",
+        f"*{_BOUND}*: what a loss stays below with 90 % certainty; a loss to allow is judged by it where nothing is rolled out. Learnt on {plain(shipped_model().about)}. "
+        f"{plain(shipped_model().judged)}",
         _sampler_note(found.chosen),
         *([_REPLANS] if any(point.calls > 1 for point in found.points) else []),
         *(plain(note) + "." for note in found.notes),

@@ -229,6 +229,22 @@ def test_a_task_left_out_is_judged_with_a_factor_of_its_own_and_with_that_of_all
     assert f"in place of the {made.model.factor:.2f} that ships" in page
 
 
+def test_verdicts_are_held_against_rollouts():
+    """Twenty methods a task, which lose by one rule: what it says of each is by the same limits as in `check`."""
+    made = data(1, 1, 1)
+    fine = [row(f"task {place}", 0.0, 0.0) for place in range(3)]  # nothing is lost: -0.02 to 0.02
+    bare = [replace(row("task 0", 0.0, 0.0), family="dit", difference=lost(0.03))]
+    page = render(losses_document(LossData(40, 32, (*made.rows, *fine, *bare))))
+    rows = {
+        line.split(" | ")[0]: line.strip(" |").split(" | ")[1:] for line in page.splitlines() if line.count(" | ") == 6
+    }
+    counts = {verdict.strip("| "): list(map(int, found)) for verdict, found in rows.items() if found[0].isdigit()}
+    assert sum(sum(found[:3]) for found in counts.values()) == 64 == sum(sum(found[3:]) for found in counts.values())
+    assert counts["looks lossless"][:3] == [3, 0, 0]
+    assert counts["cannot be told"] == [0, 1, 0] * 2
+    assert counts["do not use"][1] > 20
+
+
 def test_what_was_measured_on_too_little_gets_no_bound():
     features, model = ActionFeatures(0.0, 0.0, 0.0, 0.0, 0.1, 0.05), data(1, 1, 1).model
     assert model.predict(features, "dp-t", 8, 320).bound is not None

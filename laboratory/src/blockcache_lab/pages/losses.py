@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from statistics import mean, median
 
+from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import Block, Document, Paragraph, plain, table
-from blockcache.results.losses import FLOOR, MOST, NAMES
+from blockcache.results.check import PUSHT_FEATURES, UNKNOWN, VERDICTS, Verdict, grade_of, verdict_of
+from blockcache.results.losses import FLOOR, MOST, NAMES, Prediction
 from blockcache_lab.studies.loss_data import (
     ALLOWED,
     AVERAGED,
@@ -32,6 +37,8 @@ _JUDGED = [
     "error",
     *_TAKEN,
 ]
+_VERDICTS = (*VERDICTS, UNKNOWN)
+_SHOWN = ("lossless", "whole interval below 0", "neither")
 _POWER = [
     "task",
     "policy",
@@ -81,6 +88,7 @@ def losses_document(data: LossData) -> Document:
             ),
             table(_JUDGED, [_judged(one) for one in judged], left=1),
             Paragraph(f"On average: {average}."),
+            *_verdicts(data, judged),
             *_power(data),
             _all_rows(data),
         ),
@@ -104,6 +112,34 @@ def _judged(one: Judgement) -> list[str]:
             for row in one.taken
         ),
     ]
+
+
+def _verdicts(data: LossData, judged: Sequence[Judgement]) -> tuple[Block, ...]:
+    """Each verdict of `check` against what rollouts showed."""
+    model = data.model
+    shipped = [(row, model.predict(row.features, row.family, row.actions)) for row in data.rows]
+    told = {row for one in judged for row, _ in one.found}
+    unseen = [*(pair for one in judged for pair in one.found), *(pair for pair in shipped if pair[0] not in told)]
+    counts = [Counter((_verdict(row, found), _shown(row)) for row, found in pairs) for pairs in (shipped, unseen)]
+    rows = [[verdict, *(str(count[verdict, shown]) for count in counts for shown in _SHOWN)] for verdict in _VERDICTS]
+    note = (
+        "What `check` says of these methods, against what rollouts showed: *lossless*, the lower end of the interval above "
+        f"{LOSSLESS:g}; the *whole interval below 0*, which counts first; or *neither*. First by the model that ships, then by one that has not seen the "
+        "method's task. By means alone: `check` also asks that intervals of the distances do not reach too far."
+    )
+    heads = [f"{shown}, {model}" for model in ("shipped", "unseen") for shown in _SHOWN]
+    return Paragraph(note), table(["verdict", *heads], rows)
+
+
+def _verdict(row: LossRow, found: Prediction) -> Verdict:
+    shift = row.features.shift * math.sqrt(PUSHT_FEATURES)  # features are for each value of a chunk
+    return verdict_of(grade_of(shift, row.features.beyond_spread, PUSHT_FEATURES), found)
+
+
+def _shown(row: LossRow) -> str:
+    if row.difference.high < 0:
+        return _SHOWN[1]
+    return _SHOWN[0] if row.difference.lossless else _SHOWN[2]
 
 
 def _power(data: LossData) -> tuple[Block, ...]:

@@ -1,5 +1,6 @@
 """Losses predicted from features: what is learnt from data made by a known rule, and what is refused."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -163,6 +164,8 @@ def test_fewer_than_three_tasks_are_refused(count):
     [
         ("rdt", 8, {}, "no policy of family rdt is in the data, only dp-t"),
         ("dp-t", 2, {}, "a chunk of 2 has no roughness"),
+        ("dp-t", 4, {}, "executed actions of a chunk: 4, of policies in the data 8 to 8"),
+        ("dp-t", 16, {}, "executed actions of a chunk: 16, of policies in the data 8 to 8"),
         ("dp-t", 64, {}, "executed actions of a chunk: 64, of policies in the data 8 to 8"),
         ("dp-t", 8, {"own_spread": 0.001}, "spread: 0.001, of policies in the data 0.1 to 0.1"),
         ("dp-t", 8, {"own_roughness": 1.0}, "roughness: 1, of policies in the data 0.05 to 0.05"),
@@ -173,6 +176,73 @@ def test_a_policy_unlike_the_data_gets_no_bound(family, actions, change, reason)
     found = data(1, 1, 1).model.predict(features, family, actions)
     assert found.bound is None
     assert reason in found.unlike
+
+
+def of_family(made, family, *tasks):
+    return replace(made, rows=tuple(replace(one, family=family) if one.task in tasks else one for one in made.rows))
+
+
+def test_a_bound_is_promised_of_families_that_several_tasks_tell_of():
+    """What a single task tells of a family helps to predict, but no bound of the family could be judged without it."""
+    features = ActionFeatures(0.0, 0.1, 0.0, 0.1, 0.1, 0.05)
+    alone = of_family(data(1, 1, 1, 1), "rdt", "task 3").model
+    assert alone.tasks == {"dp-t": 3, "rdt": 1}
+    np.testing.assert_allclose(alone.vector, data(1, 1, 1, 1).model.vector)
+    found = alone.predict(features, "rdt", 8)
+    assert found.words == (
+        "nothing is promised: family rdt is in the data on a single task, so no bound of it could be judged"
+    )
+    assert alone.predict(features, "dp-t", 8) == replace(found, bound=alone.bound(found.loss), unlike="", where=(
+        found.where.replace("family rdt", "family dp-t")
+    ))  # fmt: skip
+    assert alone.judged.startswith("A bound is promised only of family dp-t: ")
+    both = of_family(data(1, 1, 1, 1), "rdt", "task 2", "task 3")
+    assert both.model.predict(features, "rdt", 8).bound is not None
+    assert {one.task: one.promised for one in judge(both)} == dict.fromkeys(both.told, 20)  # each by the other
+    assert "promised only of family dp-t: it was judged" in render(losses_document(of_family(both, "dit", "task 3")))
+
+
+def test_a_model_that_does_not_say_how_many_tasks_promises_nothing(tmp_path):
+    made = data(1, 1, 1).model
+    file = tmp_path / "model.json"
+    made.save(file)
+    content = json.loads(file.read_text())
+    del content["tasks"]
+    file.write_text(json.dumps(content))
+    old = LossModel.load(file)
+    assert old == replace(made, tasks={})
+    found = old.predict(ActionFeatures(0.0, 0.1, 0.0, 0.1, 0.1, 0.05), "dp-t", 8)
+    assert found.loss > 0
+    assert found.words.startswith("nothing is promised: the model does not say on how many tasks")
+    with pytest.raises(ValueError, match="its tasks are of the families dp-t, each with their number"):
+        replace(made, tasks={"rdt": 2})
+
+
+def test_a_task_left_out_is_judged_with_a_factor_of_its_own_and_with_that_of_all():
+    made = data(1, 1, 1, 2)
+    judged = {one.task: one for one in judge(made)}
+    odd = judged["task 3"]  # nothing in the others told of it, so they bound it too low; all of them together do not
+    assert odd.factor < made.model.factor
+    assert odd.covered < odd.shipped
+    page = render(losses_document(made))
+    assert f"{odd.factor:.2f} | {odd.promised} | {odd.covered:.2f} | {odd.shipped:.2f}" in page
+    assert f"in place of the {made.model.factor:.2f} that ships" in page
+
+
+def test_verdicts_are_held_against_rollouts():
+    """Twenty methods a task, which lose by one rule: what it says of each is by the same limits as in `check`."""
+    made = data(1, 1, 1)
+    fine = [row(f"task {place}", 0.0, 0.0) for place in range(3)]  # nothing is lost: -0.02 to 0.02
+    bare = [replace(row("task 0", 0.0, 0.0), family="dit", difference=lost(0.03))]
+    page = render(losses_document(LossData(40, 32, (*made.rows, *fine, *bare))))
+    rows = {
+        line.split(" | ")[0]: line.strip(" |").split(" | ")[1:] for line in page.splitlines() if line.count(" | ") == 6
+    }
+    counts = {verdict.strip("| "): list(map(int, found)) for verdict, found in rows.items() if found[0].isdigit()}
+    assert sum(sum(found[:3]) for found in counts.values()) == 64 == sum(sum(found[3:]) for found in counts.values())
+    assert counts["looks lossless"][:3] == [3, 0, 0]
+    assert counts["cannot be told"] == [0, 1, 0] * 2
+    assert counts["do not use"][1] > 20
 
 
 def test_what_was_measured_on_too_little_gets_no_bound():
@@ -196,6 +266,7 @@ def test_the_shipped_model_is_that_of_the_known_losses():
     shipped, made = shipped_model(), known_losses().model
     assert shipped.about == made.about
     assert (shipped.chunks, shipped.families, shipped.ranges) == (made.chunks, made.families, made.ranges)
+    assert shipped.tasks == made.tasks
     np.testing.assert_allclose(shipped.vector, made.vector, rtol=1e-6, atol=1e-9)
     assert shipped.factor == pytest.approx(made.factor)
 

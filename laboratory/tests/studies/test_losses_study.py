@@ -82,6 +82,27 @@ def test_the_most_rollouts_count_and_what_tells_nothing_is_left_out(port):
     found = measure_losses([fewer, more, weak, stranger], {"tiny": (port, OBS)}, progress=False)
     assert {row.task for row in found.rows} == {"toy"}
     assert {row.method: row.difference.mean for row in found.rows} == {"ddpm-3": 0.0, "mine": -0.5}
+    assert found.left_out == {
+        "not here on toy": "no such policy is shipped",
+        "tiny on too hard": "full precision scores 0.20, below 0.5",
+    }
+
+
+def test_what_has_rollouts_but_no_rows_is_named_with_the_reason(port, tmp_path):
+    otherwise = results(port, task="else")
+    methods = tuple(replace(one, execution={"replan": 4}) if one.name != "full" else one for one in otherwise.methods)
+    weak, stranger = results(port, task="too hard", full=0.2), results(port, source="not here")
+    sources = [replace(otherwise, methods=methods), weak, stranger, results(port, mine=0.25)]
+    found = measure_losses(sources, {"tiny": (port, OBS)}, progress=False)
+    assert found.left_out["tiny on else"] == "its methods execute chunks otherwise, or decide while they run"
+    found.save(tmp_path / "losses.json")
+    assert LossData.load(tmp_path / "losses.json") == found
+    told = tuple(replace(found.rows[1], task=f"task {place}", method=str(n)) for place in range(3) for n in range(3))
+    page = render(losses_document(replace(found, rows=told)))
+    assert (
+        "Rolled out, but not in the data: tiny on too hard (full precision scores 0.20, below 0.5); tiny on else ("
+        in page
+    )
 
 
 def test_features_that_are_known_are_not_measured_again(port, monkeypatch):
@@ -144,6 +165,32 @@ def test_pairs_of_the_same_method_in_several_files_are_put_together(port):
     found = measure_losses([first, later], {"tiny": (port, OBS)}, progress=False)
     mine = {row.method: row.difference for row in found.rows}["mine"]
     assert (mine.n, round(mine.mean, 9)) == (16, -0.3)
+
+
+def renamed(found, old, new):
+    methods = tuple(replace(one, name=new) if one.name == old else one for one in found.methods)
+    records = tuple(replace(one, method=new) if one.method == old else one for one in found.records)
+    return replace(found, methods=methods, records=records)
+
+
+def test_what_ran_under_two_names_counts_once_with_the_pairs_of_both(port):
+    first, second = results(port, mine=0.5), renamed(results(port, mine=0.1), "mine", "mine too")
+    later = replace(second, records=tuple(replace(one, seed=one.seed + 100) for one in second.records))
+    found = measure_losses([first, later], {"tiny": (port, OBS)}, progress=False)
+    rows = {row.method: row.difference for row in found.rows}
+    assert set(rows) == {"ddpm-3", "mine"}
+    assert (rows["mine"].n, round(rows["mine"].mean, 9)) == (16, -0.3)
+    same = measure_losses([first, second], {"tiny": (port, OBS)}, progress=False)  # the same episodes: one each
+    assert {row.method: row.difference.n for row in same.rows} == {"ddpm-3": 8, "mine": 8}
+
+
+def test_another_execution_of_the_same_is_not_put_together_with_it(port):
+    first, second = results(port, mine=0.5), renamed(results(port, mine=0.1), "mine", "mine+replan=4")
+    methods = tuple(replace(one, execution={"replan": 4}) if "replan" in one.name else one for one in second.methods)
+    later = replace(second, methods=methods, records=tuple(replace(one, seed=one.seed + 100) for one in second.records))
+    found = measure_losses([first, later], {"tiny": (port, OBS)}, progress=False)
+    mine = {row.method: row.difference for row in found.rows}["mine"]
+    assert (mine.n, round(mine.mean, 9)) == (8, -0.5)
 
 
 def test_too_few_observations_are_refused(port):

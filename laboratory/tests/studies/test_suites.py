@@ -314,6 +314,37 @@ def test_an_interrupt_and_a_failure_end_as_in_eval(shell, monkeypatch, tmp_path)
     assert "1 (1 failed)" in out
 
 
+def test_stopped_in_the_middle_of_a_group_a_suite_until_settled_loses_nothing(shell, monkeypatch, tmp_path):
+    """Ctrl-C in the second group's second pair: what had ended before is not run again, and the file is the same."""
+    ran: list[int] = []
+
+    class Counted(Toy):
+        def reset(self, seed):
+            ran.append(seed)
+            return super().reset(seed)
+
+    amount, out = "--rollouts 6 --group 2 --generations 3 --until-settled", tmp_path / "deep"
+    with monkeypatch.context() as patch:
+        patch.setattr("toy_task.Toy", partial(Counted, interrupt=100_003))
+        code, _, err = shell("metrics", amount=amount)
+    assert code == 130
+    assert "the same command goes on from there" in err
+    assert not (out / "metrics.json").exists()
+    before = list(ran)
+    assert {100_000, 100_001, 100_003} <= set(before)
+    monkeypatch.setattr("toy_task.Toy", Counted)
+    assert shell("metrics", amount=amount)[0] == 0
+    first = {100_000, 100_001}  # this group had ended for every method
+    assert not first & set(ran[len(before) :])
+    resumed = Results.load(out / "metrics.json")
+    assert resumed.setting["until_settled"] is True
+    assert len(ran) <= len(resumed.records) + 2  # of one method, the group that was interrupted ran twice
+    (out / "state").rename(tmp_path / "elsewhere")
+    (out / "metrics.json").unlink()
+    assert shell("metrics", amount=amount)[0] == 0
+    assert Results.load(out / "metrics.json") == resumed  # as if nobody had stopped it
+
+
 @pytest.fixture(scope="module")
 def quick_directory(tmp_path_factory):
     """One for all suites, as a user has it: methods that are in several run once."""

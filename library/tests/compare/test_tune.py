@@ -29,6 +29,7 @@ from blockcache.observations import hash_observations, parts
 from blockcache.report.document import Table
 from blockcache.report.drawing import draw, save_figure
 from blockcache.report.tuning import tuning_blocks, tuning_chart
+from blockcache.results.losses import LossModel
 from blockcache.results.tuning import Goal, Point, Tuning, TuningError, choose, front, promising
 from blockcache.samplers import DDPM, ChosenSampler, Euler
 from dit_policies import tiny_dit, tiny_observation
@@ -37,6 +38,7 @@ from engine_comparison import BLOCKS
 DDPM4 = DDPM(num_inference_steps=4)
 OBS = np.random.default_rng(0).standard_normal((30, 2, 5), dtype=np.float32)
 UNLIKE = "nothing is promised of any method's loss"  # random weights are unlike any trained policy
+BESIDE = "the policy beside those that losses were learnt on"
 
 
 def estimate(mean, n=8):
@@ -60,7 +62,8 @@ def test_without_rollouts_a_loss_is_allowed_by_its_bound_alone():
     assert choose([point(ms=9.0), fine, rash], goal) == fine
     assert goal.miss(rash) == pytest.approx(0.01)
     assert goal.miss(replace(rash, rollouts=estimate(0.0))) == 0  # rollouts tell more
-    assert goal.miss(replace(rash, bound=None)) == 0  # they are to come
+    assert goal.miss(replace(rash, bound=None)) == 0  # a file of before it was kept
+    assert Goal(loss=0.05, rollouts=True).miss(rash) == 0  # they are to come
 
 
 def test_a_point_of_before_there_were_bounds_can_be_read():
@@ -333,13 +336,53 @@ def test_all_kinds_of_methods_are_looked_at_and_one_is_chosen(policy, run):
     looked_at = {one.method for one in found.points}
     assert "full" in looked_at  # whatever it is that was chosen
     assert len(looked_at) >= 4
-    assert [note.partition(":")[0] for note in found.notes] == [UNLIKE]
+    assert [note.partition(":")[0] for note in found.notes] == [UNLIKE, BESIDE]
     assert found.chosen.method == "full"  # the one that needs no promise
     assert {one.bound for one in found.points} == {0.0, 1.0}
     assert found.chosen in found.points
     assert found.met is (found.goal.miss(found.chosen) == 0)
     assert found.plain_ms > 0
     assert {one.threads for one in found.points} <= {1, torch.get_num_threads(), trials.cores()}
+
+
+def test_by_bounds_alone_the_fastest_is_taken_that_has_one_within_the_loss(policy, run, monkeypatch):
+    """Fewer steps are faster and further from the policy's own: just below a bound the next slower method is taken."""
+    ranges = {
+        "executed actions of a chunk": (1, 99),
+        "its actions' spread": (1e-6, 1e6),
+        "its actions' roughness": (1e-6, 1e6),
+    }
+    model = LossModel("two tasks", 1, ("dp-t",), ranges, {"root of energy beyond spread": 0.05}, 1.2, {"dp-t": 2})
+    monkeypatch.setattr("blockcache.results.losses.shipped_model", lambda: model)
+    monkeypatch.setattr(tuner, "OWN_BUDGETS", ())
+    monkeypatch.setattr(tuner, "BUDGETS", ())
+    ms = {"ddpm-3": 1.0, "ddpm-4": 2.0, "full": 9.0}
+    monkeypatch.setattr(trials.Trials, "_milliseconds", lambda self, asked, calls: {
+        name: (9.0, 9.0) if isinstance(name, str) else (ms[name[0]], ms[name[0]]) for name in asked
+    })  # fmt: skip
+    bounds = {one.method: one.bound for one in run(policy, loss=0.3).tuning.points}
+    assert 0 == bounds["full"] < bounds["ddpm-4"] < bounds["ddpm-3"] < 0.3
+    little = 1e-9
+    for loss, method in (
+        (bounds["ddpm-3"] + little, "ddpm-3"),
+        (bounds["ddpm-3"] - little, "ddpm-4"),
+        (bounds["ddpm-4"] + little, "ddpm-4"),
+        (bounds["ddpm-4"] - little, "full"),
+    ):
+        found = run(policy, loss=loss).tuning
+        assert (found.chosen.method, found.met, found.fresh) == (method, True, None)
+        assert all(one.rollouts is None for one in found.points)
+        assert [note.partition(":")[0] for note in found.notes] == [BESIDE]
+    text = tuning_blocks(run(policy, loss=bounds["ddpm-3"] + little).tuning)[0].text
+    assert f"is predicted, with 90 % certainty it loses at most {bounds['ddpm-3']:.3f}; `--task` measures it" in text
+
+
+@pytest.mark.parametrize("nothing", [None, [], OBS[:0]])
+def test_a_tuning_without_observations_is_told_how_to_get_some(policy, run, nothing):
+    with pytest.raises(
+        ObservationError, match="tuning needs observations that the policy meets, such as 'blockcache policy"
+    ):
+        run(policy, observations=nothing)
 
 
 def test_without_a_directory_nothing_is_left(policy, run, tmp_path, monkeypatch):
@@ -356,7 +399,7 @@ def test_a_flow_is_tuned_too(run, monkeypatch):
         asked.extend(method.name for method in names), at(self, names, *more, **named)
     )[1])  # fmt: skip
     found = run(tiny_dit(sampler=Euler(num_inference_steps=5)), observations=tiny_observation(30))
-    assert [note.partition(":")[0] for note in found.tuning.notes] == [UNLIKE]
+    assert [note.partition(":")[0] for note in found.tuning.notes] == [UNLIKE, BESIDE]
     kinds = {method.partition("-")[0].partition(":")[0] for method in asked}
     assert kinds == {"full", "euler", "action"}
     assert {"euler-4", "euler-3", "euler-4+action:budget=0.7"} <= set(asked)
@@ -513,7 +556,7 @@ def test_more_minutes_know_more_of_the_same(policy, run, monkeypatch):
     short, longer = (run(policy, minutes=minutes).tuning for minutes in (0.8, 20))
     assert 8 * 4 <= short.chosen.chunks < longer.chosen.chunks == 6 * 10
     assert any("not tried, as the time was up: " in note and "with more minutes" in note for note in short.notes)
-    assert [note.partition(":")[0] for note in longer.notes] == [UNLIKE]
+    assert [note.partition(":")[0] for note in longer.notes] == [UNLIKE, BESIDE]
 
 
 def test_where_there_is_no_terminal_a_line_is_written_now_and_then(policy, run, monkeypatch, capsys):
@@ -563,7 +606,9 @@ def test_what_was_measured_on_fresh_seeds_is_said_of_a_miss_too(policy, run):
     text = tuning_blocks(found)[0].text
     assert "Nothing was found for a loss of at most 0.1; nearest is **fitted-4**" in text
     assert "misses by 0.004 of the score. On 200 fresh pairs of rollouts its score differs by -0.090" in text
-    assert "a loss of 0.1 is not ruled out." in text
+    assert (
+        "a loss of 0.1 is not ruled out. Without rollouts a loss of 0.000 is predicted, nothing is promised: no" in text
+    )
 
 
 def test_the_full_policy_can_be_the_answer(policy, run):

@@ -229,7 +229,7 @@ def write_loss_model(directory: Path) -> Path:
         "its actions' roughness": (0, 1),
     }
     weights = {"energy beyond spread": 0.5, "root of added roughness": 0.4}
-    LossModel("three tasks", 36, ("dp-t",), ranges, weights, 1.5).save(directory / "loss-model.json")
+    LossModel("three tasks", 36, ("dp-t",), ranges, weights, 1.5, {"dp-t": 3}).save(directory / "loss-model.json")
     return directory / "loss-model.json"
 
 

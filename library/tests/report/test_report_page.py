@@ -23,6 +23,7 @@ from blockcache.report.overview.page import page
 from blockcache.report.overview.schedules import Shown, added_by_union, schedules_section
 from blockcache.report.overview.sources import Source, Sources
 from blockcache.report.terminal import display
+from blockcache.report.tuning import tuning_blocks
 from blockcache.results.check import Check
 from blockcache.results.rollouts import MethodRun, Record, Results
 from blockcache.results.tuning import Goal, Tuning
@@ -407,6 +408,29 @@ def test_predicted_loss_spread_and_what_was_not_tried_stand_at_the_top(tmp_path)
     assert "- **50%** of the spread of the policy's actions is kept: 95 % interval 0.40 to 0.60" in top
     assert "- Not tried, as the time was up: fitted-3, placed-8." in top
     assert "What it costs in the task was not measured: the loss is a prediction." in top
+
+
+def test_the_page_of_a_tuning_has_its_bound_and_where_the_policy_lies(tmp_path):
+    """With rollouts too; and of one without a bound it says that nothing is promised."""
+    where = "the policy beside those that losses were learnt on: family dp-t, its actions' spread 0.1"
+    tuning = Tuning.load(WRITE["tuning"](tmp_path))
+    for bound, promise in (
+        (0.123, "with 90 % certainty it loses at most 0.123"),
+        (1.0, "nothing is promised"),
+        (None, "nothing is promised: no bound was kept"),
+    ):
+        point = replace(tuning.chosen, bound=bound)
+        rolled = replace(tuning, points=(point,), chosen=point, notes=(where,))
+        for found in (rolled, without_rollouts(rolled)):
+            text = markdown(page(Sources(tunings=(Source("tuning.json", found),))))
+            top = text.split("\n## ")[0]
+            assert f"- The policy beside {where.removeprefix('the policy beside ')}." in top
+            assert promise in top
+            assert f"a loss of {point.loss:.3f} is predicted, {promise}" in tuning_blocks(found)[0].text
+            assert ("| 0.123 |" in text) is (bound == 0.123)
+    assert "a loss of 0.100 was predicted, nothing is promised: no bound was kept" in markdown(
+        page(Sources(tunings=(Source("tuning.json", rolled),)))
+    )
 
 
 def test_a_check_makes_a_page_of_its_own(tmp_path, no_library, blockcache):

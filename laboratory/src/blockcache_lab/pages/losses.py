@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from statistics import mean, median
 
+from blockcache.measure.statistics import LOSSLESS
 from blockcache.report.document import Block, Document, Paragraph, plain, table
-from blockcache.results.losses import FLOOR, MOST, NAMES
+from blockcache.results.check import PUSHT_FEATURES, UNKNOWN, VERDICTS, Verdict, grade_of, verdict_of
+from blockcache.results.losses import FLOOR, MOST, NAMES, Prediction
 from blockcache_lab.studies.loss_data import (
     ALLOWED,
     AVERAGED,
@@ -20,7 +25,20 @@ from blockcache_lab.studies.loss_data import (
 )
 
 _TAKEN = [f"taken for {most:g}" for most in ALLOWED]
-_JUDGED = ["task", "methods", "rank correlation", "highest", "promised", "covered", "error", *_TAKEN]
+_JUDGED = [
+    "task",
+    "methods",
+    "rank correlation",
+    "highest",
+    "factor",
+    "promised",
+    "covered",
+    "by the shipped factor",
+    "error",
+    *_TAKEN,
+]
+_VERDICTS = (*VERDICTS, UNKNOWN)
+_SHOWN = ("lossless", "whole interval below 0", "neither")
 _POWER = [
     "task",
     "policy",
@@ -45,6 +63,8 @@ def losses_document(data: LossData) -> Document:
     average = f"rank correlation {mean(one.rank for one in judged):.2f}, error {mean(one.error for one in judged):.3f}"
     if covered := [one.covered for one in judged if one.covered is not None]:
         average += f", covered {mean(covered):.2f} over the {len(covered)} tasks of which something is promised"
+    if shipped := [one.shipped for one in judged if one.shipped is not None]:
+        average += f", and {mean(shipped):.2f} by the shipped factor"
     return Document(
         "How losses are predicted",
         (
@@ -55,18 +75,20 @@ def losses_document(data: LossData) -> Document:
             ),
             Paragraph(
                 f"Predicted loss: {model.formula}; bound ({CERTAINTY:.0%}): {model.factor:.2f} x (prediction + {FLOOR}). It is the "
-                f"mean of the {AVERAGED} sums that erred least on tasks that were left out, of {len(sums_of(len(NAMES)))} with up to {MOST_TERMS} of {len(NAMES)} terms."
+                f"mean of the {AVERAGED} sums that erred least on tasks that were left out, of {len(sums_of(len(NAMES)))} with up to {MOST_TERMS} of {len(NAMES)} terms. {plain(model.judged)}"
             ),
             Paragraph(
                 "Each task below is predicted by a model that did not see it, neither to choose sums nor to fit them nor for its "
                 "bound. *Highest*: the rank correlation that a perfect order would have, as many methods lose exactly the same. "
                 f"*Promised*: methods with a bound; above {MOST:g}, and of a policy unlike the others, such as the only one of its family, "
-                "nothing is promised. *Covered*: share of those that lose no more than their bound. *Error*: of predicted losses, its mean. *Taken*: the cheapest method whose bound is at most "
+                "nothing is promised. *Covered*: share of those that lose no more than their bound. Each of these models has a *factor* of its own for its bounds, in place of the "
+                f"{model.factor:.2f} that ships; *by the shipped factor*: the share that it would have covered, among the methods that it would have promised a bound, with the same predictions. *Error*: of predicted losses, its mean. *Taken*: the cheapest method whose bound is at most "
                 "so much, as `tune --loss` takes it among these methods, with its share of the FLOPs and its difference in closed loop, in "
                 "rollouts that nothing was chosen by; full precision where no bound is as low, or nothing is promised of such a policy."
             ),
             table(_JUDGED, [_judged(one) for one in judged], left=1),
             Paragraph(f"On average: {average}."),
+            *_verdicts(data, judged),
             *_power(data),
             _all_rows(data),
         ),
@@ -79,8 +101,9 @@ def _judged(one: Judgement) -> list[str]:
         str(one.methods),
         f"{one.rank:.2f}",
         f"{one.highest:.2f}",
+        f"{one.factor:.2f}",
         str(one.promised),
-        "" if one.covered is None else f"{one.covered:.2f}",
+        *("" if share is None else f"{share:.2f}" for share in (one.covered, one.shipped)),
         f"{one.error:.3f}",
         *(
             "full precision"
@@ -89,6 +112,34 @@ def _judged(one: Judgement) -> list[str]:
             for row in one.taken
         ),
     ]
+
+
+def _verdicts(data: LossData, judged: Sequence[Judgement]) -> tuple[Block, ...]:
+    """Each verdict of `check` against what rollouts showed."""
+    model = data.model
+    shipped = [(row, model.predict(row.features, row.family, row.actions)) for row in data.rows]
+    told = {row for one in judged for row, _ in one.found}
+    unseen = [*(pair for one in judged for pair in one.found), *(pair for pair in shipped if pair[0] not in told)]
+    counts = [Counter((_verdict(row, found), _shown(row)) for row, found in pairs) for pairs in (shipped, unseen)]
+    rows = [[verdict, *(str(count[verdict, shown]) for count in counts for shown in _SHOWN)] for verdict in _VERDICTS]
+    note = (
+        "What `check` says of these methods, against what rollouts showed: *lossless*, the lower end of the interval above "
+        f"{LOSSLESS:g}; the *whole interval below 0*, which counts first; or *neither*. First by the model that ships, then by one that has not seen the "
+        "method's task. By means alone: `check` also asks that intervals of the distances do not reach too far."
+    )
+    heads = [f"{shown}, {model}" for model in ("shipped", "unseen") for shown in _SHOWN]
+    return Paragraph(note), table(["verdict", *heads], rows)
+
+
+def _verdict(row: LossRow, found: Prediction) -> Verdict:
+    shift = row.features.shift * math.sqrt(PUSHT_FEATURES)  # features are for each value of a chunk
+    return verdict_of(grade_of(shift, row.features.beyond_spread, PUSHT_FEATURES), found)
+
+
+def _shown(row: LossRow) -> str:
+    if row.difference.high < 0:
+        return _SHOWN[1]
+    return _SHOWN[0] if row.difference.lossless else _SHOWN[2]
 
 
 def _power(data: LossData) -> tuple[Block, ...]:
@@ -117,7 +168,12 @@ def _power(data: LossData) -> tuple[Block, ...]:
         f"with fewer than {LEAST_LOST}, or chunks too short for a roughness, nothing is learnt from a task ({', '.join(map(plain, silent)) or 'there is none'}). A name with `@steps=` has a tighter limit "
         "than the task's own, which tells too little: that which 90 % of the full policy's successes keep, where it shows more methods to lose."
     )
-    return Paragraph(note), table(_POWER, rows, left=2)
+    reasons: dict[str, list[str]] = {}
+    for which, reason in data.left_out.items():
+        reasons.setdefault(reason, []).append(plain(which))
+    out = "; ".join(f"{', '.join(sorted(which))} ({plain(reason)})" for reason, which in sorted(reasons.items()))
+    left_out = [Paragraph(f"Rolled out, but not in the data: {out}.")] * bool(out)
+    return Paragraph(note), table(_POWER, rows, left=2), *left_out
 
 
 def _all_rows(data: LossData) -> Block:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from itertools import combinations
@@ -24,7 +25,18 @@ from blockcache.errors import BlockcacheError
 from blockcache.files import Count, Format, JsonFile, Limit, keys_of
 from blockcache.measure.features import LEAST_ACTIONS, ActionFeatures
 from blockcache.measure.statistics import Estimate, rank_correlation
-from blockcache.results.losses import FLOOR, MOST, NAMES, POLICY, TERMS, LossModel, Terms, terms_of
+from blockcache.results.losses import (
+    FLOOR,
+    MOST,
+    NAMES,
+    POLICY,
+    TASKS,
+    TERMS,
+    LossModel,
+    Prediction,
+    Terms,
+    terms_of,
+)
 
 LEAST_TASKS = 3
 """Tasks that tell methods apart: with fewer, nothing can be left out and still leave something to learn from."""
@@ -93,11 +105,13 @@ class LossData(JsonFile):
 
     observations, samples  that the features are of
     rows                   in any order
+    left_out               policies with rollouts but without rows, "POLICY on TASK", each with the reason
     """
 
     observations: Count
     samples: Count
     rows: Annotated[tuple[LossRow, ...], Limit(1, 100_000)]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def told(self) -> dict[str, list[LossRow]]:
@@ -132,7 +146,11 @@ class LossData(JsonFile):
 
 
 LossData.FORMAT = Format(
-    "blockcache.losses", "data on losses", keys_of(LossData), again="run 'blockcache paper losses' again"
+    "blockcache.losses",
+    "data on losses",
+    keys_of(LossData),
+    optional=("left_out",),
+    again="run 'blockcache paper losses' again",
 )
 
 
@@ -142,20 +160,26 @@ class Judgement:
 
     rank      rank correlation of predicted and measured losses
     highest   the highest that any prediction could have, as many methods lose the same
+    factor    of its bounds, as the model has it that did not see the task
     promised  methods that are promised a bound
     covered   share of those that lose no more than it; None where nothing is promised
+    shipped   the same for the factor of the model of all tasks, with the same predictions
     error     mean distance of predicted and measured losses, those above MOST counted as MOST
     taken     for each of ALLOWED the cheapest method whose bound is at most that, as `tune --loss` takes it; None is none
+    found     each method with what is predicted of it
     """
 
     task: str
     methods: int
     rank: float
     highest: float
+    factor: float
     promised: int
     covered: float | None
+    shipped: float | None
     error: float
     taken: tuple[LossRow | None, ...]
+    found: tuple[tuple[LossRow, Prediction], ...]
 
 
 def fit_model(data: LossData, tasks: Sequence[str]) -> LossModel:
@@ -179,31 +203,48 @@ def judge(data: LossData, terms: Terms = TERMS) -> tuple[Judgement, ...]:
         data: All rows.
         terms: What a loss may be a sum of, to try others than the library's.
     """
-    found = []
+    judged, (_, shipped) = [], _fit(data, list(data.told), terms)
     for task, rows in data.told.items():
         others = [name for name in data.told if name != task]
         weights, factor = _fit(data, others, terms)
         model, learnt = _model(data, others, {}, factor), _Learnt.of(rows, terms)
+        # a family that is among the others has this task besides: enough for a bound
+        model = replace(model, tasks=dict.fromkeys(model.families, TASKS))
         predicted, lost = np.minimum(1.0, learnt.terms @ weights), np.array([row.lost for row in rows])
-        promised = [
-            (row, bound)
-            for row, loss in zip(rows, predicted, strict=True)
-            if (bound := model.bound(loss)) <= MOST and not model.predict(row.features, row.family, row.actions).unlike
-        ]
+        found = [(row, _predicted(model, row, float(loss))) for row, loss in zip(rows, predicted, strict=True)]
+        promised = _promised(found)
+        by_shipped = replace(model, factor=shipped)
         allowed = [[row for row, bound in promised if bound <= most] for most in ALLOWED]
-        found.append(
+        judged.append(
             Judgement(
                 task=task,
                 methods=len(rows),
                 rank=rank_correlation(predicted, lost),
                 highest=rank_correlation(np.argsort(np.argsort(lost)), lost),
+                factor=factor,
                 promised=len(promised),
-                covered=float(np.mean([row.lost <= bound for row, bound in promised])) if promised else None,
+                covered=_covered(promised),
+                shipped=_covered(_promised([(row, _predicted(by_shipped, row, one.loss)) for row, one in found])),
                 error=float(np.abs(np.minimum(predicted, MOST) - learnt.lost).mean()),
-                taken=tuple(min(found, key=lambda row: row.cost, default=None) for found in allowed),
+                taken=tuple(min(rows, key=lambda row: row.cost, default=None) for rows in allowed),
+                found=tuple(found),
             )
         )
-    return tuple(found)
+    return tuple(judged)
+
+
+def _predicted(model: LossModel, row: LossRow, loss: float) -> Prediction:
+    """With a loss that other terms than the library's may have predicted."""
+    unlike = model.predict(row.features, row.family, row.actions).unlike
+    return Prediction(loss, None if unlike else model.bound(loss), unlike)
+
+
+def _promised(found: Sequence[tuple[LossRow, Prediction]]) -> list[tuple[LossRow, float]]:
+    return [(row, one.bound) for row, one in found if one.bound is not None and one.bound <= MOST]
+
+
+def _covered(promised: Sequence[tuple[LossRow, float]]) -> float | None:
+    return float(np.mean([row.lost <= bound for row, bound in promised])) if promised else None
 
 
 def _fit(data: LossData, tasks: Sequence[str], terms: Terms) -> tuple[NDArray[np.float64], float]:
@@ -226,6 +267,9 @@ def _model(data: LossData, tasks: Sequence[str], weights: dict[str, float], fact
         ranges={word: (min(seen), max(seen)) for word, seen in columns.items()},
         weights=weights,
         factor=factor,
+        tasks=dict(
+            sorted(Counter(family for task in tasks for family in {row.family for row in data.told[task]}).items())
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -56,16 +56,30 @@ def measure_losses(
         tell: Is told which policies and methods are left out, since their actions cannot be compared.
     """
     tasks: dict[str, dict[str, list[Results]]] = {}
+    left_out: dict[str, str] = {}
     for found in results:
-        if found.policy["source"] in ports and not found.clocked:  # what delays cost is not what a method costs
-            tasks.setdefault(found.task["name"], {}).setdefault(found.policy["source"], []).append(found)
+        source, task = found.policy["source"], found.task["name"]
+        if found.clocked:  # what delays cost is not what a method costs
+            continue
+        if source in ports:
+            tasks.setdefault(task, {}).setdefault(source, []).append(found)
+        else:
+            left_out[f"{source} on {task}"] = "no such policy is shipped"
     before = {(row.policy, row.ran): row.features for row in (known.rows if known else ())}
     rows: list[LossRow] = []
     for task, policies in tasks.items():
         name, summaries = _that_tells_more(task, policies)
         for source, methods in summaries.items():
-            rows += _rows(name, source, *ports[source], methods, before, seed, progress, tell)
-    return LossData(OBSERVATIONS, SAMPLES, tuple(rows))
+            score = methods[BASELINE].score
+            if score is None or score.mean < LEAST_SCORE:
+                reached = "nothing" if score is None else f"{score.mean:.2f}"
+                left_out[f"{source} on {task}"] = f"full precision scores {reached}, below {LEAST_SCORE:g}"
+                continue
+            drawn = list(_rows(name, source, *ports[source], methods, before, seed, progress, tell))
+            if not drawn:
+                left_out[f"{source} on {task}"] = "its methods execute chunks otherwise, or decide while they run"
+            rows += drawn
+    return LossData(OBSERVATIONS, SAMPLES, tuple(rows), left_out)
 
 
 def in_time(results: Results, steps: int) -> Results:
@@ -109,24 +123,41 @@ def _lost(summaries: Mapping[str, Mapping[str, MethodSummary]]) -> int:
 
 
 def _summaries(files: Sequence[Results]) -> dict[str, MethodSummary]:
-    """Each method with the pairs of all files that ran the very same under its name; of another, those with the most."""
-    methods: dict[str, dict[str, MethodRun]] = {}  # by what ran: the file that it is first in, and its rollouts
-    records: dict[tuple[str, str], dict[int, Record]] = {}
+    """Each method with the pairs of all files that ran the very same, under whatever name; of several things that ran under
+    one name, the one with the most pairs. What ran under several names counts once, under the first."""
+    methods: dict[
+        str, dict[_Run, MethodRun]
+    ] = {}  # by name and by what ran: as the file describes it that it is first in
+    records: dict[_Run, dict[int, Record]] = {}
     rows: list[MethodSummary] = []
     for found in sorted(files, key=lambda one: len(one.records), reverse=True):
         if found.setting.get(SETTLED):  # when it ended depended on how it went: not to be mixed with others
             rows += summarise(found)
             continue
         for method in found.methods:
-            methods.setdefault(method.name, {}).setdefault(what_ran(method), method)
-            kept = records.setdefault((method.name, what_ran(method)), {})
+            run = _run_of(method)
+            methods.setdefault(method.name, {}).setdefault(run, method)
+            kept = records.setdefault(run, {})
             kept.update({seed: record for seed, record in found.of(method.name).items() if seed not in kept})
     for name, variants in methods.items():
-        for ran, method in variants.items():
-            full = [record for run in methods[BASELINE] for record in records[BASELINE, run].values()]
-            one = replace(files[0], methods=(method,), records=(*records[name, ran].values(), *full), clocked=())
-            rows += summarise(one)
-    return most_rollouts(rows)
+        for run, method in variants.items():
+            own = [replace(record, method=name) for record in records[run].values()]
+            full = [] if name == BASELINE else [one for other in methods[BASELINE] for one in records[other].values()]
+            rows += summarise(replace(files[0], methods=(method,), records=(*own, *full), clocked=()))
+    once: dict[_Run, MethodSummary] = {}
+    for row in most_rollouts(rows).values():
+        run = _run_of(row.method)
+        if run not in once or row.count > once[run].count:
+            once[run] = row
+    return {row.method.name: row for row in once.values()}
+
+
+_Run: TypeAlias = tuple[bool, str, str]
+
+
+def _run_of(method: MethodRun) -> _Run:
+    """Whether it is what the others are compared with, what ran, and how its chunks were executed."""
+    return method.name == BASELINE, what_ran(method), digest(method.execution)
 
 
 def what_ran(method: MethodRun) -> str:
@@ -149,9 +180,6 @@ def _rows(
     progress: bool,
     tell: Callable[[str], object],
 ) -> Iterator[LossRow]:
-    full = methods[BASELINE]
-    if full.score is None or full.score.mean < LEAST_SCORE:
-        return
     if batch_size(observations) < OBSERVATIONS:
         raise ObservationError(
             f"the data on losses are of {OBSERVATIONS} observations, and {source} has {batch_size(observations)}; record "
@@ -160,6 +188,7 @@ def _rows(
     chosen = np.random.default_rng(seed).permutation(batch_size(observations))[:OBSERVATIONS]
     seen = pick(observations, sorted(chosen.tolist()))
     own: Chunks | None = None
+    full = methods[BASELINE].method.flops
     for name, row in progress_bar(methods.items(), source, unit="method", disable=not progress):
         candidate, ran = candidate_of(row.method), what_ran(row.method)
         if candidate is None or row.difference is None:
@@ -178,7 +207,7 @@ def _rows(
             policy=source,
             method=name,
             ran=ran,
-            cost=row.method.flops / full.method.flops if full.method.flops else 1.0,
+            cost=row.method.flops / full if full else 1.0,
             actions=port.n_action_steps,
             features=features,
             difference=row.difference,

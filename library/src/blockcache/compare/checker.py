@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockcache.compare.candidates import Calibrations, Candidate, running
-from blockcache.compare.dealing import CALIBRATION, DISTANCES, deal
+from blockcache.compare.dealing import CALIBRATION, DISTANCES, count_given, deal
 from blockcache.compare.methods import Method, parse_method
 from blockcache.errors import ObservationError, PolicyError
 from blockcache.fitting.clouds import draw_chunks
@@ -21,7 +21,7 @@ from blockcache.measure.features import action_features, flattened
 from blockcache.measure.statistics import mean_jerk
 from blockcache.models.port import Port
 from blockcache.models.registry import port_of
-from blockcache.observations import batch_size, hash_observations, pick
+from blockcache.observations import hash_observations, pick
 from blockcache.results.check import Check, Roughness
 from blockcache.results.losses import Prediction, predict_loss
 from blockcache.results.rollouts import GENERATIONS, OBSERVATIONS, SAMPLES
@@ -67,6 +67,7 @@ def check(
         raise ObservationError(
             f"a check needs at least 2 observations and an even number of samples from 4 on, got {count} and {samples}"
         )
+    given = count_given(observations, "a check")
     port = port_of(policy)
     dealt = deal(observations, {CALIBRATION: generations}, {DISTANCES: count}, seed)
     wanted = parse_method(schedule) if isinstance(schedule, str) else schedule
@@ -75,7 +76,7 @@ def check(
         candidate = Calibrations(port, dealt[CALIBRATION], progress=progress).candidate(wanted, engine)
     else:
         candidate = Candidate(wanted, engine)
-    seams = _seams(moments, generations, batch_size(observations), seed)
+    seams = _seams(moments, generations, given, seed)
     # seeds of noise, each independent of the others: two halves of every cloud, both sides of a seam
     noise = range(4 * seed, 4 * seed + 4)
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from blockcache.observations import batch_size, pick, rows, split
+from blockcache.errors import ObservationError
+from blockcache.observations import RECORDING, batch_size, pick, rows, split
 from blockcache.results.rollouts import GENERATIONS
 
 CALIBRATION, COMPARISON, FITTING, DISTANCES = "calibration", "comparison", "fitting", "distances"
@@ -14,6 +15,19 @@ COMPARED, FITTED = 32, 32
 """Observations to compare actions on, and to place and fit samplers on; at most."""
 WANTED, LEAST = {CALIBRATION: GENERATIONS, FITTING: 32, DISTANCES: 24}, 8
 """Observations for each purpose of a tuning. Fewer where there are fewer, but never below the least."""
+
+
+def count_given(observations: Any, what: str) -> int:
+    """How many observations were given; where there are none, the error says how to get some.
+
+    Args:
+        observations: A batch, or whatever else was given.
+        what: Is done with them, for the error.
+    """
+    try:
+        return batch_size(observations)
+    except ObservationError as error:
+        raise ObservationError(f"{what} needs observations that the policy meets, {RECORDING}; {error}") from error
 
 
 def deal(

@@ -39,7 +39,8 @@ def replan(
         count = actions // part
         if count and best.p95_ms * rate_hz * actions / count <= 1e3:
             method = replace(parse_method(best.method), executed=Executed(count))
-            more.append(replace(best, method=method.name, calls=actions / count, rollouts=None))
+            # chunks of which fewer actions are executed are not those that losses were learnt on
+            more.append(replace(best, method=method.name, calls=actions / count, rollouts=None, bound=1.0))
     found = differences(more) if more else {}
     more = [replace(point, rollouts=found.get(point.method)) for point in more]
     better = [point for point in more if point.rollouts and point.rollouts.low > -best.expected_loss]

@@ -66,7 +66,6 @@ class Trials:
         engine: For every method.
         rate_hz: How often a control loop asks for a chunk: so often are timed calls made.
         seed: Of all noise.
-        bounded: Whether points are judged by the bound of their loss, since no rollouts follow.
         progress: Whether to show bars.
     """
 
@@ -80,11 +79,10 @@ class Trials:
         engine: str,
         rate_hz: float,
         seed: int,
-        bounded: bool,
         progress: bool,
     ) -> None:
         self.port, self.state, self.box, self.engine, self.period = port, state, box, engine, 1 / rate_hz
-        self.seed, self.bounded, self.progress = seed, bounded, progress and not box.tells
+        self.seed, self.progress = seed, progress and not box.tells
         self.candidates: dict[str, Candidate] = {}
         self.refused: dict[Method, str] = {}  # what cannot be made, and the sentence that says why
         self.predicted = Prediction(0.0, 0.0)  # of some method: where the policy lies, and why nothing may be promised
@@ -257,7 +255,7 @@ class Trials:
             chunks=found.shape[0] * samples,
             distances=measured,
             loss=predicted.loss,
-            bound=(1.0 if predicted.bound is None else predicted.bound) if self.bounded else None,
+            bound=1.0 if predicted.bound is None else predicted.bound,
         )
 
     def _times(self, candidate: Candidate) -> Outcome:

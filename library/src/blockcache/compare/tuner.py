@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blockcache.compare.dealing import DISTANCES, deal, sizes_for_tuning
+from blockcache.compare.dealing import DISTANCES, count_given, deal, sizes_for_tuning
 from blockcache.compare.evaluation import prepare
 from blockcache.compare.jobs import Backend, one_by_one
 from blockcache.compare.methods import FULL, Method, parse_method
@@ -95,27 +95,28 @@ def tune(
         started: When the minutes began, by `time.monotonic`; with this call unless given.
         progress: Whether to show bars.
     """
-    goal = Goal(deadline_ms, loss, KEPT_SPREAD if keep_spread else None)
+    goal = Goal(deadline_ms, loss, KEPT_SPREAD if keep_spread else None, rollouts=task is not None)
     if not (minutes > 0 and rollouts > 0 and rate_hz > 0):
         raise TuningError(f"tuning needs minutes, rollouts and a rate above 0, got {minutes}, {rollouts} and {rate_hz}")
     box = TimeBox(minutes, started, progress)
     port = port_of(policy)
-    dealt = deal(observations, {}, sizes_for_tuning(batch_size(observations)), seed)
+    dealt = deal(observations, {}, sizes_for_tuning(count_given(observations, "tuning")), seed)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()) if state is None else state)
         _claim(directory, port, observations, seed)
         how: dict[str, Any] = {"engine": engine, "rate_hz": rate_hz, "seed": seed, "progress": progress}
-        trials = Trials(port, dealt, directory, box, bounded=task is None, **how)
+        trials = Trials(port, dealt, directory, box, **how)
         tried = _try_methods(trials, goal, keep_sampler)
         _check_tried(trials, tried, minutes)
         plain_ms, points = trials.timed(sorted(tried, key=goal.order))
         fresh, notes = None, [*trials.refused.values()]
+        if unlike := trials.predicted.unlike:
+            more = "; roll out with --task" * (task is None)
+            notes.append(f"nothing is promised of any method's loss: {unlike}{more}")
+        if where := trials.predicted.where:
+            notes.append(f"the policy beside those that losses were learnt on: {where}")
         if task is None:
             chosen = choose(_measured_most(points), goal)
-            if unlike := trials.predicted.unlike:
-                notes.append(f"nothing is promised of any method's loss: {unlike}; roll out with --task")
-            elif where := trials.predicted.where:
-                notes.append(f"the policy beside those that losses were learnt on: {where}")
         else:
 
             def differences(points: Sequence[Point], first_seed: int) -> dict[str, Estimate]:

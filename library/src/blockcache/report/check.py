@@ -69,7 +69,7 @@ def _prediction_note(found: Check) -> str:
     where = f" This policy: {plain(found.prediction.where)}." * bool(found.prediction.where)
     return (
         f"The verdict is a prediction, learnt on {plain(shipped_model().about)}; on Push-T a centre shift above {low:.3f} cost score, too (scaled to the "
-        f"{found.setting['features']} values of a chunk here). The bound was judged on tasks that it was not learnt on.{where} Only rollouts show what a "
+        f"{found.setting['features']} values of a chunk here). {plain(shipped_model().judged)}{where} Only rollouts show what a "
         "method costs: `blockcache eval`."
     )
 

@@ -68,7 +68,8 @@ def tuning_blocks(found: Tuning) -> tuple[Block, ...]:
         f"Milliseconds: one chunk, batch 1, {rate}all interleaved in one run with the plain policy, which takes "
         f"{found.plain_ms:.1f} ms.",
         "Predicted loss: from how far the actions are from the policy's own as distributions, and how rough they are (docs/tune-and-check.md); a prediction. "
-        f"*{_BOUND}*: what a loss stays below with 90 % certainty; a loss to allow is judged by it where nothing is rolled out. Learnt on {plain(shipped_model().about)}.",
+        f"*{_BOUND}*: what a loss stays below with 90 % certainty; empty where nothing is promised; a loss to allow is judged by it where nothing is rolled out. Learnt on {plain(shipped_model().about)}. "
+        f"{plain(shipped_model().judged)}",
         _sampler_note(found.chosen),
         *([_REPLANS] if any(point.calls > 1 for point in found.points) else []),
         *(plain(note) + "." for note in found.notes),
@@ -94,13 +95,13 @@ def evidence(found: Tuning) -> str:
 def _proof(found: Tuning) -> str:
     if found.chosen.method == BASELINE:
         return "It computes every block at every step, and loses nothing."
+    predicted = f"{found.chosen.loss:.3f} is predicted, {found.chosen.promise}"
     if found.fresh is None:
-        bound = "" if (most := _bound(found.chosen)) == "" else f", at most {most} with 90 % certainty"
-        return f"Not rolled out: a loss of {found.chosen.loss:.3f} is predicted{bound}; `--task` measures it."
+        return f"Not rolled out: a loss of {predicted}; `--task` measures it."
     allowed = -LOSSLESS if found.goal.loss is None else found.goal.loss
     return (
         f"On {found.fresh.n} fresh pairs of rollouts its score differs by {found.fresh.text('{:+.3f}')}: "
-        f"a loss of {allowed:g} is {'' if found.fresh.low > -allowed else 'not '}ruled out."
+        f"a loss of {allowed:g} is {'' if found.fresh.low > -allowed else 'not '}ruled out. Without rollouts a loss of {predicted}."
     )
 
 

@@ -28,7 +28,7 @@ PUSHT_FEATURES = 16
 SHIFTS = (0.04, 0.06)
 ENERGIES = (0.05, 0.09)  # beyond spread
 LOSSES = (0.02, 0.07)
-BOUND = 0.08
+BOUND = 0.06
 """What looks lossless loses no more than this with 90 % certainty."""
 SAME = 1e-3
 """Of the error between two runs with different noise: below it a method's actions are the policy's own."""
@@ -111,11 +111,7 @@ class Check(OfPolicy):
         """By the worst of centre shift, energy beyond spread and the predicted loss with its bound. What may yet be of no
         use never looks lossless, and neither does what nothing can be promised of."""
         grade = max(self._graded("mean"), self._graded("high") - 1)
-        if self.features is None or self.same:
-            return VERDICTS[grade]
-        found = self.prediction
-        grade = max(grade, 2 if found.loss > LOSSES[1] else int(found.bound is None or found.bound > BOUND))
-        return UNKNOWN if found.bound is None and grade < 2 else VERDICTS[grade]
+        return VERDICTS[grade] if self.features is None or self.same else verdict_of(grade, self.prediction)
 
     @property
     def clear(self) -> bool:
@@ -123,8 +119,8 @@ class Check(OfPolicy):
         return self._graded("low") == self._graded("high")
 
     def _graded(self, end: Literal["low", "mean", "high"]) -> int:
-        found = ((self.distances.centre_shift, self.shift_limits), (self.distances.beyond_spread, ENERGIES))
-        return max(sum(bool(getattr(estimate, end) > limit) for limit in limits) for estimate, limits in found)
+        shift, beyond = self.distances.centre_shift, self.distances.beyond_spread
+        return grade_of(getattr(shift, end), getattr(beyond, end), self.setting["features"])
 
     def content(self) -> dict[str, Any]:
         found = super().content()
@@ -146,6 +142,29 @@ def shift_limits(features: int) -> tuple[float, float]:
     """Push-T's, for as many values as a chunk has here: a shift of each value by the same amount counts the same."""
     grown = math.sqrt(features / PUSHT_FEATURES)
     return SHIFTS[0] * grown, SHIFTS[1] * grown
+
+
+def grade_of(shift: float, beyond: float, features: int) -> int:
+    """How many limits the worse of two distances lies above: a place in VERDICTS.
+
+    Args:
+        shift: Of the centre.
+        beyond: Energy beyond spread.
+        features: Values in one executed chunk.
+    """
+    pairs = ((shift, shift_limits(features)), (beyond, ENERGIES))
+    return max(sum(bool(value > limit) for limit in limits) for value, limits in pairs)
+
+
+def verdict_of(grade: int, found: Prediction) -> Verdict:
+    """By the worse of what distances say and of the predicted loss with its bound.
+
+    Args:
+        grade: By distances, a place in VERDICTS.
+        found: The loss and its bound.
+    """
+    grade = max(grade, 2 if found.loss > LOSSES[1] else int(found.bound is None or found.bound > BOUND))
+    return UNKNOWN if found.bound is None and grade < 2 else VERDICTS[grade]
 
 
 def predicted_loss(found: Distances, features: int) -> float:

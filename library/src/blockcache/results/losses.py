@@ -8,7 +8,7 @@ methods whose losses are known (`blockcache paper losses`). Knows nothing of tor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Annotated, TypeAlias
@@ -26,7 +26,10 @@ MOST = 0.3
 FEWER = 4
 """What was measured on fewer chunks than the data, by more than this factor, scatters too much for a promise."""
 ALIKE = 2.0
-"""A policy whose spread, roughness or chunk lies this factor outside the data is unlike all of it."""
+"""A policy whose spread or roughness lies this factor outside the data is unlike all of it."""
+TASKS = 2
+"""Of a family, so that a bound of it is promised: with a single one left out nothing is known of the family, and no bound of
+it can be judged."""
 
 Terms: TypeAlias = Mapping[str, Callable[[ActionFeatures], float]]
 TERMS: Terms = {
@@ -39,8 +42,9 @@ TERMS: Terms = {
 }
 """What a loss may be a weighted sum of, each as it is or its root, and 0 where it is below 0."""
 NAMES = (*TERMS, *(f"root of {name}" for name in TERMS))
+_ACTIONS = "executed actions of a chunk"
 POLICY: Mapping[str, Callable[[ActionFeatures, int], float]] = {
-    "executed actions of a chunk": lambda of, actions: actions,
+    _ACTIONS: lambda of, actions: actions,
     "its actions' spread": lambda of, actions: of.own_spread,
     "its actions' roughness": lambda of, actions: of.own_roughness,
 }
@@ -82,6 +86,7 @@ class LossModel(JsonFile):
     ranges    by name of POLICY, the least and the most of the policies in the data
     weights   by name of NAMES, 0 or more; those that are 0 may be left out
     factor    that a prediction is multiplied by for its bound
+    tasks     by family, how many it was learnt on; empty in files of before they said so, which promise nothing
     """
 
     about: str
@@ -90,8 +95,11 @@ class LossModel(JsonFile):
     ranges: Mapping[str, tuple[Positive, Positive]]
     weights: Mapping[str, Positive]
     factor: Annotated[float, Limit(1)]
+    tasks: Mapping[str, Count] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.tasks and set(self.tasks) != set(self.families):
+            raise ValueError(f"its tasks are of the families {', '.join(self.families)}, each with their number")
         if set(self.ranges) != set(POLICY) or set(self.weights) - set(NAMES):
             raise ValueError(f"its ranges are of {', '.join(POLICY)}, and its weights of {', '.join(NAMES)}")
 
@@ -130,6 +138,17 @@ class LossModel(JsonFile):
         )
         return Prediction(loss, None if reason else self.bound(loss), reason, f"family {family}, {where}")
 
+    @property
+    def promises(self) -> tuple[str, ...]:
+        """Families that bounds are promised of."""
+        return tuple(family for family in self.families if self.tasks.get(family, 0) >= TASKS)
+
+    @property
+    def judged(self) -> str:
+        """Of which families a bound is promised and why, as a sentence."""
+        which = f"only of family {', '.join(self.promises)}" if self.promises else "of no family"
+        return f"A bound is promised {which}: it was judged on tasks left out, for which a family needs {TASKS} in the data."
+
     def _beside(self, features: ActionFeatures, actions: int) -> dict[str, tuple[float, float, float]]:
         """What the policy is like, each with the least and the most of those in the data."""
         return {word: (value(features, actions), *self.ranges[word]) for word, value in POLICY.items()}
@@ -138,10 +157,15 @@ class LossModel(JsonFile):
         """Why nothing can be promised for the policy, or nothing."""
         if family not in self.families:
             return f"no policy of family {family} is in the data, only {', '.join(self.families)}"
+        if not self.tasks:
+            return "the model does not say on how many tasks each family was learnt; make it with 'blockcache paper losses'"
+        if family not in self.promises:
+            return f"family {family} is in the data on a single task, so no bound of it could be judged"
         if actions < LEAST_ACTIONS:
             return f"a chunk of {actions} has no roughness"
         for word, (value, low, high) in self._beside(features, actions).items():
-            if not low / ALIKE <= value <= high * ALIKE:
+            room = 1 if word == _ACTIONS else ALIKE
+            if not low / room <= value <= high * room:
                 return f"{word}: {value:.3g}, of policies in the data {low:.3g} to {high:.3g}"
         if chunks < self.chunks / FEWER:
             return f"it was measured on {chunks} chunks, methods in the data on {self.chunks}; give it more"
@@ -149,7 +173,11 @@ class LossModel(JsonFile):
 
 
 LossModel.FORMAT = Format(
-    "blockcache.loss-model", "loss model", keys_of(LossModel), again="run 'blockcache paper losses' again"
+    "blockcache.loss-model",
+    "loss model",
+    keys_of(LossModel),
+    optional=("tasks",),
+    again="run 'blockcache paper losses' again",
 )
 
 

@@ -15,6 +15,7 @@ from blockcache.errors import BlockcacheError
 from blockcache.files import NEWER, Count, Format, Limit, Positive, keys_of
 from blockcache.measure.distance import Distances
 from blockcache.measure.statistics import Estimate
+from blockcache.results.losses import Prediction
 from blockcache.results.rollouts import OfPolicy, PolicyOrigin
 
 MARGIN = 0.5
@@ -35,11 +36,13 @@ class Goal:
         deadline_ms: That 95 of 100 chunks must keep.
         loss: Of the score that may be lost at most.
         spread: How much of the actions' spread must be kept, as a share: (lowest, highest); None leaves it free.
+        rollouts: Whether rollouts follow: a prediction then says only what is worth them, and its bound decides nothing.
     """
 
     deadline_ms: float | None = None
     loss: float | None = None
     spread: tuple[float, float] | None = None
+    rollouts: bool = field(default=False, metadata={NEWER: True})
 
     def __post_init__(self) -> None:
         if (self.deadline_ms is None) == (self.loss is None):
@@ -66,7 +69,7 @@ class Goal:
 
     def miss(self, point: Point) -> float:
         """By how much a point misses the goal, in milliseconds or in score; 0 if it meets it. What counts is the loss that
-        is not ruled out: by the interval of its rollouts, else by its bound, where there is one."""
+        is not ruled out: by the interval of its rollouts, else by its bound, where there is one and no rollouts follow."""
         if self.spread is not None and not self.spread[0] <= point.distances.spread.mean <= self.spread[1]:
             return math.inf
         if self.deadline_ms is not None:
@@ -74,7 +77,7 @@ class Goal:
         assert self.loss is not None
         if point.rollouts is not None:
             return max(0.0, -point.rollouts.low - self.loss)
-        if point.bound is not None:
+        if point.bound is not None and not self.rollouts:
             return max(0.0, point.bound - self.loss)
         return max(0.0, point.loss - MARGIN * self.loss)
 
@@ -90,7 +93,8 @@ class Point:
     chunks          of how many the distances are
     distances       of its actions from the policy's own
     loss            predicted; see `results.losses`
-    bound           it loses at most this with 90 % certainty, 1 if nothing can be promised; None where rollouts were to tell
+    bound           it loses at most this with 90 % certainty, 1 if nothing can be promised; None where it was not kept, as
+                    in files of before for what was rolled out
     rollouts        paired difference of the score on tuning seeds, where there were rollouts
     calls           that there are for as many actions as the policy executes of a chunk: above 1 where it replans
     """
@@ -112,6 +116,13 @@ class Point:
     def cost_ms(self) -> float:
         """All calls for as many actions as the policy executes of a chunk."""
         return self.calls * self.p50_ms
+
+    @property
+    def promise(self) -> str:
+        """What is known for certain of the predicted loss."""
+        if self.bound is None:
+            return "nothing is promised: no bound was kept"
+        return "nothing is promised" if self.bound >= 1 else Prediction(self.loss, self.bound).words
 
     @property
     def expected_loss(self) -> float:

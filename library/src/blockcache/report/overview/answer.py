@@ -10,7 +10,6 @@ from blockcache.compare.methods import method_named
 from blockcache.measure.statistics import LOSSLESS, Estimate
 from blockcache.report.document import Block, Bullets, Fact, Facts, Paragraph, code, plain
 from blockcache.report.overview.sources import Source, Sources
-from blockcache.results.losses import Prediction
 from blockcache.results.rollouts import BASELINE, PLAIN
 from blockcache.results.tuning import Tuning
 
@@ -29,7 +28,7 @@ class Answer:
         share: Of the full policy's FLOPs, where that is known.
         difference: Of the score to the full policy, where there were rollouts.
         loss: Of the score as it is predicted from the distance of the actions, where that was measured.
-        promise: What is known of that loss for certain, where it was not rolled out.
+        promise: What is known of that predicted loss for certain.
         spread: Of the actions, as a share of the policy's own, where that was measured.
         notes: Sentences on what was not tried.
     """
@@ -103,7 +102,7 @@ def _loss(found: Answer) -> Fact:
     interval = _interval(difference, "{:+.3f}")
     note = f"{interval}{', ' * bool(interval)}{difference.n} pair{'s' * (difference.n > 1)} of rollouts"
     if found.loss is not None:
-        note += f"; a loss of {found.loss:.3f} was predicted"
+        note += f"; a loss of {found.loss:.3f} was predicted" + f", {plain(found.promise)}" * bool(found.promise)
     mean = Estimate(difference.mean, -math.inf, math.inf, 1).text("{:+.3f}")
     return Fact(mean, "difference of the score to the full policy", note)
 
@@ -167,7 +166,7 @@ def _tuned(sources: Sources, source: Source[Tuning]) -> Answer:
         share=_share(round(chosen.calls * chosen.flops), full),
         difference=max(differences, key=lambda d: d.n, default=None),
         loss=chosen.loss,
-        promise="" if chosen.bound is None or chosen.bound >= 1 else Prediction(chosen.loss, chosen.bound).words,
+        promise=chosen.promise,
         spread=chosen.distances.spread,
         notes=tuning.notes,
     )

@@ -8,7 +8,13 @@ from blockcache.errors import FileError
 from blockcache_lab.pages.figures import count, fill
 from repository import RECORDS, ROOT
 
-PAGES = ("README.md", "docs/who-wins-where.md", "docs/tune-and-check.md", "docs/evaluate.md", "docs/shipped-policies.md")
+PAGES = (
+    "README.md",
+    "docs/who-wins-where.md",
+    "docs/tune-and-check.md",
+    "docs/evaluate.md",
+    "docs/shipped-policies.md",
+)
 DIFFERENCE = "-0.003 [-0.025, +0.018]"
 
 

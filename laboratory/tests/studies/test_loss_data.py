@@ -12,6 +12,7 @@ from blockcache.errors import BlockcacheError
 from blockcache.measure.features import ActionFeatures
 from blockcache.measure.statistics import Estimate
 from blockcache.report.markdown import render
+from blockcache.results.check import verdict_of
 from blockcache.results.losses import MOST, LossModel, predict_loss, shipped_model
 from blockcache_lab.pages.losses import losses_document
 from blockcache_lab.studies.loss_data import LossData, LossDataError, LossRow, judge, known_losses
@@ -289,6 +290,11 @@ def test_the_shipped_data_tell_what_reuse_costs_on_push_t():
         predicted = predict_loss(found.features, found.family, found.actions)
         assert predicted.loss > 0.04
         assert predicted.bound > 0.1
+        assert verdict_of(0, predicted) == "do not use"  # whatever the distances say
     fine = rows["pusht", "ddpm-16"]
-    assert predict_loss(fine.features, fine.family, fine.actions).loss < 0.04
+    predicted = predict_loss(fine.features, fine.family, fine.actions)
+    assert predicted.loss < 0.04
+    assert verdict_of(0, predicted) == "looks lossless"
+    few = rows["pusht", "action:budget=0.1679"]  # smooth and near, and its whole interval lies below 0
+    assert verdict_of(0, predict_loss(few.features, few.family, few.actions)) == "will likely cost score"
     assert fine.difference.low > -0.03

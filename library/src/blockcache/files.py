@@ -6,6 +6,7 @@ everything is to be had from here.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -69,8 +70,9 @@ class Format(files.Format):
     """One kind of file, which the runtime's `Format` describes, as it is saved and loaded."""
 
     def save(self, path: PathLike, content: Mapping[str, Any]) -> None:
-        """Write header and content as a JSON file for people to read, atomically."""
-        write_bytes(path, (_render(self.whole(content, path), "") + "\n").encode())
+        """Write header and content as a JSON file for people to read, atomically; gzipped if its name ends in ".json.gz"."""
+        data = (_render(self.whole(content, path), "") + "\n").encode()
+        write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(PACKED) else data)
 
     def load(self, path: PathLike) -> dict[str, Any]:
         """The content of a JSON file, gzipped or not; one of another kind or version, or with other keys, is refused."""

@@ -86,3 +86,13 @@ def test_a_directory_of_packed_files_is_reported_on_once(packed, tmp_path):
     SCHEDULE.save(packed)
     found = load_sources({"here": tmp_path})
     assert [source.path for source in found.schedules] == ["here/schedule.json"]
+
+
+def test_what_is_saved_under_a_gzipped_name_is_gzipped_and_the_same_every_time(tmp_path):
+    path = tmp_path / "schedule.json.gz"
+    SCHEDULE.save(path)
+    data = path.read_bytes()
+    assert Schedule.load(path) == SCHEDULE
+    assert gzip.decompress(data).startswith(b"{\n")
+    SCHEDULE.save(path)
+    assert path.read_bytes() == data

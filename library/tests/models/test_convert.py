@@ -363,10 +363,10 @@ REFUSED = {
     "U-Net inside": (with_config("policy.model._target_", "a.b.ConditionalUnet1D"), "this is a U-Net"),
     "unknown": (
         with_config("policy._target_", "a.BETLowdimPolicy"),
-        "do not know .policy is BETLowdimPolicy.*known are DiffusionTransformerLowdimPolicy",
+        "does not know .policy is BETLowdimPolicy.*known are DiffusionTransformerLowdimPolicy",
     ),
     "unknown model": (with_config("policy.model._target_", "a.DiT"), "policy.model is DiT"),
-    "unnamed": (with_config("policy._target_", ...), "do not know"),
+    "unnamed": (with_config("policy._target_", ...), "does not know"),
     "no policy": (with_config("policy", 3), "the config names no policy"),
     "no use_ema": (with_config("training.use_ema", ...), "the config lacks training.use_ema"),
     "no heads": (with_config("policy.model.n_head", "four"), "it needs a whole number under 'n_head'"),

@@ -58,6 +58,7 @@ def shown(asked):
 def test_one_file_of_rollouts_is_compared_within_itself_or_with_another_file():
     tuned, reference = "execution-pusht/fresh-seeds replan=6", "full@frontier-pusht/frontier"
     assert shown(f"{tuned} score").startswith("0.898 [")
+    assert shown(f"{tuned} n") == "500"
     own, other = shown(f"{tuned} difference"), shown(f"{tuned} against {reference}")
     assert own == shown(f"{tuned} against full") != other
     assert (own[:6], other[:6]) == (

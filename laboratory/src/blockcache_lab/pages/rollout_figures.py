@@ -63,16 +63,18 @@ class RolloutFigures:
 
         Args:
             method: By its name.
-            quantity: `score`, `tuning-score`, `difference` (to the file's full policy) or `against` (to `other`).
+            quantity: `score`, `tuning-score`, `n`, `difference` (to the file's full policy) or `against` (to `other`).
             other: A method of this file, or METHOD@DIRECTORY/FILE.
         """
         found = _of(self.name, self.tuning if quantity == "tuning-score" else self.scores, method)
+        if quantity == "n":
+            return str(len(found))
         if quantity in ("score", "tuning-score"):
             return mean_interval(list(found.values())).text("{:.3f}")
         if quantity == "difference" or (quantity == "against" and other is not None):
             return self._difference(found, other or BASELINE).text("{:+.3f}")
         raise FileError(
-            f"no quantity {quantity!r} of {self.name}, expected one of score, tuning-score, difference, against METHOD"
+            f"no quantity {quantity!r} of {self.name}, expected one of score, tuning-score, n, difference, against METHOD"
         )
 
     def _difference(self, found: Mapping[int, float], other: str) -> Estimate:

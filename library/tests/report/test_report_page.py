@@ -411,13 +411,13 @@ def test_predicted_loss_spread_and_what_was_not_tried_stand_at_the_top(tmp_path)
 
 
 def test_the_page_of_a_tuning_has_its_bound_and_where_the_policy_lies(tmp_path):
-    """With rollouts too; and of one without a bound it says that nothing is promised."""
+    """With rollouts too; and of one whose bound was not kept it says so."""
     where = "the policy beside those that losses were learnt on: family dp-t, its actions' spread 0.1"
     tuning = Tuning.load(WRITE["tuning"](tmp_path))
     for bound, promise in (
         (0.123, "with 90 % certainty it loses at most 0.123"),
         (1.0, "nothing is promised"),
-        (None, "nothing is promised: no bound was kept"),
+        (None, "its bound was not kept"),
     ):
         point = replace(tuning.chosen, bound=bound)
         rolled = replace(tuning, points=(point,), chosen=point, notes=(where,))
@@ -428,7 +428,7 @@ def test_the_page_of_a_tuning_has_its_bound_and_where_the_policy_lies(tmp_path):
             assert promise in top
             assert f"a loss of {point.loss:.3f} is predicted, {promise}" in tuning_blocks(found)[0].text
             assert ("| 0.123 |" in text) is (bound == 0.123)
-    assert "a loss of 0.100 was predicted, nothing is promised: no bound was kept" in markdown(
+    assert "a loss of 0.100 was predicted, its bound was not kept" in markdown(
         page(Sources(tunings=(Source("tuning.json", rolled),)))
     )
 

@@ -121,7 +121,7 @@ class Point:
     def promise(self) -> str:
         """What is known for certain of the predicted loss."""
         if self.bound is None:
-            return "nothing is promised: no bound was kept"
+            return "its bound was not kept"
         return "nothing is promised" if self.bound >= 1 else Prediction(self.loss, self.bound).words
 
     @property

@@ -117,7 +117,7 @@ def _verdict(found: Answer) -> str:
     if found.difference is None:
         predicted = "" if found.loss is None else ": the loss is a prediction"
         return f"What it costs in the task was not measured{predicted}."
-    ruled = "ruled out, which is what we call lossless" if found.difference.lossless else "**not** ruled out"
+    ruled = "ruled out, which is called lossless here" if found.difference.lossless else "**not** ruled out"
     return f"A loss of {-LOSSLESS:g} of the score is {ruled}."
 
 

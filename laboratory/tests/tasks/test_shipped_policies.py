@@ -12,7 +12,7 @@ def test_every_task_has_a_shipped_policy_that_acts_on_what_it_shows():
     scenes = ("lift-mh", "can-mh", "square-mh", "tool-hang-ph", "transport-ph")
     arms = {f"robosuite-{name}" for name in scenes}
     # whoever wants one of these trains it: docs/shipped-policies.md
-    assert set(task_names()) - set(shipped) == {"kitchen", *arms}
+    assert set(task_names()) - set(shipped) == arms
     for name in shipped:
         policy = bc.load_policy(name)
         spec = task_spec(policy.config.task)

@@ -13,7 +13,7 @@ import blockcache as bc
 import foreign_policy
 import toy_family
 from blockcache.errors import PolicyError
-from blockcache.models import port as ports
+from blockcache.models import identity
 from blockcache.models.loading import load_policy
 from blockcache.models.modules import ModeCheck
 from blockcache.models.registry import port_of
@@ -33,8 +33,8 @@ COPIES = {
 def hashes(monkeypatch):
     """Counts how often weights are hashed."""
     counted = []
-    real = ports.weights_hash
-    monkeypatch.setattr(ports, "weights_hash", lambda module: counted.append(1) or real(module))
+    real = identity.weights_hash
+    monkeypatch.setattr(identity, "weights_hash", lambda module: counted.append(1) or real(module))
     return counted
 
 

@@ -6,11 +6,8 @@ public Diffusion Policy code. Knows nothing of schedules, engines or tasks.
 
 from __future__ import annotations
 
-import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import cached_property
+from abc import abstractmethod
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, ClassVar, TypeVar
 
@@ -21,22 +18,17 @@ from torch import Tensor, nn
 
 from blockcache.errors import BlockcacheError, EngineError, PolicyError
 from blockcache.files import PathLike
-from blockcache.fingerprint import Fingerprint
 from blockcache.models.adapter import Adapter
+from blockcache.models.identity import Identified
 from blockcache.models.modules import (
     ModeCheck,
     check_denoiser,
     check_entry_not_compiled,
     check_not_compiled,
     check_program,
-    checksum,
-    memory,
-    tensors_of,
-    versions,
-    weights_hash,
 )
 from blockcache.models.program import Program, UnsupportedError
-from blockcache.models.sampling import Sampling, draw_all
+from blockcache.models.sampling import draw_all
 from blockcache.observations.tensors import as_tensor
 from blockcache.samplers import SamplerConfig, table
 
@@ -47,7 +39,7 @@ def _size(name: str) -> Any:
     return property(lambda port: required(port.sizes_at, name))
 
 
-class Port(ABC):
+class Port(Identified):
     """A policy under the names that blockcache uses. Subclasses say where each is found; `policy` stays the user's object.
 
     Only what a verb really asks for must be there: a policy without `n_obs_steps` can be accelerated, not rolled out.
@@ -68,26 +60,13 @@ class Port(ABC):
     """Whether `entry` takes `noise`, all of it, (1 + draws, B, T, D); else it draws from torch's global generator."""
 
     def __init__(self, policy: Any, adapter: Adapter) -> None:
-        self.policy = policy
-        self.adapter = adapter
-        self.module: nn.Module = policy if isinstance(policy, nn.Module) else adapter.denoiser
-        """What holds the weights: the policy, or its denoiser where the policy is no module."""
+        super().__init__(policy, adapter)
         check_not_compiled(self.module, "policy" if self.module is policy else "denoiser")
         check_entry_not_compiled(policy, self.entry)
         self.mode = ModeCheck(self.module)
         self.mode.check()
-        self._hashed: tuple[Any, str] | None = None  # what the weights were recognised by, and their hash
 
     # -- the sampler
-
-    @property
-    @abstractmethod
-    def sampling(self) -> Sampling:
-        """Sampler and timesteps."""
-
-    @property
-    def timesteps(self) -> tuple[float, ...]:
-        return self.sampling.timesteps
 
     @property
     def sampler(self) -> SamplerConfig | None:
@@ -333,48 +312,6 @@ class Port(ABC):
         """What `entry` looks up in every call and a whole-loop engine only once, to notice a change."""
         return []
 
-    @property
-    def weights(self) -> str:
-        """The weights' hash, taken at the first need and kept until a tensor changes: at 0.7 GB/s it is no small thing."""
-        seen = self._recognised()
-        if self._hashed is None or self._hashed[0] != seen:
-            self._hashed = seen, weights_hash(self.module)
-        return self._hashed[1]
-
-    def _recognised(self) -> tuple[list[tuple[int, int]], int]:
-        """Read faster than it is hashed; the bytes too, since torch does not count what is written through `.data`."""
-        tensors = tensors_of(self.module)
-        return versions(tensors), checksum(map(memory, tensors))
-
-    def _with_weights_of(self: P, known: str | None) -> P:
-        """Take over a hash that was taken of the very same weights."""
-        if known is not None:
-            self._hashed = self._recognised(), known
-        return self
-
-    @property
-    def _known_weights(self) -> str | None:
-        return None if self._hashed is None else self.weights
-
-    @cached_property
-    def shape(self) -> Fingerprint:
-        """The fingerprint without the weights."""
-        return Fingerprint(
-            family=self.adapter.family,
-            blocks=tuple(block.name for block in self.adapter.blocks),
-            widths=self.adapter.widths,
-            steps=len(self.timesteps),
-            sampler=dict(self.sampling.settings),
-        )
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        return replace(self.shape, weights=self.weights)
-
-    def copy(self: P) -> P:
-        """An independent copy, weights and all; what is known of them is not found out again."""
-        return copy.deepcopy(self)
-
     def save(self, directory: PathLike) -> bool:
         """Write a directory that `load_policy` opens; False if only the policy's own code can save it.
 
@@ -382,20 +319,6 @@ class Port(ABC):
             directory: Made where it is missing.
         """
         return False
-
-    def _sharing_weights(self: P, policy: Any) -> P:
-        """A port of `policy`, which has the weights of this one."""
-        return type(self)(policy, self.adapter)._with_weights_of(self._known_weights)
-
-    def __reduce__(self) -> tuple[Callable[..., Port], tuple[Any, ...]]:
-        """For copies and workers: the policy travels, and is looked at again where it arrives."""
-        return _reopened, (self.policy, self._known_weights)
-
-
-def _reopened(policy: Any, weights: str | None) -> Port:
-    from blockcache.models.registry import port_of
-
-    return port_of(policy)._with_weights_of(weights)
 
 
 def required(policy: Any, name: str) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 import blockcache as bc
 from blockcache.errors import EngineError, PolicyError, ScheduleError
 from blockcache.fingerprint import fingerprint_differences
-from blockcache.models.port import weights_hash
+from blockcache.models.modules import weights_hash
 from blockcache.models.registry import port_of
 from blockcache.samplers import DDIM, DDPM
 

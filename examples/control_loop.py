@@ -77,7 +77,7 @@ def page(name, found, command):
             rows.append([who, situation, f"{1e3 * median(taken):.2f}", f"{late:.2f}", f"{times:.0f}"])
     about = (
         f"`{plain(name)}` on {plain(describe()['processor'])}, batch 1, beside the policy's own sampler in plain "
-        f"torch with one thread. Made by `{command}` with nothing else running: medians of {len(slow)} rounds, in which "
+        f"torch with one thread. Made by `{command}`: medians of {len(slow)} rounds, in which "
         "everything is called once, in an order drawn for each round."
     )
     return Document(

@@ -1,11 +1,14 @@
 """Figures in pages that people write: what the records say, between the marks."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from blockcache.errors import FileError
+from blockcache.results.rollouts import SETTLED, Results
 from blockcache_lab.pages.figures import count, fill
+from blockcache_lab.studies.suite_results import paired
 from repository import RECORDS, ROOT
 
 PAGES = (
@@ -65,6 +68,18 @@ def test_one_file_of_rollouts_is_compared_within_itself_or_with_another_file():
         "+0.007",
         "+0.004",
     )  # it is pusht/tuned's own file: its full policy takes four steps
+
+
+def test_a_file_that_ended_when_it_sufficed_has_the_interval_that_allows_for_that(tmp_path):
+    results, found = Results.load(RECORDS / "few-metaworld-peg-insert-side/fresh/eval.json"), {}
+    for settled in (False, True):
+        (tmp_path / str(settled)).mkdir()
+        replace(results, setting={**results.setting, SETTLED: settled}).save(tmp_path / str(settled) / "eval.json")
+        text = fill(f"<!-- figure: {settled}/eval fitted-5 difference --><!-- end -->", tmp_path)
+        found[settled] = text.split("-->", 1)[1].removesuffix("<!-- end -->")
+    own, full = ({seed: one.score for seed, one in results.of(name).items()} for name in ("fitted-5", "full"))
+    assert found[False] == paired(own, full).text("{:+.3f}")
+    assert found[True] == paired(own, full, stopped=True).text("{:+.3f}") != found[False]
 
 
 def test_a_file_of_halving_has_scores_on_tuning_seeds_besides():

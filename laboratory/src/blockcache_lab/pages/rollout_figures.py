@@ -12,7 +12,7 @@ from pathlib import Path
 from blockcache.errors import FileError
 from blockcache.files import read_json
 from blockcache.measure.statistics import Estimate, mean_interval
-from blockcache.results.rollouts import BASELINE, Results
+from blockcache.results.rollouts import BASELINE, SETTLED, Results
 from blockcache_lab.studies.suite_results import paired
 
 Scores = Mapping[str, Mapping[int, float]]
@@ -27,12 +27,14 @@ class RolloutFigures:
         name: Of the file, as `DIRECTORY/FILE`, without its ending.
         scores: By method and seed, of episodes that ended.
         tuning: The same on tuning seeds, where methods were chosen by halving.
+        stopped: Whether episodes were run one after another until they sufficed.
     """
 
     records: Path
     name: str
     scores: Scores
     tuning: Scores
+    stopped: bool = False
 
     @classmethod
     def load(cls, records: Path, name: str) -> RolloutFigures:
@@ -56,7 +58,7 @@ class RolloutFigures:
             method: {record.seed: record.score for record in run if record.score is not None}
             for method, run in runs.items()
         }
-        return cls(records, name, scores, {})
+        return cls(records, name, scores, {}, bool(results.setting.get(SETTLED)))
 
     def figure(self, method: str, quantity: str, other: str | None = None) -> str:
         """As a page shows it.
@@ -80,7 +82,7 @@ class RolloutFigures:
     def _difference(self, found: Mapping[int, float], other: str) -> Estimate:
         method, _, where = other.partition("@")
         file = RolloutFigures.load(self.records, where) if where else self
-        value = paired(found, _of(file.name, file.scores, method))
+        value = paired(found, _of(file.name, file.scores, method), self.stopped or file.stopped)
         if value is None:
             raise FileError(f"{self.name} and {other} have no episode in common")
         return value
